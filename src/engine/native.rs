@@ -35,8 +35,8 @@ use super::{
 use crate::engine::{LoraSession, StepProfiler, SyntheticKv};
 use crate::weights::{Adapter, OpenModel, Packing, StoredTensor};
 use hbmark_core::model::{
-    Architecture, Attention, Dense, Dtype, Family, FeedForward, Inventory, Mixer, Multipliers, Norms, QkNorm,
-    Reach, RopeScaling, Target,
+    Architecture, Attention, Dense, Dtype, Family, FeedForward, Inventory, Mixer, Norms, QkNorm, Reach,
+    RopeScaling, Target,
 };
 use hbmark_core::result::{Capabilities, Ragged};
 use hbmark_core::units::{Bytes, Nanos};
@@ -466,16 +466,9 @@ impl<O: Operations> Session for NativeSession<O> {
     }
 }
 
-/// What a model has that keeps its matrices, or what they are added to, otherwise than its checkpoint has them.
-fn changed_when_loaded(a: &Architecture) -> Option<&'static str> {
-    let turned = |rotary: &hbmark_core::model::Rotary| rotary.interleaved || rotary.dims < a.head_dim;
-    if a.multipliers != Multipliers::default() {
-        Some("multipliers")
-    } else if distinct_ropes(a).any(|rotary| turned(&rotary)) {
-        Some("heads whose elements are reordered")
-    } else {
-        None
-    }
+/// Whether the elements of heads are brought into another order when a model is loaded, which adapters do not know.
+fn reorders_heads(a: &Architecture) -> bool {
+    distinct_ropes(a).any(|rotary| rotary.interleaved || rotary.dims < a.head_dim)
 }
 
 impl<O: Operations> LoraSession for NativeSession<O> {
@@ -493,10 +486,10 @@ impl<O: Operations> LoraSession for NativeSession<O> {
                 "its experts take none; adapt q_proj, k_proj, v_proj and o_proj alone",
             );
         }
-        if let Some(what) = changed_when_loaded(&self.architecture) {
+        if reorders_heads(&self.architecture) {
             return refuse(
-                format!("the adapter {} of a model with {what}", adapter.name),
-                "its matrices are kept as adapters do not know them; merge the adapter into the weights",
+                format!("the adapter {} of the {:?} family", adapter.name, self.architecture.family),
+                "elements of its heads are kept in an order that adapters do not know; merge the adapter into the weights",
             );
         }
         let (number, bytes) =

@@ -4,6 +4,7 @@ use crate::engine::native::cpu::CpuOperations;
 use crate::engine::native::operations::Operations;
 use crate::engine::native::oracle::Oracle;
 use crate::engine::native::ragged_batch::Rows;
+use crate::engine::native::reorders_heads;
 use crate::engine::native::testing::{Runner, Sample, Scenario, scenario, step_tolerance, worst};
 use crate::weights::{Adapter, Packing, StoredMatrix, StoredTensor};
 use hbmark_core::model::{Dtype, Target};
@@ -73,10 +74,17 @@ fn merged(sample: &Sample, adapter: &Adapter) -> Vec<(String, StoredTensor)> {
     sample.tensors().map(add).collect()
 }
 
+/// Samples with the layers of other families, but for those whose heads are reordered.
+fn varied(dtype: Option<Dtype>) -> impl Iterator<Item = Sample> {
+    let samples = (0..24).step_by(2).map(move |seed| Sample::varied(dtype, seed));
+    samples.filter(|sample| !reorders_heads(&sample.architecture)).take(4)
+}
+
 #[test]
 fn an_adapter_beside_the_weights_equals_one_merged_into_them() {
-    for seed in 0..8 {
-        let sample = Sample { kv_dtype: Dtype::F32, ..Sample::of_dtype(Dtype::F32, seed) };
+    let dtype = Dtype::F32;
+    for sample in (0..8).map(|seed| Sample::of_dtype(dtype, seed)).chain(varied(Some(dtype))) {
+        let sample = Sample { kv_dtype: dtype, ..sample };
         let scenario = steps(&sample);
         let mut beside = runner(cpu(), &sample, &scenario);
         for (number, adapter) in adapters(&sample).iter().enumerate() {
@@ -97,8 +105,7 @@ fn an_adapter_beside_the_weights_equals_one_merged_into_them() {
 
 #[test]
 fn the_cpu_adds_what_the_oracle_adds_in_every_format() {
-    for seed in 0..14 {
-        let sample = Sample::random(seed);
+    for sample in (0..14).map(Sample::random).chain(varied(None)) {
         let scenario = steps(&sample);
         let (mut fast, mut plain) =
             (runner(cpu(), &sample, &scenario), runner(Oracle::new(), &sample, &scenario));

@@ -147,7 +147,7 @@ impl Sample {
                     reach: pick(&windows, &mut random),
                     rope: turned(&mut random, [1e4, 1e6][layer % 2]),
                     qk_norm,
-                    scale: pick(&[None, Some(0.4)], &mut random),
+                    scale: pick(&[None, Some(0.6 / (a.head_dim as f64).sqrt())], &mut random),
                     softcap: pick(&[None, Some(0.7), Some(3.0)], &mut random),
                     ..a.attention()
                 }),

@@ -62,7 +62,7 @@ fn on_tensor_cores(operation: Operation, sample: &Sample) -> f64 {
     match (operation, sample.dtype) {
         (Operation::Embed, _) | (_, Dtype::F32) => plain,
         // K and V are seen through an attention.
-        (Operation::Attention | Operation::NormQkv, _) => plain.max(6e-3),
+        (Operation::Attention | Operation::NormQkv, _) => plain.max(8e-3),
         (_, Dtype::F16) => plain.max(3e-3),
         (_, Dtype::Bf16) => plain.max(1e-5),
         _ => plain,

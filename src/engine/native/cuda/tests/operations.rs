@@ -106,7 +106,7 @@ fn whole_steps_equal_the_oracle_under_every_schedule() {
 }
 
 /// Rounding queries and weights of a softmax to bf16 or f16 is an error of half a step in each of many terms.
-const PREFILL_TOLERANCE: f64 = 6e-3;
+const PREFILL_TOLERANCE: f64 = 8e-3;
 
 #[test]
 fn attention_on_tensor_cores_equals_attention_over_single_rows() {
