@@ -61,6 +61,13 @@ impl Ledger {
         };
         let alone = wide || a.head_dim > TILED_HEAD || shape.queries() == 1;
         let partial = if alone { scratch(floats(query)) } else { 0 };
+        // What attention over single rows and the gate leave for the product behind them, in 16 bits.
+        let by_attention = if alone && !wide { query } else { 0 };
+        let by_gate = if plain && !by_library { ffn } else { 0 };
+        let rounded = match by_attention.max(by_gate) {
+            width if width > 0 && rows >= TILED_ROWS => scratch(floats(width) / 2),
+            _ => 0,
+        };
         let library = if by_library { LIBRARY_BYTES } else { 0 };
 
         let blocks = batch.saturating_mul(shape.positions_after().div_ceil(BLOCK) as u64);
@@ -76,8 +83,20 @@ impl Ledger {
         let routed = if per_token > 0 { scratch(floats(4 * per_token + 1)) } else { 0 };
         let added = if per_token > 0 { scratch(floats((per_token + 1) * hidden)) } else { 0 };
 
-        let parts =
-            [activations, logits, prepared, sums, partial, step, arrived, library, pool, routed, added];
+        let parts = [
+            activations,
+            logits,
+            prepared,
+            rounded,
+            sums,
+            partial,
+            step,
+            arrived,
+            library,
+            pool,
+            routed,
+            added,
+        ];
         parts
             .into_iter()
             .map(Bytes)
