@@ -76,7 +76,7 @@ fn stream(
 ) {
     let mut pass = |operations: &mut CpuOperations| {
         for copy in &format.copies {
-            operations.project_add(rows, copy, input, out).unwrap();
+            operations.project_add(rows, copy, None, input, out).unwrap();
         }
     };
     pass(operations);
@@ -113,7 +113,7 @@ fn main() {
             .unwrap();
         let mut input = operations.buffer(batch, SIZE).unwrap();
         let mut out = operations.buffer(batch, SIZE).unwrap();
-        operations.embed(&rows, Embedding::Table(&table), &mut input).unwrap();
+        operations.embed(&rows, Embedding::Table(&table), 1.0, &mut input).unwrap();
         for format in &mut formats {
             (format.rates, format.fractions, format.seconds) = (Vec::new(), Vec::new(), Vec::new());
         }

@@ -15,10 +15,11 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 
 use hbmark::engine::native::cpu::CpuOperations;
 use hbmark::engine::native::operations::{
-    AttentionShape, AttentionWeights, Embedding, FusedLayout, LinearPart, Operation, Operations, PoolShape,
+    AttentionShape, AttentionWeights, Embedding, FusedLayout, Gate, LinearPart, Operation, Operations,
+    PoolShape,
 };
 use hbmark::engine::native::ragged_batch::Rows;
-use hbmark::engine::native::rope::RopeTable;
+use hbmark::engine::native::rope::RopeTables;
 use hbmark::engine::native::{DEFAULT_BLOCK_SIZE, kv_dtype, random_kv};
 use hbmark::machine::environment::last_cache;
 use hbmark::run::config::parse_axis;
@@ -68,7 +69,7 @@ struct Layer {
     packing: Packing,
     dtype: Dtype,
     rows: Rows,
-    rope: RopeTable,
+    ropes: RopeTables,
     hidden: Buffer,
     query: Buffer,
     inner: Buffer,
@@ -81,11 +82,9 @@ impl Layer {
         let a = architecture;
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let mut operations = CpuOperations::new(threads).unwrap();
-        #[expect(clippy::cast_possible_truncation, reason = "f32 is the precision of norms")]
-        let norm_eps = a.norm_eps as f32;
-        let shape = AttentionShape { heads: a.heads, kv_heads: a.kv_heads, head_dim: a.head_dim, norm_eps };
-        let mut rope = RopeTable::new(a).unwrap();
-        rope.extend_to(context + 1);
+        let shape = AttentionShape::of(a, 0);
+        let mut ropes = RopeTables::new(a).unwrap();
+        ropes.extend_to(context + 1);
         let rows = rows_at(batch, context, 0);
         let hidden = operations.buffer(batch, a.hidden_size).unwrap();
         let query = operations.buffer(batch, shape.query_width()).unwrap();
@@ -99,7 +98,7 @@ impl Layer {
             packing,
             dtype,
             rows,
-            rope,
+            ropes,
             hidden,
             query,
             inner,
@@ -185,40 +184,40 @@ fn linear_operations(criterion: &mut Criterion, name: &str, layer: &mut Layer) {
     let weights: Vec<_> = layer
         .copies(&qkv, FusedLayout::Stacked)
         .into_iter()
-        .map(|qkv| AttentionWeights { norm: norm.clone(), qkv, head_norms: None })
+        .map(|qkv| AttentionWeights { norm: Some(norm.clone()), qkv, head_norms: None })
         .collect();
     let mut pool = layer.pool(layer.rows.tables.len());
     time(criterion, Operation::NormQkv, name, layer, weights.len(), |l, i| {
         let (shape, weights) = (l.shape, &weights[i]);
         l.operations
-            .norm_qkv(&l.rows, &shape, weights, &l.rope, 0, &l.hidden, &mut pool, &mut l.query)
+            .norm_qkv(&l.rows, &shape, weights, &l.ropes, 0, &l.hidden, &mut pool, &mut l.query)
             .unwrap();
     });
 
     let output = layer.copies(&[[a.hidden_size, query]], FusedLayout::Stacked);
     time(criterion, Operation::Output, name, layer, output.len(), |l, i| {
-        l.operations.project_add(&l.rows, &output[i], &l.query, &mut l.hidden).unwrap();
+        l.operations.project_add(&l.rows, &output[i], None, &l.query, &mut l.hidden).unwrap();
     });
 
     let gate_up = layer.copies(&[[a.ffn_size, a.hidden_size]; 2], FusedLayout::Interleaved);
     time(criterion, Operation::GateUp, name, layer, gate_up.len(), |l, i| {
-        let eps = l.shape.norm_eps;
-        l.operations.norm_gate_up(&l.rows, &norm, eps, &gate_up[i], &l.hidden, &mut l.inner).unwrap();
+        let norm = Some((&norm, l.shape.norm_eps));
+        l.operations.norm_gate_up(&l.rows, norm, Gate::Silu, &gate_up[i], &l.hidden, &mut l.inner).unwrap();
     });
 
     let down = layer.copies(&[[a.hidden_size, a.ffn_size]], FusedLayout::Stacked);
     time(criterion, Operation::Down, name, layer, down.len(), |l, i| {
-        l.operations.project_add(&l.rows, &down[i], &l.inner, &mut l.hidden).unwrap();
+        l.operations.project_add(&l.rows, &down[i], None, &l.inner, &mut l.hidden).unwrap();
     });
 
     let head = layer.copies(&[[a.vocab_size, a.hidden_size]], FusedLayout::Stacked);
     time(criterion, Operation::Embed, name, layer, head.len(), |l, i| {
-        l.operations.embed(&l.rows, Embedding::Head(&head[i]), &mut l.hidden).unwrap();
+        l.operations.embed(&l.rows, Embedding::Head(&head[i]), 1.0, &mut l.hidden).unwrap();
     });
     let mut next = Vec::new();
     time(criterion, Operation::Head, name, layer, head.len(), |l, i| {
         let eps = l.shape.norm_eps;
-        l.operations.head(&l.rows, &norm, eps, &head[i], &l.hidden, &mut l.logits, &mut next).unwrap();
+        l.operations.head(&l.rows, &norm, eps, &head[i], None, &l.hidden, &mut l.logits, &mut next).unwrap();
     });
 }
 
