@@ -20,12 +20,12 @@ small=${HBMARK_SIMULATED_CUDA:-multiprocessors=4}
 export HBMARK_SIMULATED_CUDA=$small
 failed=()
 
-# check NAME STATUS TEXT COMMAND...: the command ends with the status and says the text, in 10 minutes.
+# check NAME STATUS TEXT COMMAND...: the command ends with the status and says the text, in 25 minutes.
 check() {
     local name=$1 status=$2 text=$3 got=0 begin=$SECONDS
     shift 3
     if [ ${#only[@]} -gt 0 ] && [[ " ${only[*]} " != *" $name "* ]]; then return; fi
-    timeout 600 "$@" >"$out/$name.txt" 2>&1 || got=$?
+    timeout 1500 "$@" >"$out/$name.txt" 2>&1 || got=$?
     if [ "$got" = "$status" ] && grep -qE -- "$text" "$out/$name.txt"; then
         echo "ok      $name ($((SECONDS - begin)) s)"
         return
@@ -36,13 +36,6 @@ check() {
 }
 
 run=("$hbmark" run --smoke --device cuda --model $models/qwen3-tied --context 8)
-
-# Every row but those of clocks, which a machine with other work does not pass. It takes longest, so it goes on beside the others.
-(
-    check verify 0 'PASS +native outputs' env HBMARK_SIMULATED_CUDA=$small,capacity=1400MiB,second-cache=1MiB bash -c 'rows=$("$1" verify --device cuda --quick); echo "$rows"; ! grep "^FAIL" <<<"$rows" | grep -vE "^FAIL  (timer|block|ceilings) "' - "$hbmark"
-    [ ${#failed[@]} -eq 0 ]
-) >"$out/beside.txt" &
-beside=$!
 
 check doctor 0 'SIMULATED DEVICE' "$hbmark" doctor
 for dtype in f32 f16 bf16; do
@@ -73,8 +66,10 @@ for fault in 'no-memory 1 oom out-of-memory=40' 'illegal-address 1 illegal illeg
     check "$name" "$status" "$text" env HBMARK_SIMULATED_CUDA=$small,$plant "${run[@]}" --engine native --batch 1
 done
 
-wait $beside || failed+=(verify)
-cat "$out/beside.txt"
+# Every row but those of clocks, which a machine with other work does not pass. It takes minutes, so it runs only when it is named.
+if [[ " ${only[*]} " == *" verify "* ]]; then
+    check verify 0 'PASS +native outputs' env HBMARK_SIMULATED_CUDA=$small,capacity=1400MiB,second-cache=1MiB bash -c 'rows=$("$1" verify --device cuda --quick); echo "$rows"; ! grep "^FAIL" <<<"$rows" | grep -vE "^FAIL  (timer|block|ceilings) "' - "$hbmark"
+fi
 
 python3 - "$out/calls" <<'END'
 import json, sys

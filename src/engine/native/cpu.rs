@@ -209,7 +209,7 @@ dispatch! {
 #[inline(always)]
 unsafe fn gelu_gated<S: Simd>(gate: &[f32; LANES], up: &[f32; LANES], out: &mut [f32; LANES]) {
     // 2 √(2/π), and the share of the cube.
-    const SLOPE: f32 = 1.595_769_1;
+    const SLOPE: f32 = 1.595_769;
     const CUBE: f32 = 0.044_715;
     // SAFETY: sixteen elements each; the caller dispatched on an available set.
     unsafe {
@@ -419,7 +419,9 @@ impl Operations for CpuOperations {
                     Embedding::Table(table) => table.row(token, out),
                     Embedding::Head(head) => head.parts[0].row(token, out),
                 }
-                out.iter_mut().for_each(|x| *x *= scale);
+                for x in out {
+                    *x *= scale;
+                }
             });
         });
         let row_bytes = match embedding {

@@ -314,7 +314,9 @@ impl Operations for Oracle {
         for (row, &token) in rows.tokens.iter().enumerate() {
             let out = hidden.row_mut(row);
             table.row((token as usize + shift) % table.rows, out);
-            out.iter_mut().for_each(|x| *x *= scale);
+            for x in out {
+                *x *= scale;
+            }
         }
         self.moved += rows.len() as u64 * (table.bytes().0 / table.rows.max(1) as u64);
         Ok(())

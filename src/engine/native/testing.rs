@@ -337,6 +337,9 @@ fn activations<O: Operations>(
 ///
 /// # Errors
 /// When memory runs out or the device fails.
+///
+/// # Panics
+/// When experts have no norm before them, which no sample has.
 pub fn operations_alone<O: Operations>(
     operations: &mut O,
     sample: &Sample,

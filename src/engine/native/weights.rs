@@ -166,9 +166,9 @@ impl<'a, O: Operations> Assembly<'a, O> {
         };
         let router =
             operations.linear(vec![LinearPart { matrix: router, bias: None }], FusedLayout::Stacked)?;
-        let routed = std::mem::take(&mut self.routed);
-        let table = operations.expert_table(&routed, shared.as_ref())?;
-        Ok(Mlp::Experts(ExpertWeights { shape, router, routed, shared, table }))
+        let experts = std::mem::take(&mut self.routed);
+        let table = operations.expert_table(&experts, shared.as_ref())?;
+        Ok(Mlp::Experts(ExpertWeights { shape, router, routed: experts, shared, table }))
     }
 
     fn complete_layer(&mut self, operations: &mut O) -> Result<(), EngineError> {
@@ -237,7 +237,9 @@ impl<'a, O: Operations> Assembly<'a, O> {
         };
         let multipliers = self.architecture.multipliers;
         let mut norm = self.norm(&format!("{MODEL}.norm"));
-        norm.iter_mut().for_each(|weight| *weight = to_f32(f64::from(*weight) * multipliers.logits));
+        for weight in &mut norm {
+            *weight = to_f32(f64::from(*weight) * multipliers.logits);
+        }
         Ok(ModelWeights {
             table,
             // Hidden states are kept less the residual multiplier, so that what layers add is added as it is.
@@ -282,7 +284,9 @@ impl<'a, O: Operations> Assembly<'a, O> {
     fn norm(&mut self, name: &str) -> Vec<f32> {
         let mut weights = self.vector(&format!("{name}.weight"));
         if self.architecture.family.stores_norms_less_one() {
-            weights.iter_mut().for_each(|weight| *weight += 1.0);
+            for weight in &mut weights {
+                *weight += 1.0;
+            }
         }
         weights
     }

@@ -27,5 +27,5 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     let attention = Attention { scale: Some(multiplier("attention_multiplier")?), ..a.attention() };
     let layer = Layer { mixer: Mixer::Attention(attention), ..a.layer(0) };
     let stack = Some(Stack::new(std::iter::repeat_n(layer, a.layers)));
-    Ok(Architecture { stack, multipliers, ..a })
+    Ok(Architecture { multipliers, stack, ..a })
 }
