@@ -3,7 +3,7 @@
 #
 #   eval "$(scripts/simulated-cuda.sh)"; scripts/simulated-checks.sh target/debug/hbmark [NAME...]
 #
-# With names, only those checks. Exit status: 0 when all passed. Ends with how many entry points were called and kernels launched.
+# With names, only those checks; `verify` only so, since it takes minutes. Exit status: 0 when all passed. Ends with how many entry points were called and kernels launched.
 set -euo pipefail
 
 hbmark=$(realpath "$1")
