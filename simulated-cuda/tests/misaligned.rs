@@ -1,6 +1,8 @@
 //! An access that is not aligned to its size ends all work. By itself, since it leaves the process without a device.
 #![allow(unsafe_code, reason = "the driver's interface is C")]
 
+mod opened;
+
 use std::ffi::c_void;
 
 use simulated_cuda::driver::*;
@@ -8,14 +10,10 @@ use simulated_cuda::status;
 
 #[test]
 fn vectors_that_do_not_begin_at_a_multiple_of_their_size_are_refused() {
-    let (mut context, mut stream, mut module, mut pattern, mut address) = (0, 0, 0, 0, 0);
+    let (stream, module) = opened::device();
+    let (mut pattern, mut address) = (0, 0);
     // SAFETY: addresses of values, and arguments of the kernel's sizes.
     unsafe {
-        assert_eq!(cuInit(0), 0);
-        assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
-        assert_eq!(cuCtxSetCurrent(context), 0);
-        assert_eq!(cuStreamCreate(&raw mut stream, 1), 0);
-        assert_eq!(cuModuleLoadData(&raw mut module, c"an image".as_ptr().cast()), 0);
         assert_eq!(cuModuleGetFunction(&raw mut pattern, module, c"write_pattern".as_ptr()), 0);
         assert_eq!(cuMemAllocAsync(&raw mut address, 256, stream), 0);
         let mut vectors = 2_u64;

@@ -1,6 +1,8 @@
 //! An error of a kernel sticks. By itself, since it leaves the process without a device; so has `misaligned.rs` one of its own.
 #![allow(unsafe_code, reason = "the driver's interface is C")]
 
+mod opened;
+
 use std::ffi::c_void;
 
 use simulated_cuda::driver::*;
@@ -8,14 +10,10 @@ use simulated_cuda::status;
 
 #[test]
 fn a_kernel_that_writes_behind_an_allocation_ends_all_work() {
-    let (mut context, mut stream, mut module, mut function, mut address) = (0, 0, 0, 0, 0);
+    let (stream, module) = opened::device();
+    let (mut function, mut address) = (0, 0);
     // SAFETY: addresses of values, and arguments of the kernel's sizes.
     unsafe {
-        assert_eq!(cuInit(0), 0);
-        assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
-        assert_eq!(cuCtxSetCurrent(context), 0);
-        assert_eq!(cuStreamCreate(&raw mut stream, 1), 0);
-        assert_eq!(cuModuleLoadData(&raw mut module, c"an image".as_ptr().cast()), 0);
         assert_eq!(cuModuleGetFunction(&raw mut function, module, c"fill_f32".as_ptr()), 0);
         assert_eq!(cuMemAllocAsync(&raw mut address, 16, stream), 0);
         let (mut to, mut value, mut elements) = (address, 1.0_f32, 1_usize << 12);
