@@ -127,12 +127,14 @@ impl Sample {
         (a.family, a.qk_norm) = (family, qk_norm != QkNorm::None);
         a.biases = Biases { qkv: random.random_bool(0.5), o: random.random_bool(0.5), mlp: false };
         a.windows.clear();
+        // Of the logits; a cap far below them would leave their signs, and magnify what rounding does to those near zero.
+        let deviation = if a.tied_head { (a.hidden_size as f64).sqrt() } else { 1.0 };
         a.multipliers = Multipliers {
             embedding: pick(&[1.0, 0.3, 5.0], &mut random),
             // Of hidden states, whose norms see it; and not of what is normed after a projection.
             residual: if family == Family::Granite { pick(&[0.25, 0.7], &mut random) } else { 1.0 },
             logits: pick(&[1.0, 0.3], &mut random),
-            logits_softcap: pick(&[None, Some(1.5)], &mut random),
+            logits_softcap: pick(&[None, Some(1.5 * deviation)], &mut random),
         };
         let turned = |random: &mut ChaCha8Rng, theta| {
             let dims = pick(&[a.head_dim, a.head_dim, a.head_dim / 4 * 2], random);
