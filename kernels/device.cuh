@@ -30,15 +30,37 @@ __device__ inline unsigned long long global_threads() {
     return (unsigned long long)gridDim.x * blockDim.x;
 }
 
+#ifdef HBMARK_EMULATED
+// What shuffles by 16, 8, 4, 2 and 1 leave in every lane, in the same order, by one collective: its emulation stops each lane once.
+template <class T, class Join>
+T joined(const char* collective, T value, int lanes, Join join) {
+    const unsigned char* all = hbmark::emulation::exchange(ALL_LANES, collective, &value, sizeof value);
+    const int first = threadIdx.x % WARP / lanes * lanes;
+    T values[WARP];
+    for (int i = 0; i < lanes; ++i) values[i] = hbmark::emulation::brought<T>(all, first + i);
+    for (int offset = lanes / 2; offset > 0; offset /= 2)
+        for (int i = 0; i < offset; ++i) values[i] = join(values[i], values[i + offset]);
+    return values[0];
+}
+#endif
+
 // The sum, or the largest, over the lanes of a full warp, or over neighbours of a power of two; every lane must call it.
 template <class T>
 __device__ inline T warp_sum(T value, int lanes = WARP) {
+#ifdef HBMARK_EMULATED
+    return joined("warp_sum", value, lanes, [](T a, T b) { return a + b; });
+#else
     for (int offset = lanes / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(ALL_LANES, value, offset);
     return value;
+#endif
 }
 __device__ inline float warp_max(float value) {
+#ifdef HBMARK_EMULATED
+    return joined("warp_max", value, WARP, [](float a, float b) { return fmaxf(a, b); });
+#else
     for (int offset = WARP / 2; offset > 0; offset /= 2) value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, offset));
     return value;
+#endif
 }
 
 // Asks the second cache for the line of an address and goes on.

@@ -9,37 +9,37 @@
 #include "elements.cuh"
 
 #ifdef HBMARK_EMULATED
-// A and B of a lane, and of all lanes of the warp.
+// A and B of a lane as others see them: bytes, and numbers that who brings them has widened.
 struct Fragments {
     unsigned a[4], b[2];
 };
-inline const unsigned char* bring(const char* collective, const unsigned (&a)[4], const unsigned (&b)[2]) {
-    Fragments mine;
-    memcpy(mine.a, a, sizeof mine.a);
-    memcpy(mine.b, b, sizeof mine.b);
-    return hbmark::emulation::exchange(ALL_LANES, collective, &mine, sizeof mine);
-}
+struct WideFragments {
+    float2 a[4], b[2];
+};
 #endif
 
 // c += a · b.
 template <class T>
 __device__ inline void multiply_tile(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
 #ifdef HBMARK_EMULATED
-    const unsigned char* all = bring("mma", a, b);
-    const int lane = threadIdx.x % WARP;
+    WideFragments mine;
+    for (int i = 0; i < 4; ++i) mine.a[i] = widen_pair<T>(a[i]);
+    for (int i = 0; i < 2; ++i) mine.b[i] = widen_pair<T>(b[i]);
+    const unsigned char* all = hbmark::emulation::exchange(ALL_LANES, "mma", &mine, sizeof mine);
+    const int lane = threadIdx.x % WARP, column = 2 * (lane % 4);
     if (lane == 0) hbmark::emulation::asked().tensor_flops += 2 * 16 * 8 * 16;
-    for (int i = 0; i < 4; ++i) {
-        const int row = lane / 4 + (i / 2) * 8, column = 2 * (lane % 4) + i % 2;
-        float sum = 0;
-        for (int k = 0; k < 16; ++k) {
-            const int of_k = k % 8 / 2;
-            const auto& left = hbmark::emulation::brought<Fragments>(all, row % 8 * 4 + of_k);
-            const auto& right = hbmark::emulation::brought<Fragments>(all, column * 4 + of_k);
-            const float2 x = widen_pair<T>(left.a[row / 8 + k / 8 * 2]), y = widen_pair<T>(right.b[k / 8]);
-            sum += k % 2 ? x.y * y.y : x.x * y.x;
+    float sums[4] = {};
+    for (int of_k = 0; of_k < 4; ++of_k) {
+        const auto& left = hbmark::emulation::brought<WideFragments>(all, lane / 4 * 4 + of_k);
+        for (int i = 0; i < 4; ++i) {
+            const auto& right = hbmark::emulation::brought<WideFragments>(all, (column + i % 2) * 4 + of_k);
+            for (int half = 0; half < 2; ++half) {
+                const float2 x = left.a[i / 2 + half * 2], y = right.b[half];
+                sums[i] += x.x * y.x + x.y * y.y;
+            }
         }
-        c[i] += sum;
     }
+    for (int i = 0; i < 4; ++i) c[i] += sums[i];
 #else
     if constexpr (sizeof(T) == 2 && T::IS_BF16) {
         asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -56,7 +56,10 @@ __device__ inline void multiply_tile(float (&c)[4], const unsigned (&a)[4], cons
 // c += a · b, of signed bytes.
 __device__ inline void multiply_bytes(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
 #ifdef HBMARK_EMULATED
-    const unsigned char* all = bring("mma of bytes", a, b);
+    Fragments mine;
+    memcpy(mine.a, a, sizeof mine.a);
+    memcpy(mine.b, b, sizeof mine.b);
+    const unsigned char* all = hbmark::emulation::exchange(ALL_LANES, "mma of bytes", &mine, sizeof mine);
     const int lane = threadIdx.x % WARP;
     if (lane == 0) hbmark::emulation::asked().tensor_flops += 16 * 8 * 32;
     for (int i = 0; i < 4; ++i) {

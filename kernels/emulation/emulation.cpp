@@ -146,8 +146,9 @@ struct Fiber {
     const char* waits_for = "";
     int line = 0;
     unsigned exchanges = 0;
-    std::vector<std::vector<Copy>> groups;
-    std::vector<Copy> open;
+    // Copies under way, in the order they were asked for, and where each group of them ends.
+    std::vector<Copy> copies;
+    std::vector<size_t> groups;
 };
 
 // A collective that lanes of a warp are meeting in. Two take turns: a lane that is ahead brings its next value before a lane behind it
@@ -305,8 +306,8 @@ void Machine::start(Block& block, Index index) {
         fiber.stack = stacks + ((&block - blocks) * MOST_THREADS + thread) * STACK_BYTES;
         fiber.place = Place{{x, y, z}, index, block_size, grid};
         fiber.exchanges = 0;
+        fiber.copies.clear();
         fiber.groups.clear();
-        fiber.open.clear();
         // The first speaks for all, which take about as much: a page of each would be as many pages to touch.
         if (thread == 0) std::memcpy(fiber.stack, &STACK_MARK, sizeof STACK_MARK);
         // What is in use of the stacks begins in different lines of the cache, or all would compete for a few.
@@ -449,7 +450,7 @@ const unsigned char* exchange(unsigned mask, const char* collective, const void*
     if (meeting.arrived == 0) {
         meeting.mask = mask;
         meeting.collective = collective;
-    } else if (meeting.mask != mask || std::strcmp(meeting.collective, collective) != 0) {
+    } else if (meeting.mask != mask || (meeting.collective != collective && std::strcmp(meeting.collective, collective) != 0)) {
         fail("lane %u calls %s (mask %#x) where others of its warp call %s (mask %#x)", lane, collective, mask, meeting.collective,
              meeting.mask);
     }
@@ -497,21 +498,22 @@ void copy_later(void* to, const void* from, size_t bytes, size_t zeros) {
     const Copy copy{to, from, bytes, zeros};
     if (on_copy && bytes > 0) on_copy(from, bytes);
     if (m.random.below(2)) copy_now(copy);
-    else m.current->open.push_back(copy);
+    else m.current->copies.push_back(copy);
 }
 
 void commit_copies() {
     Fiber& self = *machine().current;
-    self.groups.push_back(std::move(self.open));
-    self.open.clear();
+    self.groups.push_back(self.copies.size());
 }
 
 void wait_copies(int groups_left) {
-    auto& groups = machine().current->groups;
-    while (groups.size() > (size_t)groups_left) {
-        for (const Copy& copy : groups.front()) copy_now(copy);
-        groups.erase(groups.begin());
-    }
+    Fiber& self = *machine().current;
+    if (self.groups.size() <= (size_t)groups_left) return;
+    const size_t ended = self.groups.size() - groups_left, copies = self.groups[ended - 1];
+    for (size_t i = 0; i < copies; ++i) copy_now(self.copies[i]);
+    self.copies.erase(self.copies.begin(), self.copies.begin() + copies);
+    self.groups.erase(self.groups.begin(), self.groups.begin() + ended);
+    for (size_t& end : self.groups) end -= copies;
 }
 
 // ---- What the host calls -------------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ unsigned lane();
 // Waits for the lanes of `mask`, all of which bring `bytes` (at most 32) to the same collective; returns what each lane brought, 32
 // bytes apart. Valid until the caller's next but one exchange.
 const unsigned char* exchange(unsigned mask, const char* collective, const void* value, size_t bytes);
-constexpr size_t LARGEST_VALUE = 32;
+constexpr size_t LARGEST_VALUE = 64;
 
 // Shared memory of the block: declared at a place in the source, or sized by the launch.
 void* shared_static(const void* site, size_t bytes);
