@@ -1,6 +1,7 @@
 // The experts of a layer: a router picks some for each row, and only those are read.
 //
-//   logits = router · norm(hidden[row]);   the per_row largest are the experts of a row, the first of equal ones; shares = softmax(logits) of these
+//   logits = router · norm(hidden[row]);   the per_row largest are the experts of a row, the first of equal ones; shares = scale * softmax(logits)
+//   or, by sigmoids: those of the largest sigmoid(logit) + correction in the best groups, shares = scale * sigmoid(logit); then renormalised or not
 //   inner[row][i] = silu(gate · norm(hidden[row])) * (up · norm(hidden[row])) of the row's i-th expert by its number, then of the shared one
 //   hidden[row] += Σ_i shares[row][i] * (down · inner[row][i]), the shared expert's with the sigmoid of its gate
 //
@@ -47,6 +48,8 @@ struct Routing {
     float* logits;
     // Picked by a script, or null.
     const unsigned* scripted;
+    // Of sigmoids: added where experts are chosen, or null.
+    const float* correction;
     const unsigned* real_rows;
     Work work;
     // Blocks that came, of all and then of each pass: 0 before the first launch, and again after each.
@@ -54,8 +57,34 @@ struct Routing {
     // Different experts so far, and the tiles of this layer.
     unsigned long long* met;
     unsigned* tiles_met;
-    int count, gated, renormalised, tile_rows;
+    int count, gated, sigmoid, groups, chosen_groups, renormalised;
+    float scale;
+    int tile_rows;
 };
+
+__device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+// Of the scores of a row leaves those of its best groups, whose two largest sum to the most; the first of equal ones. By one warp, a lane a group.
+__device__ inline void keep_best_groups(const Routing& routing, float* scores) {
+    const int lane = threadIdx.x % WARP, of_group = routing.count / routing.groups;
+    const bool has_group = lane < routing.groups;
+    float* own = scores + (has_group ? lane : 0) * of_group;
+    float first = -INFINITY, second = -INFINITY;
+    for (int i = 0; i < of_group; ++i) {
+        second = fmaxf(second, fminf(first, own[i]));
+        first = fmaxf(first, own[i]);
+    }
+    const float sum = of_group > 1 ? first + second : first;
+    int better = 0;
+    for (int other = 0; other < routing.groups; ++other) {
+        const float its = __shfl_sync(ALL_LANES, sum, other);
+        better += its > sum || (its == sum && other < lane);
+    }
+    if (has_group && better >= routing.chosen_groups) {
+        for (int i = 0; i < of_group; ++i) own[i] = -INFINITY;
+    }
+    __syncwarp();
+}
 
 // Whether this is the last of so many blocks to come here, which then sees what the others wrote before.
 __device__ inline bool comes_last(unsigned* arrived, int blocks) {
@@ -74,10 +103,12 @@ __device__ inline void choose(const Routing& routing, int row, float* copy) {
     const float* logits = routing.logits + (size_t)row * (count + routing.gated);
     float most = -INFINITY, sum = 0;
     for (int i = lane; i < count; i += WARP) {
-        copy[i] = load_shared_result(logits + i);
-        most = fmaxf(most, copy[i]);
+        const float logit = load_shared_result(logits + i);
+        most = fmaxf(most, logit);
+        copy[i] = routing.sigmoid ? sigmoid(logit) + (routing.correction ? routing.correction[i] : 0.0f) : logit;
     }
     __syncwarp();
+    if (routing.groups > routing.chosen_groups) keep_best_groups(routing, copy);
     // A lane for each choice.
     const bool chosen = lane < per_row;
     unsigned expert = 0;
@@ -97,24 +128,31 @@ __device__ inline void choose(const Routing& routing, int row, float* copy) {
             last = best;
         }
     }
-    // As a softmax should: nothing is beyond e^0. Of shares that are renormalised, all others cancel.
-    const float logit = chosen ? copy[expert] : -INFINITY;
-    if (routing.renormalised) {
-        most = warp_max(logit);
-        sum = chosen ? expf(logit - most) : 0;
+    const float logit = chosen ? load_shared_result(logits + expert) : -INFINITY;
+    float share;
+    if (routing.sigmoid) {
+        share = chosen ? sigmoid(logit) : 0;
+        // Where all are nothing, so are their shares.
+        sum = routing.renormalised ? warp_sum(share) + 1e-20f : 1.0f;
     } else {
-        most = warp_max(most);
-        for (int i = lane; i < count; i += WARP) sum += expf(copy[i] - most);
+        // As a softmax should: nothing is beyond e^0. Of shares that are renormalised, all others cancel.
+        most = warp_max(routing.renormalised ? logit : most);
+        share = chosen ? expf(logit - most) : 0;
+        if (routing.renormalised) {
+            sum = share;
+        } else {
+            for (int i = lane; i < count; i += WARP) sum += expf(copy[i] - most);
+        }
+        sum = warp_sum(sum);
     }
-    sum = warp_sum(sum);
     int place = 0;
     for (int other = 0; other < per_row; ++other) place += __shfl_sync(ALL_LANES, expert, other) < expert;
     if (chosen) {
         routing.work.experts()[(size_t)row * per_row + place] = expert;
-        routing.work.shares()[(size_t)row * per_row + place] = expf(logit - most) / sum;
+        routing.work.shares()[(size_t)row * per_row + place] = share / sum * routing.scale;
     }
     if (lane == 0) {
-        routing.work.shared_shares()[row] = routing.gated ? 1.0f / (1.0f + expf(-load_shared_result(logits + count))) : 1.0f;
+        routing.work.shared_shares()[row] = routing.gated ? sigmoid(load_shared_result(logits + count)) : 1.0f;
         routing.work.all_rows()[row] = row;
     }
     __syncwarp();
@@ -198,9 +236,12 @@ __device__ inline void router(const LinearInput& in, const LinearWeights& weight
 }
 
 #define ROUTING                                                                                                                         \
-    float *logits, const unsigned *scripted, const unsigned *real_rows, unsigned *work, unsigned *arrived, unsigned long long *met,      \
-        unsigned *tiles_met, int count, int gated, int renormalised, int tile_rows, int per_row
-#define ROUTING_OF(rows) {logits, scripted, real_rows, {work, rows, per_row}, arrived, met, tiles_met, count, gated, renormalised, tile_rows}
+    float *logits, const unsigned *scripted, const float *correction, const unsigned *real_rows, unsigned *work, unsigned *arrived,      \
+        unsigned long long *met, unsigned *tiles_met, int count, int gated, int sigmoid, int groups, int chosen_groups,                  \
+        int renormalised, float scale, int tile_rows, int per_row
+#define ROUTING_OF(rows)                                                                                                                \
+    {logits,  scripted, correction, real_rows, {work, rows, per_row}, arrived, met,  tiles_met,                                          \
+     count,   gated,    sigmoid,    groups,    chosen_groups,         renormalised, scale, tile_rows}
 
 #define KERNEL(dtype, F, M)                                                                                                             \
     HBMARK_KERNEL_BOUNDED(THREADS, resident(M), experts_router_##dtype##_m##M, const float* hidden, const float* norm, float norm_eps,   \

@@ -32,8 +32,10 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
+    Glm4MoeConfig,
     GraniteConfig,
     LlamaConfig,
+    MiniMaxM2Config,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -115,7 +117,7 @@ def filled(name_part: str, value: float) -> Callable[[PreTrainedModel], PreTrain
 
     def change(model: PreTrainedModel) -> PreTrainedModel:
         other = copy.deepcopy(model)
-        touched = [p for name, p in other.named_parameters() if name_part in name]
+        touched = [p for name, p in weights(other) if name_part in name]
         assert touched, f"no parameter of {type(model).__name__} is named *{name_part}*"
         with torch.no_grad():
             for parameter in touched:
@@ -339,6 +341,66 @@ FIXTURES = [
             "the shared expert's gate": filled("shared_expert_gate", 0.0),
         },
     ),
+    # A dense layer, then two whose experts are chosen by corrected sigmoids within the best two of four groups, beside a shared one.
+    Fixture(
+        "glm4-moe",
+        Glm4MoeConfig(
+            **shape(
+                32,
+                4,
+                2,
+                207,
+                head_dim=16,
+                num_hidden_layers=3,
+                attention_bias=True,
+                use_qk_norm=True,
+                first_k_dense_replace=1,
+                n_routed_experts=8,
+                num_experts_per_tok=3,
+                n_shared_experts=1,
+                n_group=4,
+                topk_group=2,
+                moe_intermediate_size=24,
+                norm_topk_prob=True,
+                routed_scaling_factor=1.7,
+                rope_parameters=HALF_ROPE,
+            )
+        ),
+        features=QK_NORMS
+        | QKV_BIASES
+        | {
+            "the correction": filled("e_score_correction_bias", 0.0),
+            "groups": reconfigured(topk_group=4),
+            "the scale of shares": reconfigured(routed_scaling_factor=1.0),
+            "renormalisation": reconfigured(norm_topk_prob=False),
+            "the shared expert": filled("shared_experts.down_proj", 0.0),
+            "the router": filled("mlp.gate.weight", 0.0),
+        },
+        v4=v4_spelling(),
+    ),
+    # Norms over the full width of q and k, half of each head turned, experts by corrected sigmoids.
+    Fixture(
+        "minimax-m2",
+        MiniMaxM2Config(
+            **shape(
+                32,
+                4,
+                2,
+                211,
+                head_dim=16,
+                intermediate_size=24,
+                num_local_experts=6,
+                num_experts_per_tok=2,
+                rope_parameters=HALF_ROPE,
+            )
+        ),
+        features=QK_NORMS
+        | {
+            "the correction": filled("e_score_correction_bias", 0.0),
+            "the second expert": rerouted(1),
+            "the router": filled("gate.weight", 0.0),
+        },
+    ),
     # The middle layer has no positions.
     Fixture(
         "smollm3",
@@ -521,13 +583,19 @@ def stream(*labels: object) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def weights(model: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
+    """The parameters by name, and what is kept like one: corrections of routing scores."""
+    corrections = [(key, buffer) for key, buffer in model.named_buffers() if key.endswith("correction_bias")]
+    return [*model.named_parameters(), *corrections]
+
+
 def random_model(name: str, config: PreTrainedConfig) -> PreTrainedModel:
     """A model in which every parameter is random."""
     config = copy.deepcopy(config)
     config._attn_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
-        for key, parameter in model.named_parameters():
+        for key, parameter in weights(model):
             noise = torch.randn(parameter.shape, generator=stream(name, key))
             if key.endswith("bias"):
                 parameter.copy_(0.3 * noise)

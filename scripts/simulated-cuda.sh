@@ -21,6 +21,8 @@ work="$target/facades"
 mkdir -p "$work"
 
 echo "simulated-cuda: building the device in $target" >&2
+# It compiles candle's kernels from there.
+cargo fetch --locked --quiet --manifest-path "$root/Cargo.toml" >&2
 cargo build --locked --quiet --lib --manifest-path "$root/simulated-cuda/Cargo.toml" --target-dir "$target" >&2
 cp "$target/debug/libsimulated_cuda.so" "$dir/libcuda.so.1.new"
 mv "$dir/libcuda.so.1.new" "$dir/libcuda.so.1"

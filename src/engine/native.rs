@@ -71,7 +71,7 @@ pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineErro
         return refuse(
             format!("the {:?} family", a.family),
             format!(
-                "its layers are {layers}, and the engine has attention of one shape in all of them, full or in windows, and feed-forwards with silu or gelu-tanh gates or experts by softmax; `hbmark predict` knows them"
+                "its layers are {layers}, and the engine has attention of one shape in all of them, full or in windows, and feed-forwards with silu or gelu-tanh gates, or experts with silu gates by softmax or sigmoid; `hbmark predict` knows them"
             ),
         );
     }

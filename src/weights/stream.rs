@@ -75,7 +75,9 @@ fn read(
     source: &Source<'_>,
     rounded: Option<DType>,
 ) -> Result<StoredTensor, WeightsError> {
-    Ok(match rounded.unwrap_or(source.dtype()) {
+    // A vector that checkpoints keep at f32 whatever the rest is stored as.
+    let single = !is_matrix(info) && info.storage == "f32";
+    Ok(match rounded.filter(|_| !single).unwrap_or(source.dtype()) {
         DType::BF16 => plan.tensor(info, source.values::<bf16>()?),
         DType::F16 => plan.tensor(info, source.values::<f16>()?),
         _ => plan.tensor(info, source.values::<f32>()?),

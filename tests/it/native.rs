@@ -70,7 +70,7 @@ fn in_steps(session: &mut dyn Session, sequence: u64, tokens: &[u32], lengths: &
 
 #[test]
 fn chunked_prefill_equals_whole_prefill_bit_for_bit() {
-    for name in ["llama-gqa", "qwen3-moe", "qwen2-moe"] {
+    for name in ["llama-gqa", "qwen3-moe", "qwen2-moe", "glm4-moe"] {
         let mut session = open(&fixtures().join(name), Dtype::F32);
         let tokens: Vec<u32> = (0..50).map(|i| (i * 7 + 3) % 200).collect();
         let whole = in_steps(session.as_mut(), 1, &tokens, &[50]);
@@ -87,7 +87,7 @@ fn chunked_prefill_equals_whole_prefill_bit_for_bit() {
 fn a_ragged_step_equals_its_sequences_one_by_one() {
     const DTYPES: [Dtype; 7] =
         [Dtype::F32, Dtype::Bf16, Dtype::Q8_0, Dtype::Q4_0, Dtype::Int8, Dtype::Int4, Dtype::F16];
-    let models = ["qwen2", "qwen3-moe", "mixtral", "qwen2-moe"];
+    let models = ["qwen2", "qwen3-moe", "mixtral", "qwen2-moe", "glm4-moe", "minimax-m2"];
     for (name, dtype) in models.iter().flat_map(|name| DTYPES.map(|dtype| (name, dtype))) {
         let mut session = open(&fixtures().join(name), dtype);
         let tokens =
@@ -123,7 +123,7 @@ fn a_ragged_step_equals_its_sequences_one_by_one() {
 
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
-    for name in ["llama-llama3-rope", "qwen3-moe", "mixtral", "qwen2-moe"] {
+    for name in ["llama-llama3-rope", "qwen3-moe", "mixtral", "qwen2-moe", "glm4-moe"] {
         let model = hbmark::weights::open(fixtures().join(name).to_str().unwrap(), None, 0).unwrap();
         let tokens: Vec<u32> = (0..40).map(|i| (i * 5 + 1) % 180).collect();
         let with = |threads| {
@@ -162,6 +162,10 @@ fn mixtures_that_lack_or_have_other_experts_are_refused_with_the_tensor() {
         ("qwen2-moe", "shared_expert_intermediate_size", 43, "mlp.shared_expert."),
         ("qwen2-moe", "decoder_sparse_step", 1, "layers.0.mlp.gate.weight"),
         ("mixtral", "num_local_experts", 6, "block_sparse_moe"),
+        ("glm4-moe", "first_k_dense_replace", 2, "layers.1.mlp.gate_proj.weight"),
+        ("glm4-moe", "n_shared_experts", 2, "layers.1.mlp.shared_experts."),
+        ("glm4-moe", "n_group", 3, "`n_group`"),
+        ("minimax-m2", "num_local_experts", 5, "layers.0.block_sparse_moe."),
     ] {
         let folder = changed(name, |config| config[key] = value.into());
         let error = hbmark::weights::open(folder.path().to_str().unwrap(), None, 0).unwrap_err().to_string();

@@ -316,11 +316,10 @@ impl Gemm {
         let rows = unsafe { self.lines::<T>(&self.a, batch, self.m, k, self.transpose_a) };
         // SAFETY: as above.
         let columns = unsafe { self.lines::<T>(&self.b, batch, self.n, k, !self.transpose_b) };
+        let sums = products(&rows, &columns, length, self.parts);
         for column in 0..self.n {
-            let right = &columns[column as usize * length..][..length];
             for row in 0..self.m {
-                let left = &rows[row as usize * length..][..length];
-                let mut value = self.alpha * sum(left, right, self.parts).to_f64();
+                let mut value = self.alpha * sums.get((column * self.m + row) as usize).map_or(0.0, |sum| sum.to_f64());
                 // SAFETY: within C, within the bias, and within D, by the caller's promise. C is not read where nothing is added.
                 unsafe {
                     if self.beta != 0.0 {
@@ -370,52 +369,48 @@ fn rounded(value: f64, compute: i32) -> f64 {
 
 /// What sums are kept in.
 trait Sum: Copy {
-    const ZERO: Self;
     fn from_f64(value: f64) -> Self;
     fn to_f64(self) -> f64;
-    fn plus(self, other: Self) -> Self;
-    fn times(self, other: Self) -> Self;
+    /// Adds all products of lines of so many values, `stride` apart, to `sums`: `[line of right][line of left]`.
+    fn add_products(left: &[Self], right: &[Self], stride: usize, values: usize, sums: &mut [Self]);
 }
 
 macro_rules! impl_sum {
-    ($type:ty) => {
+    ($type:ty, $multiply:path) => {
         impl Sum for $type {
-            const ZERO: Self = 0.0;
             fn from_f64(value: f64) -> Self {
                 value as Self
             }
             fn to_f64(self) -> f64 {
                 f64::from(self)
             }
-            fn plus(self, other: Self) -> Self {
-                self + other
-            }
-            fn times(self, other: Self) -> Self {
-                self * other
+            fn add_products(left: &[Self], right: &[Self], stride: usize, values: usize, sums: &mut [Self]) {
+                let lines = |side: &[Self]| side.len().div_ceil(stride);
+                let (m, n) = (lines(right), lines(left));
+                assert_eq!(sums.len(), m * n);
+                let (stride, width) = (stride as isize, n as isize);
+                // SAFETY: values m and n lines, `stride` apart, begin where the slices do, and end before these do; the sums are m × n.
+                unsafe {
+                    $multiply(
+                        m, values, n, 1.0, right.as_ptr(), stride, 1, left.as_ptr(), 1, stride, 1.0, sums.as_mut_ptr(), width, 1,
+                    );
+                }
             }
         }
     };
 }
-impl_sum!(f32);
-impl_sum!(f64);
+impl_sum!(f32, matrixmultiply::sgemm);
+impl_sum!(f64, matrixmultiply::dgemm);
 
-/// The sum of products, of so many parts.
-fn sum<T: Sum>(left: &[T], right: &[T], parts: usize) -> T {
-    let length = left.len().div_ceil(parts.max(1)).max(1);
-    let parts = left.chunks(length).zip(right.chunks(length));
-    parts.fold(T::ZERO, |total, (left, right)| total.plus(dot(left, right)))
-}
-
-/// Eight sums side by side, which the processor adds without waiting for one another.
-fn dot<T: Sum>(left: &[T], right: &[T]) -> T {
-    let mut sums = [T::ZERO; 8];
-    let (left, left_rest) = left.as_chunks::<8>();
-    let (right, right_rest) = right.as_chunks::<8>();
-    for (a, b) in left.iter().zip(right) {
-        for i in 0..8 {
-            sums[i] = sums[i].plus(a[i].times(b[i]));
-        }
+/// The sums of products of all lines of both sides, each of so many parts: `[line of right][line of left]`.
+fn products<T: Sum>(left: &[T], right: &[T], length: usize, parts: usize) -> Vec<T> {
+    if length == 0 {
+        return Vec::new();
     }
-    let rest = left_rest.iter().zip(right_rest).fold(T::ZERO, |sum, (a, b)| sum.plus(a.times(*b)));
-    sums.into_iter().fold(rest, T::plus)
+    let mut sums = vec![T::from_f64(0.0); left.len() / length * (right.len() / length)];
+    let part = length.div_ceil(parts.max(1));
+    for start in (0..length).step_by(part) {
+        T::add_products(&left[start..], &right[start..], length, part.min(length - start), &mut sums);
+    }
+    sums
 }

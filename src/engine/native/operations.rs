@@ -185,8 +185,20 @@ pub struct AttentionWeights<O: Operations + ?Sized> {
     pub head_norms: Option<(O::Vector, O::Vector)>,
 }
 
-/// The experts of a layer as numbers.
+/// What the experts of a row are chosen by, and their shares made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpertScores {
+    /// The softmax over all of them.
+    Softmax,
+    /// The sigmoid of each. Chosen are the largest after a correction, within those groups whose two largest sum to the most.
+    Sigmoid { groups: usize, chosen_groups: usize },
+}
+
+/// The most groups of experts: their marks are the bits of a word, and a warp has a lane for each.
+pub const MAX_EXPERT_GROUPS: usize = 32;
+
+/// The experts of a layer as numbers.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExpertShape {
     /// Routed experts.
     pub count: usize,
@@ -198,23 +210,38 @@ pub struct ExpertShape {
     pub shared_width: usize,
     /// The shared expert has a gate: its output is multiplied with the sigmoid of that.
     pub shared_gate: bool,
-    /// The shares of a row's experts sum to one; otherwise each keeps its own among all experts.
+    pub scores: ExpertScores,
+    /// The shares of a row's experts sum to one; otherwise each keeps its own score.
     pub renormalised: bool,
+    /// What the shares are multiplied with then.
+    pub scale: f32,
 }
 
 impl ExpertShape {
     /// That of a mixture, where the operations have everything that it needs.
     #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "f32 is the precision of shares")]
     pub fn of(mixture: &Mixture) -> Option<Self> {
-        let Routing::Softmax { renormalised } = mixture.routing else { return None };
-        let plain = mixture.activation == Activation::Silu && !mixture.bias && mixture.latent.is_none();
+        let (scores, renormalised) = match mixture.routing {
+            Routing::Softmax { renormalised } => (ExpertScores::Softmax, renormalised),
+            // Of shares that are renormalised, all experts but the chosen ones cancel.
+            Routing::SoftmaxOfChosen => (ExpertScores::Softmax, true),
+            Routing::Sigmoid { groups, chosen_groups, renormalised, correction: _ } => {
+                (ExpertScores::Sigmoid { groups, chosen_groups }, renormalised)
+            }
+        };
+        let grouped = matches!(scores, ExpertScores::Sigmoid { groups, .. } if groups > MAX_EXPERT_GROUPS);
+        let plain =
+            mixture.activation == Activation::Silu && !mixture.bias && mixture.latent.is_none() && !grouped;
         plain.then_some(Self {
             count: mixture.count,
             per_row: mixture.per_token,
             width: mixture.width,
             shared_width: mixture.shared_width,
             shared_gate: mixture.shared_gate,
+            scores,
             renormalised,
+            scale: mixture.routed_scaling_factor as f32,
         })
     }
 
@@ -239,6 +266,8 @@ pub struct ExpertWeights<O: Operations + ?Sized> {
     pub shape: ExpertShape,
     /// A row for each expert; then, where the shared expert has a gate of its own, one for that.
     pub router: O::Linear,
+    /// Added to the scores of experts where they are chosen, and not to their shares.
+    pub correction: Option<O::Vector>,
     pub routed: Vec<ExpertMlp<O>>,
     /// The expert that every row passes.
     pub shared: Option<ExpertMlp<O>>,
@@ -487,8 +516,8 @@ pub trait Operations: std::fmt::Debug {
         hidden: &Self::Buffer,
         out: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
-    /// Chooses the experts of each row: those with the largest of `router · norm(hidden)`, the first of equal ones, with the softmax of
-    /// these numbers as their shares; or `scripted` ones, so many per row, with the shares that the router gives them: the next ones of those
+    /// Chooses the experts of each row: those with the largest scores of `router · norm(hidden)`, the first of equal ones, with their scores as
+    /// shares ([`ExpertShape`]); or `scripted` ones, so many per row, with the shares that the router gives them: the next ones of those
     /// that [`take_script`](Self::take_script) was given. The choice is kept for the two operations that follow.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use crate::engine::{EngineError, error_mapping};
 use crate::weights::{OpenModel, Packing, StoredMatrix, StoredTensor};
 use hbmark_core::model::{
     Architecture, Attention, Dtype, FeedForward, Inventory, Mixer, MixtureNames, NormNames, QkNorm, Reach,
-    Rotary,
+    Rotary, Routing,
 };
 use hbmark_core::units::Bytes;
 
@@ -166,9 +166,16 @@ impl<'a, O: Operations> Assembly<'a, O> {
         };
         let router =
             operations.linear(vec![LinearPart { matrix: router, bias: None }], FusedLayout::Stacked)?;
+        let correction = match mixture.routing {
+            Routing::Sigmoid { correction: true, .. } => {
+                let correction = self.vector(&format!("{prefix}.{}", self.names.correction));
+                Some(operations.vector(correction)?)
+            }
+            _ => None,
+        };
         let experts = std::mem::take(&mut self.routed);
         let table = operations.expert_table(&experts, shared.as_ref())?;
-        Ok(Mlp::Experts(ExpertWeights { shape, router, routed: experts, shared, table }))
+        Ok(Mlp::Experts(ExpertWeights { shape, router, correction, routed: experts, shared, table }))
     }
 
     fn complete_layer(&mut self, operations: &mut O) -> Result<(), EngineError> {

@@ -346,7 +346,9 @@ impl Architecture {
             per_token: experts.per_token,
             width: experts.ffn_size,
             routing: match self.family {
-                Family::DeepseekV3 => Routing::Sigmoid { correction: true, groups: 1, chosen_groups: 1 },
+                Family::DeepseekV3 => {
+                    Routing::Sigmoid { correction: true, groups: 1, chosen_groups: 1, renormalised: true }
+                }
                 _ => Routing::Softmax { renormalised: true },
             },
             activation: Activation::Silu,
@@ -354,6 +356,7 @@ impl Architecture {
             shared_gate: false,
             bias: false,
             latent: None,
+            routed_scaling_factor: 1.0,
         }
     }
 

@@ -452,6 +452,11 @@ pub(super) fn experts_per_token(fields: &Fields, count: usize) -> Result<usize, 
     fields.need_integer("num_experts_per_tok", 1..=count)
 }
 
+/// What shares are multiplied with: 1 where a config says nothing.
+pub(super) fn routed_scaling_factor(fields: &Fields) -> Result<f64, ModelError> {
+    Ok(fields.float("routed_scaling_factor", 1e-6..=1e6)?.unwrap_or(1.0))
+}
+
 /// The part of each head that turns, of `partial_rotary_factor`, and whether it is whole pairs.
 pub(super) fn rotary_dims(fields: &Fields, head_dim: usize) -> Result<usize, ModelError> {
     let key = "partial_rotary_factor";

@@ -5,7 +5,9 @@
 
 use serde_json::json;
 
-use super::config::{Conventions, FamilySpec, Fields, decoder, experts_per_token, limits};
+use super::config::{
+    Conventions, FamilySpec, Fields, decoder, experts_per_token, limits, routed_scaling_factor,
+};
 use super::{
     Activation, Architecture, Biases, Dense, Experts, Family, FeedForward, Indexer, LatentAttention, Layer,
     Mixer, Mixture, ModelError, Norms, Routing, Stack,
@@ -101,12 +103,18 @@ pub(super) fn experts(fields: &Fields, layers: usize) -> Result<(Experts, Mixtur
         count,
         per_token,
         width: ffn_size,
-        routing: Routing::Sigmoid { correction: true, groups, chosen_groups },
+        routing: Routing::Sigmoid {
+            correction: true,
+            groups,
+            chosen_groups,
+            renormalised: fields.flag("norm_topk_prob", true)?,
+        },
         activation: Activation::Silu,
         shared_width: shared_count * ffn_size,
         shared_gate: false,
         bias: false,
         latent: None,
+        routed_scaling_factor: routed_scaling_factor(fields)?,
     };
     Ok((Experts { shared_count, ..Experts::of(&mixture, dense) }, mixture))
 }

@@ -183,6 +183,7 @@ fn mixture(fields: &Fields) -> Result<Option<Mixture>, ModelError> {
         shared_gate: false,
         bias: false,
         latent: None,
+        routed_scaling_factor: 1.0,
     }))
 }
 

@@ -40,6 +40,7 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
         shared_gate: false,
         bias: true,
         latent: None,
+        routed_scaling_factor: 1.0,
     };
     let tokens = fields.need_integer("sliding_window", 1..=limits::POSITIONS)?;
     let kinds = layer_kinds(fields, a.layers, &KINDS)?

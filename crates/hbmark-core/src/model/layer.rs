@@ -349,6 +349,13 @@ pub struct Mixture {
     /// Routed experts work on a projection of this width instead of the hidden size.
     #[serde(default)]
     pub latent: Option<usize>,
+    /// What the shares of the routed experts are multiplied with.
+    #[serde(default = "one")]
+    pub routed_scaling_factor: f64,
+}
+
+fn one() -> f64 {
+    1.0
 }
 
 /// How the experts of a token are chosen and weighed.
@@ -360,7 +367,18 @@ pub enum Routing {
     /// Over the best.
     SoftmaxOfChosen,
     /// Each by itself; with a correction that only chooses, and within the best groups where there are several.
-    Sigmoid { correction: bool, groups: usize, chosen_groups: usize },
+    Sigmoid {
+        correction: bool,
+        groups: usize,
+        chosen_groups: usize,
+        /// The shares of a token's experts sum to one.
+        #[serde(default = "yes")]
+        renormalised: bool,
+    },
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// The function between the matrices of a feed-forward.

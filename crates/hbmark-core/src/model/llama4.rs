@@ -29,12 +29,13 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
         count,
         per_token: experts_per_token(fields, count)?,
         width,
-        routing: Routing::Sigmoid { correction: false, groups: 1, chosen_groups: 1 },
+        routing: Routing::Sigmoid { correction: false, groups: 1, chosen_groups: 1, renormalised: false },
         activation: Activation::Silu,
         shared_width: width,
         shared_gate: false,
         bias: false,
         latent: None,
+        routed_scaling_factor: 1.0,
     };
     let dense = Dense { width: a.ffn_size, activation: Activation::Silu, bias: false, fused: false };
     let chunk = fields.integer("attention_chunk_size", 1..=limits::POSITIONS)?;

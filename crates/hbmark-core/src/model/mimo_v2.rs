@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::config::{
     Conventions, FamilySpec, Fields, Windows, decoder, experts_per_token, limits, rotary_dims,
+    routed_scaling_factor,
 };
 use super::{
     Activation, Architecture, Attention, Dense, Experts, Family, FeedForward, Layer, Mixer, Mixture,
@@ -72,12 +73,18 @@ fn mixture(fields: &Fields) -> Result<Mixture, ModelError> {
         count,
         per_token: experts_per_token(fields, count)?,
         width: fields.need_integer("moe_intermediate_size", 1..=limits::FFN)?,
-        routing: Routing::Sigmoid { correction: true, groups: 1, chosen_groups: 1 },
+        routing: Routing::Sigmoid {
+            correction: true,
+            groups: 1,
+            chosen_groups: 1,
+            renormalised: fields.flag("norm_topk_prob", true)?,
+        },
         activation: Activation::Silu,
         shared_width: 0,
         shared_gate: false,
         bias: false,
         latent: None,
+        routed_scaling_factor: routed_scaling_factor(fields)?,
     })
 }
 

@@ -26,12 +26,14 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
             correction: fields.flag("use_routing_bias", true)?,
             groups: 1,
             chosen_groups: 1,
+            renormalised: true,
         },
         activation: Activation::Silu,
         shared_width: 0,
         shared_gate: false,
         bias: false,
         latent: None,
+        routed_scaling_factor: 1.0,
     };
     let dims = fields.integer("rotary_dim", 2..=a.head_dim)?.unwrap_or(a.head_dim);
     let attention = Attention {

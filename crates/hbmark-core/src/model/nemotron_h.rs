@@ -2,7 +2,9 @@
 
 use serde_json::json;
 
-use super::config::{Conventions, FamilySpec, Fields, decoder, experts_per_token, limits};
+use super::config::{
+    Conventions, FamilySpec, Fields, decoder, experts_per_token, limits, routed_scaling_factor,
+};
 use super::{
     Activation, Architecture, Attention, Dense, Experts, Family, FeedForward, Layer, Mamba, Mixer, Mixture,
     ModelError, Norms, QkNorm, Routing, Stack,
@@ -83,11 +85,13 @@ fn mixture(fields: &Fields) -> Result<Mixture, ModelError> {
             correction: true,
             groups,
             chosen_groups: fields.integer("topk_group", 1..=groups)?.unwrap_or(groups),
+            renormalised: fields.flag("norm_topk_prob", true)?,
         },
         activation: Activation::SquaredRelu,
         shared_width: shared * shared_width,
         shared_gate: false,
         bias: false,
         latent: fields.integer("moe_latent_size", 1..=limits::HIDDEN)?,
+        routed_scaling_factor: routed_scaling_factor(fields)?,
     })
 }

@@ -102,5 +102,6 @@ fn mixture(fields: &Fields) -> Result<Option<Mixture>, ModelError> {
         shared_gate: true,
         bias: false,
         latent: None,
+        routed_scaling_factor: 1.0,
     }))
 }

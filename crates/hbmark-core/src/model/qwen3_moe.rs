@@ -37,6 +37,7 @@ pub(super) fn mixture(fields: &Fields) -> Result<Mixture, ModelError> {
         shared_gate: false,
         bias: false,
         latent: None,
+        routed_scaling_factor: 1.0,
     })
 }
 

@@ -11,7 +11,9 @@
 
 use std::ops::Range;
 
-use super::super::operations::{ExpertMlp, ExpertShape, ExpertWeights, Gate};
+use super::super::operations::{
+    ExpertMlp, ExpertScores, ExpertShape, ExpertWeights, Gate, MAX_EXPERT_GROUPS,
+};
 use super::linear::{self, FusedMatrix, multiply_picked, panels_per_unit};
 use super::packed_activations::PackedActivations;
 use super::simd::LANES;
@@ -24,6 +26,9 @@ struct Choice {
     expert: u32,
     share: f32,
 }
+
+/// What is added to a sum of sigmoids before shares are divided by it.
+const SMALLEST_SUM: f32 = 1e-20;
 
 /// The rows of a step by expert, made by the router for the two operations that follow.
 #[derive(Debug, Default)]
@@ -87,19 +92,81 @@ impl RoutedRows {
 }
 
 /// Picks the experts of a row by their logits, or takes those of a script, and weighs them.
-fn choose(logits: &[f32], shape: &ExpertShape, scripted: Option<&[u32]>, chosen: &mut [Choice]) {
-    match scripted {
-        Some(experts) => {
+fn choose(
+    logits: &[f32],
+    shape: &ExpertShape,
+    correction: Option<&[f32]>,
+    scripted: Option<&[u32]>,
+    chosen: &mut [Choice],
+) {
+    match (scripted, shape.scores) {
+        (Some(experts), _) => {
             for (choice, &expert) in chosen.iter_mut().zip(experts) {
-                *choice = Choice { expert, share: logits[expert as usize] };
+                choice.expert = expert;
             }
         }
-        None => largest(logits, chosen),
+        (None, ExpertScores::Softmax) => largest(logits.iter().copied(), chosen),
+        (None, ExpertScores::Sigmoid { groups, chosen_groups }) => {
+            let corrected =
+                |expert: usize| sigmoid(logits[expert]) + correction.map_or(0.0, |add| add[expert]);
+            let (of_group, best) =
+                (logits.len() / groups, best_groups(groups, chosen_groups, logits.len(), corrected));
+            let score = |expert: usize| {
+                if best >> (expert / of_group) & 1 == 1 { corrected(expert) } else { f32::NEG_INFINITY }
+            };
+            largest((0..logits.len()).map(score), chosen);
+        }
     }
+    for choice in chosen.iter_mut() {
+        choice.share = logits[choice.expert as usize];
+    }
+    match shape.scores {
+        ExpertScores::Softmax => weigh_by_softmax(logits, shape.renormalised, chosen),
+        ExpertScores::Sigmoid { .. } => {
+            let mut sum = 0.0;
+            for choice in chosen.iter_mut() {
+                choice.share = sigmoid(choice.share);
+                sum += choice.share;
+            }
+            if shape.renormalised {
+                // Where all are nothing, so are their shares.
+                chosen.iter_mut().for_each(|choice| choice.share /= sum + SMALLEST_SUM);
+            }
+        }
+    }
+    chosen.iter_mut().for_each(|choice| choice.share *= shape.scale);
+    chosen.sort_unstable_by_key(|choice| choice.expert);
+}
+
+/// The groups of experts whose two largest scores sum to the most, as bits, the first of equal ones.
+fn best_groups(groups: usize, chosen: usize, count: usize, score: impl Fn(usize) -> f32) -> u32 {
+    if groups == chosen {
+        return u32::MAX;
+    }
+    let of_group = count / groups;
+    let mut sums = [f32::NEG_INFINITY; MAX_EXPERT_GROUPS];
+    for (group, sum) in sums[..groups].iter_mut().enumerate() {
+        let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+        for expert in group * of_group..(group + 1) * of_group {
+            let score = score(expert);
+            second = second.max(first.min(score));
+            first = first.max(score);
+        }
+        *sum = if of_group > 1 { first + second } else { first };
+    }
+    let better = |group: usize, other: usize| {
+        sums[other] > sums[group] || (sums[other] == sums[group] && other < group)
+    };
+    let is_chosen = |group: usize| (0..groups).filter(|other| better(group, *other)).count() < chosen;
+    (0..groups).filter(|group| is_chosen(*group)).fold(0, |bits, group| bits | 1 << group)
+}
+
+/// Turns the logits of the chosen experts into their shares by softmax.
+fn weigh_by_softmax(logits: &[f32], renormalised: bool, chosen: &mut [Choice]) {
     // Numerically as a softmax should: nothing is beyond e⁰. Of shares that are renormalised, all others cancel.
     let most = |largest: f32, logit: f32| if logit > largest { logit } else { largest };
     let mut sum = 0.0f32;
-    let largest = if shape.renormalised {
+    let largest = if renormalised {
         let largest = chosen.iter().map(|choice| choice.share).fold(f32::NEG_INFINITY, most);
         for choice in chosen.iter() {
             sum += (choice.share - largest).exp();
@@ -115,23 +182,22 @@ fn choose(logits: &[f32], shape: &ExpertShape, scripted: Option<&[u32]>, chosen:
     for choice in chosen.iter_mut() {
         choice.share = (choice.share - largest).exp() / sum;
     }
-    chosen.sort_unstable_by_key(|choice| choice.expert);
 }
 
-/// The largest logits with their numbers, largest first, the first of equal ones.
-fn largest(logits: &[f32], chosen: &mut [Choice]) {
+/// The largest scores with their numbers, largest first, the first of equal ones.
+fn largest(scores: impl Iterator<Item = f32>, chosen: &mut [Choice]) {
     let mut found = 0;
-    for (expert, &logit) in (0u32..).zip(logits) {
-        if found == chosen.len() && !chosen.last().is_some_and(|last| logit > last.share) {
+    for (expert, score) in (0u32..).zip(scores) {
+        if found == chosen.len() && !chosen.last().is_some_and(|last| score > last.share) {
             continue;
         }
         found = (found + 1).min(chosen.len());
         let mut at = found - 1;
-        while at > 0 && logit > chosen[at - 1].share {
+        while at > 0 && score > chosen[at - 1].share {
             chosen[at] = chosen[at - 1];
             at -= 1;
         }
-        chosen[at] = Choice { expert, share: logit };
+        chosen[at] = Choice { expert, share: score };
     }
 }
 
@@ -160,6 +226,7 @@ impl CpuOperations {
         hidden: &CpuBuffer,
     ) {
         let (set, router, shape) = (self.set, &experts.router, &experts.shape);
+        let correction = experts.correction.as_deref();
         let per_row = shape.per_row;
         let width = shape.count + usize::from(shape.shared_gate);
         let writer = self.inputs.writer(Self::input_shape(router, count));
@@ -195,7 +262,7 @@ impl CpuOperations {
                 unsafe {
                     let logits = &logits.whole()[row * width..(row + 1) * width];
                     let (own, gate) = logits.split_at(shape.count);
-                    choose(own, shape, scripted, chosen.part(row * per_row..(row + 1) * per_row));
+                    choose(own, shape, correction, scripted, chosen.part(row * per_row..(row + 1) * per_row));
                     shared_share.part(row..row + 1)[0] = gate.first().map_or(1.0, |gate| sigmoid(*gate));
                 }
             });
@@ -203,7 +270,7 @@ impl CpuOperations {
         self.routed.group(count, shape);
         self.met.experts += self.routed.met.len() as u64;
         self.met.layers += 1;
-        self.moved += (router.bytes() + 4 * norm.len()) as u64;
+        self.moved += (router.bytes() + 4 * norm.len() + 4 * correction.map_or(0, <[f32]>::len)) as u64;
     }
 
     /// Gate and up of the experts of every row.
@@ -347,7 +414,16 @@ mod tests {
     use super::*;
 
     fn shape(count: usize, per_row: usize, renormalised: bool) -> ExpertShape {
-        ExpertShape { count, per_row, width: 1, shared_width: 0, shared_gate: false, renormalised }
+        ExpertShape {
+            count,
+            per_row,
+            width: 1,
+            shared_width: 0,
+            shared_gate: false,
+            scores: ExpertScores::Softmax,
+            renormalised,
+            scale: 1.0,
+        }
     }
 
     fn chosen(
@@ -357,7 +433,7 @@ mod tests {
         scripted: Option<&[u32]>,
     ) -> Vec<(u32, f32)> {
         let mut chosen = vec![Choice::default(); per_row];
-        choose(logits, &shape(logits.len(), per_row, renormalised), scripted, &mut chosen);
+        choose(logits, &shape(logits.len(), per_row, renormalised), None, scripted, &mut chosen);
         chosen.iter().map(|choice| (choice.expert, choice.share)).collect()
     }
 
@@ -393,6 +469,31 @@ mod tests {
         // Far below the others, where e^x is 0: the shares are still numbers.
         let scripted = chosen(&[0.0, -400.0, -401.0], 2, true, Some(&[2, 1]));
         assert!((scripted.iter().map(|choice| choice.1).sum::<f32>() - 1.0).abs() < 1e-6, "{scripted:?}");
+    }
+
+    #[test]
+    fn sigmoids_are_chosen_after_a_correction_within_the_best_groups_and_weighed_without_it() {
+        // The logits of these sigmoids.
+        let logits = [0.5f32, 0.85, 0.9, 0.2, 0.6, 0.7].map(|score: f32| (score / (1.0 - score)).ln());
+        let chosen = |groups, chosen_groups, renormalised, correction: Option<&[f32]>, scripted| {
+            let scores = ExpertScores::Sigmoid { groups, chosen_groups };
+            let shape = ExpertShape { scores, scale: 2.0, ..shape(6, 2, renormalised) };
+            let mut chosen = vec![Choice::default(); 2];
+            choose(&logits, &shape, correction, scripted, &mut chosen);
+            chosen.iter().map(|choice| (choice.expert, choice.share)).collect::<Vec<_>>()
+        };
+        assert_close(&chosen(1, 1, true, None, None), &[(1, 1.7 / 1.75), (2, 1.8 / 1.75)]);
+        assert_close(&chosen(1, 1, false, None, None), &[(1, 1.7), (2, 1.8)]);
+        let correction = [0.45, 0.0, 0.0, 0.75, 0.0, 0.0];
+        assert_close(&chosen(1, 1, false, Some(&correction), None), &[(0, 1.0), (3, 0.4)]);
+        // The groups' two best sum to 1.35, 1.1 and 1.3; with the correction to 1.8, 1.85 and 1.3.
+        assert_close(&chosen(3, 1, false, None, None), &[(0, 1.0), (1, 1.7)]);
+        assert_close(&chosen(3, 2, false, None, None), &[(1, 1.7), (5, 1.4)]);
+        assert_close(&chosen(3, 1, false, Some(&correction), None), &[(2, 1.8), (3, 0.4)]);
+        assert_close(
+            &chosen(3, 1, true, Some(&correction), Some(&[5, 1])),
+            &[(1, 1.7 / 1.55), (5, 1.4 / 1.55)],
+        );
     }
 
     #[test]

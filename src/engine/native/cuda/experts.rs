@@ -15,7 +15,7 @@ use super::operations::CudaOperations;
 use super::step::Scratch;
 use super::tensor_core_linear::{self, Prepare, TiledWorkspace};
 use crate::engine::EngineError;
-use crate::engine::native::operations::{ExpertMlp, ExpertShape, ExpertWeights};
+use crate::engine::native::operations::{ExpertMlp, ExpertScores, ExpertShape, ExpertWeights};
 use crate::engine::native::{MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN};
 
 /// Layers whose tiles are counted apart, at least.
@@ -257,9 +257,15 @@ impl<D: Device> Route<'_, D> {
             );
             return launch_mismatch(device, "experts_router", what);
         }
+        let correction = experts.correction.as_ref();
+        let (sigmoid, groups, chosen_groups) = match shape.scores {
+            ExpertScores::Softmax => (0, 1, 1),
+            ExpertScores::Sigmoid { groups, chosen_groups } => (1, groups, chosen_groups),
+        };
         let routing = [
             Address(self.logits),
             Address(self.scripted),
+            Address(correction.map_or(0, |correction| D::address(&correction.memory))),
             Address(self.real_rows),
             Address(self.work),
             Address(self.arrived),
@@ -267,11 +273,15 @@ impl<D: Device> Route<'_, D> {
             Address(self.tiles_met),
             size(shape.count),
             size(usize::from(shape.shared_gate)),
+            size(sigmoid),
+            size(groups),
+            size(chosen_groups),
             size(usize::from(shape.renormalised)),
+            F32(shape.scale),
             size(plan.tile_rows),
             size(shape.per_row),
         ];
-        let of_norm = 4 * norm.width as u64;
+        let of_vectors = 4 * (norm.width + correction.map_or(0, |correction| correction.width)) as u64;
         let Some(TiledWorkspace { prepared, by_library, .. }) = *workspace else {
             let mut arguments = vec![
                 Address(D::address(&hidden.memory)),
@@ -280,7 +290,7 @@ impl<D: Device> Route<'_, D> {
                 Address(D::address(&router.data)),
             ];
             arguments.extend(routing);
-            return Ok(stream(device, "experts_router", router, rows, tuning, arguments)? + of_norm);
+            return Ok(stream(device, "experts_router", router, rows, tuning, arguments)? + of_vectors);
         };
         let input = D::address(&hidden.memory);
         Prepare { rows, input, row_of: 0, norm: Some((norm, *eps)), parts: None }
@@ -297,7 +307,7 @@ impl<D: Device> Route<'_, D> {
             shared_bytes: word(4 * WARPS * shape.count),
             arguments: routing.into_iter().chain([size(rows)]).collect(),
         })?;
-        Ok(bytes + of_norm)
+        Ok(bytes + of_vectors)
     }
 }
 
@@ -474,7 +484,9 @@ mod tests {
             width: 768,
             shared_width: 512,
             shared_gate: true,
+            scores: ExpertScores::Softmax,
             renormalised: true,
+            scale: 1.0,
         };
         let plan = |format, rows| {
             let plan = ExpertPlan::new(227 << 10, rows, &shape, format, Tuning::default());

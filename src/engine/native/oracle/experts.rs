@@ -1,6 +1,6 @@
 //! The experts of a layer as formulas, one expert after another.
 
-use super::super::operations::{ExpertMlp, ExpertShape, ExpertWeights};
+use super::super::operations::{ExpertMlp, ExpertScores, ExpertShape, ExpertWeights};
 use super::{Fault, Oracle, PlainBuffer, normed, silu, softmax, to_f32};
 
 impl Oracle {
@@ -19,16 +19,21 @@ impl Oracle {
         self.routed.clear();
         for (row, logits) in self.multiply(&experts.router, &inputs).iter().enumerate() {
             let (logits, gate) = logits.split_at(number);
+            let scores = scores(logits, &experts.shape);
             let own: Vec<usize> = match scripted {
                 Some(experts) => experts[row * per_row..(row + 1) * per_row]
                     .iter()
                     .map(|&expert| expert as usize)
                     .collect(),
-                None => largest(logits, per_row).iter().map(|expert| (expert + shift) % number).collect(),
+                None => {
+                    let ranked = ranked(&scores, &experts.shape, experts.correction.as_deref());
+                    largest(&ranked, per_row).iter().map(|expert| (expert + shift) % number).collect()
+                }
             };
             let gate = gate.first().map_or(1.0, |gate| 1.0 / (1.0 + (-gate).exp()));
-            self.routed.push((weighed(logits, own, &experts.shape), gate));
+            self.routed.push((weighed(&scores, own, &experts.shape), gate));
         }
+        self.moved += 4 * experts.correction.as_ref().map_or(0, Vec::len) as u64;
         let met = (0..number).filter(|expert| !self.rows_of(*expert).is_empty()).count();
         self.met.experts += met as u64;
         self.met.layers += 1;
@@ -131,13 +136,35 @@ fn largest(logits: &[f64], count: usize) -> Vec<usize> {
     order
 }
 
+/// The score of every expert, of its logit.
+fn scores(logits: &[f64], shape: &ExpertShape) -> Vec<f64> {
+    match shape.scores {
+        ExpertScores::Softmax => softmax(logits),
+        ExpertScores::Sigmoid { .. } => logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect(),
+    }
+}
+
+/// What experts are chosen by: scores with their correction, and less than any outside of the best groups.
+fn ranked(scores: &[f64], shape: &ExpertShape, correction: Option<&[f32]>) -> Vec<f64> {
+    let add = |expert: usize| correction.map_or(0.0, |correction| f64::from(correction[expert]));
+    let mut ranked: Vec<f64> = scores.iter().enumerate().map(|(expert, score)| score + add(expert)).collect();
+    if let ExpertScores::Sigmoid { groups, chosen_groups } = shape.scores {
+        let of_group = scores.len() / groups;
+        let two_best = |group: &[f64]| largest(group, 2).iter().map(|expert| group[*expert]).sum();
+        let sums: Vec<f64> = ranked.chunks(of_group).map(two_best).collect();
+        let best = largest(&sums, chosen_groups);
+        for (expert, score) in ranked.iter_mut().enumerate() {
+            if !best.contains(&(expert / of_group)) {
+                *score = f64::NEG_INFINITY;
+            }
+        }
+    }
+    ranked
+}
+
 /// Experts by number with their shares: of all, or of the chosen alone.
-fn weighed(logits: &[f64], mut chosen: Vec<usize>, shape: &ExpertShape) -> Vec<(usize, f64)> {
+fn weighed(scores: &[f64], mut chosen: Vec<usize>, shape: &ExpertShape) -> Vec<(usize, f64)> {
     chosen.sort_unstable();
-    let of_all = softmax(logits);
-    let of_chosen = softmax(&chosen.iter().map(|expert| logits[*expert]).collect::<Vec<_>>());
-    let weight = |(place, expert): (usize, usize)| {
-        (expert, if shape.renormalised { of_chosen[place] } else { of_all[expert] })
-    };
-    chosen.into_iter().enumerate().map(weight).collect()
+    let sum: f64 = if shape.renormalised { chosen.iter().map(|expert| scores[*expert]).sum() } else { 1.0 };
+    chosen.into_iter().map(|expert| (expert, f64::from(shape.scale) * scores[expert] / sum)).collect()
 }

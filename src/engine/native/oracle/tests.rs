@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::*;
 use crate::engine::native::NativeSession;
-use crate::engine::native::operations::{ExpertMlp, ExpertShape};
+use crate::engine::native::operations::{ExpertMlp, ExpertScores, ExpertShape};
 use crate::engine::{DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch};
 use crate::measure::quality::relative_error;
 use crate::weights::Packing;
@@ -153,9 +153,12 @@ fn rows_go_through_their_experts_and_the_shared_one_and_are_added_by_their_share
             width: 1,
             shared_width: 1,
             shared_gate: true,
+            scores: ExpertScores::Softmax,
             renormalised: false,
+            scale: 1.0,
         },
         router: vec![part(4, 2, &router, Packing::F32)],
+        correction: None,
         routed: vec![expert(2.0), expert(3.0), expert(5.0)],
         shared: Some(expert(7.0)),
         table: (),
@@ -191,6 +194,33 @@ fn rows_go_through_their_experts_and_the_shared_one_and_are_added_by_their_share
     let (found, _, met) = run(&weights, Some(&[2, 1, 1, 0]));
     assert_close(&found, &[0.5 + one, 0.25 + one / 2.0, 1.0 + other, 2.0 + other / 2.0]);
     assert_eq!(met.experts, 3);
+
+    // Sigmoids of these logits are a / (1 + a): 1/2, 4/5, 3/4 and 1/2, 2/3, 3/4. A correction of the first brings it among the two largest,
+    // and its share is that without it.
+    weights.shape = ExpertShape {
+        scores: ExpertScores::Sigmoid { groups: 1, chosen_groups: 1 },
+        renormalised: false,
+        scale: 2.0,
+        ..weights.shape
+    };
+    weights.correction = Some(vec![0.275, 0.0, 0.0]);
+    let one = silu * 2.0 * (2.0 * 0.5 + 3.0 * 0.8) + silu * 7.0 * 0.5;
+    let other = -(silu * 2.0 * (2.0 * 0.5 + 5.0 * 0.75) + silu * 7.0 * 0.75);
+    let (found, moved, _) = run(&weights, None);
+    assert_close(&found, &[0.5 + one, 0.25 + one / 2.0, 1.0 + other, 2.0 + other / 2.0]);
+    // As before, of four experts, with the correction.
+    assert_eq!(moved, 4 * (2 + 4 * 2 + 4 * (2 * 2 + 2) + 3));
+
+    // Each expert a group of its own, of which the best is chosen; a row must then have one of them.
+    weights.shape.scores = ExpertScores::Sigmoid { groups: 3, chosen_groups: 1 };
+    (weights.shape.per_row, weights.shape.renormalised, weights.correction) = (1, true, None);
+    let mut inner = buffer(&[&[0.0; 2], &[0.0; 2]]);
+    let mut out = buffer(&[&[0.0, 0.0], &[0.0, 0.0]]);
+    oracle.route(&rows, (&norm, 0.0), &weights, None, &hidden).unwrap();
+    oracle.expert_gate_up(&rows, (&norm, 0.0), &weights, &hidden, &mut inner).unwrap();
+    oracle.expert_down(&rows, &weights, &inner, &mut out).unwrap();
+    let (one, other) = (silu * (2.0 * 3.0 + 7.0 * 0.5), -silu * (2.0 * 5.0 + 7.0 * 0.75));
+    assert_close(&out.values, &[one, one / 2.0, other, other / 2.0]);
 }
 
 /// One head of two elements, angle 1 per position.

@@ -71,34 +71,51 @@ impl Sample {
         dtype.map_or_else(|| Self::random(seed), |dtype| Self::of_dtype(dtype, seed))
     }
 
-    /// As [`Self::random`], with experts: those of three families in turn. The first layer has some, the second perhaps none.
+    /// As [`Self::random`], with experts: those of five families in turn. The first layer has some, the second perhaps none.
     #[must_use]
     pub fn mixture(dtype: Option<Dtype>, seed: u64) -> Self {
+        const FAMILIES: [Family; 5] =
+            [Family::Qwen3Moe, Family::Mixtral, Family::Qwen2Moe, Family::Glm4Moe, Family::MinimaxM2];
         let mut sample = Self::dense(dtype, seed);
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         random.set_stream(1);
-        let family = nth(&[Family::Qwen3Moe, Family::Mixtral, Family::Qwen2Moe], seed);
-        let count = random.random_range(3..=11);
+        let family = nth(&FAMILIES, seed);
         let block = if matches!(sample.dtype, Dtype::Q4K | Dtype::Q5K | Dtype::Q6K) { 256 } else { 1 };
-        let shared = family == Family::Qwen2Moe;
+        let (by_sigmoid, gated) =
+            (matches!(family, Family::Glm4Moe | Family::MinimaxM2), family == Family::Qwen2Moe);
+        let shared = gated || family == Family::Glm4Moe;
+        let groups = if by_sigmoid { random.random_range(1..=3) } else { 1 };
+        let count = random.random_range(3..=11_usize).div_ceil(groups) * groups;
+        let chosen_groups = random.random_range(1..=groups);
+        let per_token = random.random_range(1..=(count / groups * chosen_groups).min(5));
         let mixture = Mixture {
             count,
-            per_token: random.random_range(1..=count.min(5)),
+            per_token,
             width: random.random_range(17..=90_usize).next_multiple_of(block),
-            routing: Routing::Softmax { renormalised: !shared },
+            routing: if by_sigmoid {
+                Routing::Sigmoid {
+                    correction: random.random_bool(0.7),
+                    groups,
+                    chosen_groups,
+                    renormalised: random.random_bool(0.7),
+                }
+            } else {
+                Routing::Softmax { renormalised: !gated }
+            },
             activation: Activation::Silu,
             shared_width: if shared {
                 random.random_range(17..=130_usize).next_multiple_of(block)
             } else {
                 0
             },
-            shared_gate: shared,
+            shared_gate: gated,
             bias: false,
             latent: None,
+            routed_scaling_factor: if family == Family::Glm4Moe { 2.5 } else { 1.0 },
         };
         let mut a = sample.architecture;
         a.family = family;
-        a.qk_norm = family == Family::Qwen3Moe;
+        a.qk_norm = matches!(family, Family::Qwen3Moe | Family::MinimaxM2);
         a.biases = Biases { qkv: shared, o: false, mlp: false };
         a.layers = random.random_range(1..=3);
         a.windows.clear();
@@ -195,6 +212,8 @@ impl Sample {
                 StoredTensor::Vector(around(one, 0.1))
             }
             (Role::Bias, _) => StoredTensor::Vector(around(0.0, 0.3)),
+            // What corrects scores.
+            (Role::Router, [_]) => StoredTensor::Vector(around(0.0, 0.2)),
             (
                 role @ (Role::Embedding
                 | Role::Head

@@ -49,6 +49,16 @@ pub const MIXTURES: &[(&str, &str)] = &[
         r#""model_type":"qwen2_moe","num_experts":8,"num_experts_per_tok":4,"moe_intermediate_size":37,
         "shared_expert_intermediate_size":75,"norm_topk_prob":false,"tie_word_embeddings":true"#,
     ),
+    (
+        "glm4_moe, sigmoids in groups",
+        r#""model_type":"glm4_moe","n_routed_experts":12,"num_experts_per_tok":3,"moe_intermediate_size":41,"n_shared_experts":1,
+        "n_group":4,"topk_group":2,"first_k_dense_replace":1,"routed_scaling_factor":1.5,"partial_rotary_factor":0.5,
+        "attention_bias":true,"use_qk_norm":true,"tie_word_embeddings":false"#,
+    ),
+    (
+        "minimax_m2, corrected sigmoids",
+        r#""model_type":"minimax_m2","num_local_experts":7,"num_experts_per_tok":2,"tie_word_embeddings":false"#,
+    ),
 ];
 
 /// As [`COUNTED`], with experts and a shared one; with its gate the router fills a panel.

@@ -230,7 +230,7 @@ impl Reader<'_> {
             routing: match self.family {
                 Family::GptOss => Routing::SoftmaxOfChosen,
                 Family::DeepseekV3 | Family::Glm4Moe | Family::MinimaxM2 => {
-                    Routing::Sigmoid { correction: true, groups: 1, chosen_groups: 1 }
+                    Routing::Sigmoid { correction: true, groups: 1, chosen_groups: 1, renormalised: true }
                 }
                 _ => Routing::Softmax { renormalised: true },
             },
@@ -239,6 +239,7 @@ impl Reader<'_> {
             shared_gate: false,
             bias: self.family == Family::GptOss,
             latent: None,
+            routed_scaling_factor: 1.0,
         }))
     }
 

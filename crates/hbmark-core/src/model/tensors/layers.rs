@@ -76,6 +76,8 @@ pub struct MixtureNames {
     /// The expert every token passes, whose matrices are those of a dense layer, and its gate.
     pub shared: &'static str,
     pub shared_gate: &'static str,
+    /// What is added to scores where experts are chosen.
+    pub correction: &'static str,
 }
 
 impl MixtureNames {
@@ -107,6 +109,10 @@ impl MixtureNames {
                 _ => "shared_experts",
             },
             shared_gate: "shared_expert_gate",
+            correction: match family {
+                Family::MinimaxM2 => "e_score_correction_bias",
+                _ => "gate.e_score_correction_bias",
+            },
         }
     }
 }
@@ -356,7 +362,7 @@ impl Lister<'_> {
 
     fn router(&mut self, prefix: &str, m: &Mixture) {
         let shape = [m.count, self.hidden];
-        let name = MixtureNames::of(self.family).router;
+        let MixtureNames { router: name, correction, .. } = MixtureNames::of(self.family);
         // The folders of these two hold it at f32 beside their fp8; the other families' in bf16.
         let float = self.f32_in(&[Family::MinimaxM2, Family::MimoV2]);
         self.list.push(format!("{prefix}.{name}.weight"), &shape, float, Role::Router);
@@ -368,13 +374,8 @@ impl Lister<'_> {
             self.list.float(&format!("{prefix}.router.per_expert_scale"), &[m.count], Role::Router);
         }
         if let Routing::Sigmoid { correction: true, .. } = m.routing {
-            let name = if self.family == Family::MinimaxM2 {
-                format!("{prefix}.e_score_correction_bias")
-            } else {
-                format!("{prefix}.gate.e_score_correction_bias")
-            };
             // Kept at f32 in the published checkpoints, whatever the rest is stored as.
-            self.list.single(name, &[m.count], Role::Router);
+            self.list.single(format!("{prefix}.{correction}"), &[m.count], Role::Router);
         }
     }
 

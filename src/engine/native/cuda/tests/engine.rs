@@ -23,7 +23,7 @@ const F32_TOLERANCE: f64 = 1e-4;
 const ROUNDED_TOLERANCE: f64 = 2e-2;
 
 /// The fixtures with experts.
-const MIXTURES: [&str; 3] = ["qwen3-moe", "qwen2-moe", "mixtral"];
+const MIXTURES: [&str; 5] = ["qwen3-moe", "qwen2-moe", "mixtral", "glm4-moe", "minimax-m2"];
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models")
@@ -158,7 +158,9 @@ fn fp8_generates_what_the_oracle_does() {
 
 #[test]
 fn a_ragged_batch_is_what_each_sequence_is_alone_under_every_schedule() {
-    for (name, seed) in [("llama-gqa", 1), ("qwen3", 2), ("mistral-window", 3), ("qwen2-moe", 4)] {
+    for (name, seed) in
+        [("llama-gqa", 1), ("qwen3", 2), ("mistral-window", 3), ("qwen2-moe", 4), ("glm4-moe", 5)]
+    {
         let model = model(name);
         let prompts = [tokens(33, 1), tokens(1, 2), tokens(16, 3), tokens(17, 4), tokens(5, 5)];
         let (mut found, mut wanted) = (emulated(&model, Dtype::F32, seed), on_cpu(&model, Dtype::F32));
