@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::config::{Conventions, FamilySpec, Fields, decoder, experts_per_token, limits};
+use super::config::{Conventions, FamilySpec, Fields, decoder, experts_per_token, limits, rotary_dims};
 use super::{
     Activation, Architecture, Attention, Experts, Family, FeedForward, Layer, Mixer, Mixture, ModelError,
     Norms, QkNorm, Rotary, Routing, Stack,
@@ -16,7 +16,12 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     fields.only("scoring_func", &json!("sigmoid"))?;
     fields.only("qk_norm_type", &json!("per_layer"))?;
     let normed = fields.flag("use_qk_norm", true)?;
-    let a = decoder(fields, &Conventions { qk_norm: normed, ..Conventions::of(Family::MinimaxM2) })?;
+    let conventions = Conventions {
+        qk_norm: normed,
+        rope_keys: &["partial_rotary_factor"],
+        ..Conventions::of(Family::MinimaxM2)
+    };
+    let a = decoder(fields, &conventions)?;
     let count = fields.need_integer("num_local_experts", 1..=limits::EXPERTS)?;
     let mixture = Mixture {
         count,
@@ -35,7 +40,11 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
         latent: None,
         routed_scaling_factor: 1.0,
     };
-    let dims = fields.integer("rotary_dim", 2..=a.head_dim)?.unwrap_or(a.head_dim);
+    // As published; transformers 5 saves the share of a head in its place.
+    let dims = match fields.integer("rotary_dim", 2..=a.head_dim)? {
+        Some(dims) => dims,
+        None => rotary_dims(fields, a.head_dim)?,
+    };
     let attention = Attention {
         rope: Some(Rotary { rope: a.rope, dims, interleaved: false }),
         qk_norm: if normed { QkNorm::FullWidth } else { QkNorm::None },

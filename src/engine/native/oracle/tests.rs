@@ -421,5 +421,5 @@ fn the_oracle_gives_the_logits_of_transformers_on_every_fixture_model() {
         }
         compared += 1;
     }
-    assert_eq!(compared, 24);
+    assert_eq!(compared, 26);
 }
