@@ -237,7 +237,7 @@ fn both_spellings_of_a_config_mean_the_same() {
             compared += 1;
         }
     }
-    assert_eq!(compared, 16);
+    assert_eq!(compared, 17);
 }
 
 #[test]
