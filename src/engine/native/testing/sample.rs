@@ -119,7 +119,8 @@ impl Sample {
         a.biases = Biases { qkv: shared, o: false, mlp: false };
         a.layers = random.random_range(1..=3);
         a.windows.clear();
-        let dense = if family == Family::Mixtral || a.layers == 1 { Vec::new() } else { vec![1] };
+        let everywhere = matches!(family, Family::Mixtral | Family::MinimaxM2) || a.layers == 1;
+        let dense = if everywhere { Vec::new() } else { vec![1] };
         sample.architecture = a.with_mixture(mixture, dense);
         sample
     }

@@ -8,7 +8,7 @@ use super::*;
 use crate::engine::native::operations::AttentionShape;
 use crate::engine::native::oracle::Oracle;
 use hbmark_core::ledger::Ledger;
-use hbmark_core::model::{Family, Mixer, Reach};
+use hbmark_core::model::{Family, Mixer, Reach, Routing};
 
 fn scenario_of(sample: &Sample, scripts: &[Script]) -> Scenario {
     let block_size = sample::nth(&BLOCK_SIZES, sample.seed);
@@ -37,8 +37,8 @@ fn samples_cover_every_dtype_head_and_group_and_are_reproducible() {
 
 #[test]
 fn mixtures_cover_every_family_and_dtype_and_are_what_the_engine_runs() {
-    let samples: Vec<Sample> = (0..21).map(|seed| Sample::mixture(None, seed)).collect();
-    for family in [Family::Qwen3Moe, Family::Mixtral, Family::Qwen2Moe] {
+    let samples: Vec<Sample> = (0..35).map(|seed| Sample::mixture(None, seed)).collect();
+    for family in [Family::Qwen3Moe, Family::Mixtral, Family::Qwen2Moe, Family::Glm4Moe, Family::MinimaxM2] {
         for dtype in DTYPES {
             assert!(samples.iter().any(|s| s.architecture.family == family && s.dtype == dtype));
         }
@@ -50,6 +50,20 @@ fn mixtures_cover_every_family_and_dtype_and_are_what_the_engine_runs() {
         assert_eq!(*sample, Sample::mixture(None, sample.seed));
     }
     assert!(samples.iter().any(|s| s.architecture.layers > 1 && !s.architecture.is_expert_layer(1)));
+    let has = |what: &dyn Fn(&Routing) -> bool| {
+        let of = |s: &Sample| s.architecture.layer(0).feed_forward.mixture().map(|mixture| mixture.routing);
+        samples.iter().filter_map(of).any(|routing| what(&routing))
+    };
+    for correction in [false, true] {
+        assert!(has(
+            &|routing| matches!(routing, Routing::Sigmoid { correction: own, .. } if *own == correction)
+        ));
+    }
+    for grouped in [false, true] {
+        assert!(has(&|routing| {
+            matches!(routing, Routing::Sigmoid { groups, chosen_groups, .. } if (chosen_groups < groups) == grouped)
+        }));
+    }
 }
 
 #[test]

@@ -27,26 +27,24 @@ use hbmark_core::model::Dtype;
 const DTYPES: [Dtype; 5] = [Dtype::Bf16, Dtype::F16, Dtype::F32, Dtype::Int8, Dtype::Fp8];
 
 /// A sample that the kernels run: K and V as its weights say, heads of whole vectors.
-fn runnable(seed: u64, draw: fn(Dtype, u64) -> Sample) -> Option<Sample> {
-    let dtype = DTYPES[usize::try_from(seed).unwrap() % DTYPES.len()];
-    let mut sample = draw(dtype, seed);
-    sample.kv_dtype = kv_dtype(dtype);
+fn runnable(nth: u64, draw: impl FnOnce(Dtype) -> Sample) -> Option<Sample> {
+    let dtype = DTYPES[usize::try_from(nth).unwrap() % DTYPES.len()];
+    let sample = Sample { kv_dtype: kv_dtype(dtype), ..draw(dtype) };
     sample.architecture.head_dim.is_multiple_of(8).then_some(sample)
 }
 
 fn sample(seed: u64) -> Option<Sample> {
-    runnable(seed, Sample::of_dtype)
+    runnable(seed, |dtype| Sample::of_dtype(dtype, seed))
 }
 
+/// Another order of dtypes for every five seeds, so that each is paired with each of five families.
 fn mixture(seed: u64) -> Option<Sample> {
-    runnable(seed, |dtype, seed| Sample::mixture(Some(dtype), seed))
+    runnable(seed + seed / 5, |dtype| Sample::mixture(Some(dtype), seed))
 }
 
 /// The same of every second seed, with the layers of other families.
 fn varied(seed: u64) -> Option<Sample> {
-    let dtype = DTYPES[usize::try_from(seed / 2).unwrap() % DTYPES.len()];
-    let sample = Sample { kv_dtype: kv_dtype(dtype), ..Sample::varied(Some(dtype), seed) };
-    (seed.is_multiple_of(2) && sample.architecture.head_dim.is_multiple_of(8)).then_some(sample)
+    runnable(seed / 2, |dtype| Sample::varied(Some(dtype), seed)).filter(|_| seed.is_multiple_of(2))
 }
 
 fn emulated(seed: u64, tuning: Tuning) -> CudaOperations<Emulated> {
