@@ -1,9 +1,9 @@
-// Memory bandwidth: read, write, copy and triad, reads of the second cache, and the pattern they are checked by.
+// Memory bandwidth: read, write, copy and triad, reads of L2, and the pattern they are checked by.
 //
 // write_pattern  words[i] = i * 2654435761 + 1 (mod 2^32): bits that look random, so that no power is saved on zeros, and a sum known
 //                in closed form. Bytes: 16 n.
 // read_uN        sums[0] += sum of all words (mod 2^32). Bytes: 16 n. N independent 16-byte loads are in flight per thread.
-// read_cached    the same, `passes` times over a buffer that the second cache holds, to and fro; past the first cache. Bytes: 16 n passes.
+// read_cached    the same, `passes` times over a buffer that L2 holds, to and fro; past the first cache. Bytes: 16 n passes.
 // copy           to[i] = from[i]. Bytes: 32 n, both directions.
 // triad          a[i] = b[i] + scale * c[i], f32. Bytes: 48 n, three streams.
 //

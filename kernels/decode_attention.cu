@@ -3,7 +3,8 @@
 //   out[row][h] = Σ_p softmax_p(bend(q[h] · k[p] * scale)) * v[p],   p from max(0, position + 1 - window) to the row's own position
 //
 // Shapes: query, out [rows, heads * head_dim] f32; cache: cache.cuh, head_dim a multiple of 8, at most 256.
-// Grid: (rows, kv_heads * ceil(group / G), splits): only x may exceed 65,535. Block: 256 threads. Of a group of query heads, G share every K and V that is loaded.
+// Grid: (rows, kv_heads * ceil(group / G), splits): only x may exceed 65,535. Block: 256 threads. Of a group of query heads, G share every K and V
+// that is loaded.
 // Each split takes at least `least` positions, so a short row uses fewer splits than it is given; unused blocks return.
 // Shared: 64 KiB of K and V on their way, then what warps and splits are merged in; more only where that needs more.
 // rounded [rows, heads * head_dim] is null, or what the next product takes where the cache has 16 bits: out, in the cache's format (prepare_rows.cu).

@@ -63,7 +63,7 @@ __device__ inline float warp_max(float value) {
 #endif
 }
 
-// Asks the second cache for the line of an address and goes on.
+// Asks L2 for the line of an address and goes on.
 __device__ inline void prefetch(const void* at) {
 #ifndef HBMARK_EMULATED
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));

@@ -331,7 +331,7 @@ __device__ inline void gate_up(const LinearInput& in, const Experts& experts, fl
     multiply_rows<F, M>(rows, weights_of<F>(tile, outputs, vectors), chunk, 0, tile.count,
                         [&](int pair, int, int count, const float (&sums)[2][M]) {
                             const float gate = of_lane(sums[0]), up = of_lane(sums[1]);
-                            if (lane < count) out[pair] = gate / (1.0f + expf(-gate)) * up;
+                            if (lane < count) out[pair] = gated(false, gate, up);
                         });
 }
 
@@ -383,7 +383,7 @@ struct Placed {
 
 // A tile of a matrix of `outputs`, of which `count` rows lie at `place(i)` among so many prepared ones and go to `to(i)`; `finish(to, pair, first, second)`.
 template <class F, class Z, class Place, class To, class Finish>
-__device__ inline void multiply_tile(const ExpertTile& tile, const uint4* inputs, int prepared, int outputs, int vectors, Place place, To to,
+__device__ inline void multiply_expert_tile(const ExpertTile& tile, const uint4* inputs, int prepared, int outputs, int vectors, Place place, To to,
                                      Finish finish) {
     SHARED(int[Z::BM], places);
     SHARED(float* [Z::BM], rows_to);
@@ -404,10 +404,10 @@ __device__ inline void tiled_gate_up(const uint4* inputs, const Experts& experts
     const ExpertTile tile = tile_of_grid(experts);
     const int outputs = 2 * (tile.shared ? experts.shared_width : experts.width);
     if ((int)blockIdx.x * Z::BN >= outputs) return;
-    multiply_tile<F, Z>(
+    multiply_expert_tile<F, Z>(
         tile, inputs, experts.work.rows, outputs, vectors, [&](int i) { return (int)tile.rows[i]; },
         [&](int i) { return inner_of(experts, tile, inner, i); },
-        [](float* to, int pair, float gate, float up) { to[pair] = gate / (1.0f + expf(-gate)) * up; });
+        [](float* to, int pair, float gate, float up) { to[pair] = gated(false, gate, up); });
 }
 
 template <class F, class Z>
@@ -418,7 +418,7 @@ __device__ inline void tiled_down(const uint4* inputs, const uint4* shared_input
     if (!has_tile(experts)) return;
     const ExpertTile tile = tile_of_grid(experts);
     const bool shared = tile.shared;
-    multiply_tile<F, Z>(
+    multiply_expert_tile<F, Z>(
         tile, shared ? shared_inputs : inputs, shared ? experts.work.rows : (int)experts.work.choices_count(), outputs,
         shared ? shared_vectors : vectors, [&](int i) { return (int)tile.choices[i]; },
         [&](int i) { return part_of(experts, tile, parts, outputs, i); },

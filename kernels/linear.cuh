@@ -4,12 +4,13 @@
 //
 // Shapes   values [rows, width] f32; weights [outputs, vectors * COLUMNS], rows padded with zeros to whole 16-byte vectors; scales [outputs]
 //          f32 for int8 and fp8 only; bias [outputs] f32 or null. Outputs come in pairs (2p, 2p + 1): what belongs together is packed together.
-// Grid     (any, passes of M rows along y, and along z beyond 65,535 of them); pairs go round the blocks, then round their warps: a warp owns a pair, a lane 16 bytes of it. Block: 256 threads.
+// Grid     (any, passes of M rows along y, and along z beyond 65,535 of them). Block: 256 threads. Pairs go round the blocks, then round their
+//          warps: a warp owns a pair, a lane 16 bytes of it.
 // Shared   32 KiB of weights on their way, then M rows of inputs, `chunk` columns at a time, in the precision that the weights are multiplied in.
 // Bytes    outputs * vectors * 16, once per M rows. FLOPs 2 * rows * outputs * columns.
 // A lane copies the weights that it will itself multiply to shared memory, so that what is on its way costs no register and needs no barrier. The
 // first weights are asked for before the wait for the last kernel: only weights and norms may be read there. The norm is computed by every
-// block for itself, from the second cache. The idea of warp-per-row streaming is in every public batch-1 engine (calm, llama.cpp).
+// block for itself, from L2. The idea of warp-per-row streaming is in every public batch-1 engine (calm, llama.cpp).
 #pragma once
 
 #include "elements.cuh"

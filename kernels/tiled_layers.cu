@@ -70,7 +70,8 @@ HBMARK_FOR_EACH_TILING(KERNEL)
 HBMARK_FOR_EACH_TILING(KERNEL)
 #undef KERNEL
 
-// The heads that a projection left, by the format of the cache; those of Q together and of K together where `joint`. Grid: (rows, ceil((heads + 2 * kv_heads) / 8)). Block: 256 threads, a warp per head.
+// The heads that a projection left, by the format of the cache; those of Q together and of K together where `joint`.
+// Grid: (rows, ceil((heads + 2 * kv_heads) / 8)). Block: 256 threads, a warp per head.
 #define KERNEL(dtype, T)                                                                                                                 \
     HBMARK_KERNEL_BOUNDED(THREADS, 2, finish_heads_##dtype, HEADS, int joint, int outputs) {                                             \
         launch_dependents();                                                                                                             \
@@ -93,8 +94,8 @@ HBMARK_KERNEL_BOUNDED(THREADS, 2, finish_gate_up, const float* sums, float* out,
     out[(size_t)blockIdx.x * pairs + pair] = gated(gelu, both.x, both.y);
 }
 
-// next[s] = the first largest of logits[s], which are bent towards softcap where that is above 0. Grid: (parts, sequences). Block: 256 threads. best and arrived [sequences]: as in head.cu. A thread
-// asks for 16 logits at once.
+// next[s] = the first largest of logits[s], which are bent towards softcap where that is above 0. best and arrived [sequences]: as in head.cu.
+// Grid: (parts, sequences). Block: 256 threads. A thread asks for 16 logits at once.
 HBMARK_KERNEL_BOUNDED(THREADS, 2, first_largest, float* logits, unsigned long long* best, unsigned* arrived, unsigned* next, float softcap,
                       int outputs) {
     SHARED(unsigned long long[WARPS], of_warps);

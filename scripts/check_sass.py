@@ -224,6 +224,7 @@ def check(folder: Path) -> int:
     if not resources:
         sys.exit("check_sass: the build left no *.ptxas files")
     bad = kernels_seen = 0
+    met = set()
     print(f"{'kernel':<34}{'target':<8}{'registers':>9}{'fit':>6}{'blocks/SM':>10}{'bytes/thread':>13}{'KB in flight/SM':>16}")
     for file in FILES:
         for (name, architecture), code in sorted(disassemble(folder / f"{file}.fatbin").items()):
@@ -231,6 +232,7 @@ def check(folder: Path) -> int:
             faults = list(forbidden(code))
             launch = next((prefix for prefix in NEEDS if name.startswith(prefix)), None)
             if launch:
+                met.add(launch)
                 threads, dynamic, launched = LAUNCHES[launch]
                 fit = blocks_per_sm(architecture, threads, registers, static + dynamic)
                 blocks = min(fit, launched)
@@ -243,6 +245,9 @@ def check(folder: Path) -> int:
             bad += len(faults)
             for fault in faults:
                 print(f"{name} {architecture}: FAULT: {fault}")
+    for prefix in sorted(NEEDS.keys() - met):
+        print(f"no kernel begins with {prefix}")
+        bad += 1
     print(f"{kernels_seen} kernels, {bad} faults")
     return bad
 

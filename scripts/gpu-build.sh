@@ -13,6 +13,8 @@ export HBMARK_CUDA_ARCHS=${HBMARK_CUDA_ARCHS:-$architecture} HBMARK_CUDA_LINE_IN
 cargo build --locked --profile dist --features cuda --bin hbmark
 mkdir -p dist/models
 xz -6 -T0 -c "${CARGO_TARGET_DIR:-target}/dist/hbmark" >dist/hbmark.xz
+# Unpacked by hand it keeps its mode.
+chmod +x dist/hbmark.xz
 cp scripts/gpu-run.sh scripts/gpu-day.sh scripts/peer_torch.py dist/
 cp models/Llama-3.2-1B.json models/Llama-3.1-8B.json dist/models/
 rm -rf dist/models/tiny

@@ -18,15 +18,16 @@ export HBMARK_SIMULATED_CALLS="$out/calls" NO_COLOR=1
 # Few multiprocessors: grids that fill a device are small then, and end soon.
 small=${HBMARK_SIMULATED_CUDA:-multiprocessors=4}
 export HBMARK_SIMULATED_CUDA=$small
-failed=()
+failed=() known=()
 
-# check NAME STATUS TEXT COMMAND...: the command ends with the status and says the text, in 25 minutes.
+# check NAME STATUS TEXT COMMAND...: the command ends with the status and says the text, in 25 minutes, and skips no cell unless the text is of that.
 check() {
     local name=$1 status=$2 text=$3 got=0 begin=$SECONDS
     shift 3
+    known+=("$name")
     if [ ${#only[@]} -gt 0 ] && [[ " ${only[*]} " != *" $name "* ]]; then return; fi
     timeout 1500 "$@" >"$out/$name.txt" 2>&1 || got=$?
-    if [ "$got" = "$status" ] && grep -qE -- "$text" "$out/$name.txt"; then
+    if [ "$got" = "$status" ] && grep -qE -- "$text" "$out/$name.txt" && { [[ $text == *skipped* ]] || ! grep -qw skipped "$out/$name.txt"; }; then
         echo "ok      $name ($((SECONDS - begin)) s)"
         return
     fi
@@ -42,11 +43,11 @@ for dtype in f32 f16 bf16; do
     check "engines-$dtype" 0 'SIMULATED DEVICE' "${run[@]}" --dtype $dtype --engine stock,stock-graph,stock-pool,native --batch 1,3
 done
 check quantised 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $models/llama-q8_0.gguf --engine stock --batch 1 --context 17
-check quantised-batch 0 'take one sequence on a GPU' "$hbmark" run --smoke --device cuda --model $models/llama-q8_0.gguf --engine stock --batch 1,3 \
+check quantised-batch 0 'skipped: .* take one sequence on a GPU' "$hbmark" run --smoke --device cuda --model $models/llama-q8_0.gguf --engine stock --batch 1,3 \
     --context 8
 check operations 0 'SIMULATED DEVICE' "${run[@]}" --engine native --phase decode --batch 1 --show-ops
 # A share of little memory is walked, and a small product made.
-check ceiling 0 'read, L2 +[0-9.]+ [GT]B/s' env HBMARK_SIMULATED_CUDA=$small,capacity=1060MiB,second-cache=1MiB "$hbmark" ceiling --device cuda --quick
+check ceiling 0 'read, L2 +[0-9.]+ [GT]B/s' env HBMARK_SIMULATED_CUDA=$small,capacity=1060MiB,l2=1MiB "$hbmark" ceiling --device cuda --quick
 check compare 0 '7 rounds, a fresh process a side' "$hbmark" compare engine=stock engine=native --protocol smoke --rounds 7 \
     --both "device=cuda model=$models/qwen3-tied dtype=bf16 phase=decode batch=1 context=8"
 # Its times mean nothing, so its point is invalid and says why.
@@ -55,20 +56,21 @@ check serve 1 'SIMULATED DEVICE: its times mean nothing' "$hbmark" serve --devic
 check gpu-day 0 'native-8b: ok' scripts/gpu-day.sh --rehearse --device cuda --hbmark "$hbmark" --out "$out/day" machine smoke native-1b native-8b \
     operations-1b operations-8b batches-8b stock-1b stock-8b prefill-8b
 # Without dependent launches, with less shared memory, and the second of two.
-for device in a100 l40s b200; do
+for device in a100 h100 l40s b200; do
     check $device 0 'SIMULATED DEVICE' env HBMARK_SIMULATED_CUDA=$small,device=$device "${run[@]}" --dtype bf16 --engine stock,native --batch 1,6
 done
 check second 0 'cuda:1 · SIMULATED DEVICE' env HBMARK_SIMULATED_CUDA=$small,count=2 "$hbmark" run --smoke --device cuda:1 --model $models/qwen3-tied \
     --context 8 --engine stock,native --batch 1
-for fault in 'no-memory 1 oom out-of-memory=40' 'illegal-address 1 illegal illegal-address=40' \
+for fault in 'no-memory 1 CUDA_ERROR_OUT_OF_MEMORY out-of-memory=40' 'illegal-address 1 failed:.*CUDA_ERROR_ILLEGAL_ADDRESS illegal-address=40' \
     'lost 0 CUDA_ERROR_UNKNOWN.*the.visit.was.repeated lost=500'; do
     read -r name status text plant <<<"$fault"
     check "$name" "$status" "$text" env HBMARK_SIMULATED_CUDA=$small,$plant "${run[@]}" --engine native --batch 1
 done
 
-# Every row but those of clocks, which a machine with other work does not pass, and which the host's does not on a device that is simulated.
-check verify 0 '[0-9]+ checks on cuda:0: ' env HBMARK_SIMULATED_CUDA=$small,capacity=1180MiB,second-cache=1MiB bash -c \
-    'rows=$("$1" verify --device cuda --quick); echo "$rows"; ! grep "^FAIL" <<<"$rows" | grep -vE "^FAIL  (timer|block|ceilings) "' - "$hbmark"
+# Every row but those of clocks, which a machine with other work does not pass, and which the host's does not on a device that is simulated. What
+# is forgiven are times that differ, and not an error in their place.
+check verify 0 '[0-9]+ checks on cuda:0: ' env HBMARK_SIMULATED_CUDA=$small,capacity=1180MiB,l2=1MiB bash -c \
+    'rows=$("$1" verify --device cuda --quick); echo "$rows"; ! grep "^FAIL" <<<"$rows" | grep -vE "^FAIL  (timer .* wanted .* found |block .* the device timeline says |ceilings +read bandwidth is ordered )"' - "$hbmark"
 
 python3 - "$out/calls" <<'END'
 import json, sys
@@ -80,4 +82,5 @@ for line in open(sys.argv[1]):
             into[key] = into.get(key, 0) + count
 print(f"{len(calls)} entry points called {sum(calls.values())} times, {len(kernels)} kernels launched {sum(kernels.values())} times")
 END
+for name in "${only[@]}"; do [[ " ${known[*]} " == *" $name "* ]] || { echo "there is no check $name" && failed+=("$name"); }; done
 [ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" && exit 1; }

@@ -647,11 +647,11 @@ int hbmark_emulated_finish(unsigned slot, char* error, size_t error_bytes) {
     return progress == Progress::ended ? 0 : 1;
 }
 
-// What the last kernel of a slot asked of a device beside memory, once: operations of tensor cores, bytes of the second cache, nanoseconds of the clock.
-void hbmark_emulated_asked(unsigned slot, uint64_t* tensor_flops, uint64_t* second_cache_bytes, uint64_t* clock_ns) {
+// What the last kernel of a slot asked of a device beside memory, once: operations of tensor cores, bytes of L2, nanoseconds of the clock.
+void hbmark_emulated_asked(unsigned slot, uint64_t* tensor_flops, uint64_t* l2_bytes, uint64_t* clock_ns) {
     const auto asked = std::exchange(hbmark::emulation::machines()[slot % 2].asked, {});
     *tensor_flops = asked.tensor_flops;
-    *second_cache_bytes = asked.second_cache_bytes;
+    *l2_bytes = asked.l2_bytes;
     *clock_ns = asked.clock_ns;
 }
 

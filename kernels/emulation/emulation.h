@@ -9,7 +9,7 @@
 // - a dependent launch may be begun before the kernel before it runs: what it reads of that kernel's results without the wait is not there yet;
 // - threads that wait for each other for ever, or meet in different collectives, are an error that says who waits where.
 // Time, caches, and the order in which writes become visible are not emulated: a missing fence is not found. What a launch asks of tensor cores, of
-// the second cache and of the clock is counted, for whoever models its time.
+// L2 and of the clock is counted, for whoever models its time.
 #pragma once
 
 #include <cmath>
@@ -40,10 +40,10 @@ void wait_for_dependency();
 // The number of this thread in its warp.
 unsigned lane();
 
-// Waits for the lanes of `mask`, all of which bring `bytes` (at most 32) to the same collective; returns what each lane brought, 32
-// bytes apart. Valid until the caller's next but one exchange.
-const unsigned char* exchange(unsigned mask, const char* collective, const void* value, size_t bytes);
+// Waits for the lanes of `mask`, all of which bring so many `bytes`, at most LARGEST_VALUE, to the same collective; returns what each lane
+// brought, LARGEST_VALUE bytes apart. Valid until the caller's next but one exchange.
 constexpr size_t LARGEST_VALUE = 64;
+const unsigned char* exchange(unsigned mask, const char* collective, const void* value, size_t bytes);
 
 // Shared memory of the block: declared at a place in the source, or sized by the launch.
 void* shared_static(const void* site, size_t bytes);
@@ -61,7 +61,7 @@ struct Asked {
     // Operations of tensor cores on 16 bits; those on bytes count half.
     uint64_t tensor_flops = 0;
     // Bytes read past the first cache.
-    uint64_t second_cache_bytes = 0;
+    uint64_t l2_bytes = 0;
     // From the first reading of the clock to the last.
     uint64_t clock_ns = 0;
 };
@@ -166,7 +166,7 @@ template <class T>
 inline T __ldcs(const T* from) { return *from; }
 template <class T>
 inline T __ldcg(const T* from) {
-    hbmark::emulation::asked().second_cache_bytes += sizeof(T);
+    hbmark::emulation::asked().l2_bytes += sizeof(T);
     return *from;
 }
 template <class T>

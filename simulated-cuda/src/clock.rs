@@ -1,9 +1,9 @@
 //! The time of a device: what work costs on the product that is simulated, and the host's clock without the time that simulating takes.
 //!
 //! Enters: what work asked of the device. Leaves: seconds. A host that looks at its own clock sees how long simulating took, unless the script says that
-//! both have one clock. Work takes as long as the slowest of memory, second cache, matrix units and link needs for it,
+//! both have one clock. Work takes as long as the slowest of memory, L2, matrix units and link needs for it,
 //! and the gap in front of it. A kernel that looks at the clock takes as long as it looked. Not in it: the arithmetic of ordinary cores, too few bytes in
-//! flight, and what the second cache keeps from one kernel to the next.
+//! flight, and what L2 keeps from one kernel to the next.
 
 use std::time::{Duration, Instant};
 
@@ -16,8 +16,8 @@ use crate::script::Script;
 pub struct Demand {
     /// To and from memory.
     pub bytes: u64,
-    /// From the second cache, past the first.
-    pub second_cache_bytes: u64,
+    /// From L2, past the first.
+    pub l2_bytes: u64,
     /// Of matrix units, on 16 bits; on bytes they count half.
     pub tensor_flops: u64,
     /// In f32.
@@ -46,7 +46,7 @@ impl Demand {
     pub fn and(self, other: Self) -> Self {
         Self {
             bytes: self.bytes + other.bytes,
-            second_cache_bytes: self.second_cache_bytes + other.second_cache_bytes,
+            l2_bytes: self.l2_bytes + other.l2_bytes,
             tensor_flops: self.tensor_flops + other.tensor_flops,
             f32_flops: self.f32_flops + other.f32_flops,
             link_bytes: self.link_bytes + other.link_bytes,
@@ -81,8 +81,8 @@ impl Gap {
 const REACHED_BANDWIDTH: f64 = 0.9;
 /// Of the peaks of matrix units. *Source*: assumed; published products of 8,192 on H100 reach 0.6 to 0.8.
 const REACHED_PEAK: f64 = 0.7;
-/// The second cache over memory. *Source*: assumed; reads of it on H100 were published at 5.5 to 7 TB/s.
-const SECOND_CACHE: f64 = 1.5;
+/// L2 over memory. *Source*: assumed; reads of it on H100 were published at 5.5 to 7 TB/s.
+const L2_OVER_MEMORY: f64 = 1.5;
 /// Bytes per second to the host. *Source*: PCIe 5.0 × 16 is 64 GB/s, of which copies reach about 55.
 const LINK_BYTES_PER_S: f64 = 55e9;
 /// Gaps become no more times slower: simulating a launch takes less than a millisecond.
@@ -97,7 +97,7 @@ pub fn seconds(device: &Device, demand: &Demand, gap: Gap, slower: f64) -> f64 {
     let bandwidth = device.bandwidth_bytes_per_s * REACHED_BANDWIDTH;
     let needs = [
         demand.bytes as f64 / bandwidth,
-        demand.second_cache_bytes as f64 / (bandwidth * SECOND_CACHE),
+        demand.l2_bytes as f64 / (bandwidth * L2_OVER_MEMORY),
         (demand.tensor_flops as f64 / peaks.f16 + demand.f32_flops as f64 / peaks.f32) / REACHED_PEAK,
         demand.link_bytes as f64 / LINK_BYTES_PER_S,
     ];
@@ -192,7 +192,7 @@ mod tests {
         let larger = Demand { tensor_flops: 2 * 692_650_000_000, ..bytes };
         assert!(near(of(&larger, Gap::Dependent), 2e-3 + 1e-6));
         assert!(near(of(&Demand::of_link(55_000_000), Gap::Launch), 1e-3 + 2.5e-6));
-        let cached = Demand { second_cache_bytes: 6_480_000_000, ..Demand::default() };
+        let cached = Demand { l2_bytes: 6_480_000_000, ..Demand::default() };
         assert!(near(of(&cached, Gap::Node), 1e-3 + 1.3e-6));
         assert!(near(seconds(&DEVICES[0], &bytes, Gap::Node, 1000.0), 1.0 + 500.0 * 1.3e-6));
     }

@@ -301,7 +301,7 @@ pub fn attribute(script: &Script, index: u32, number: c_int) -> Option<c_int> {
         16 => script.multiprocessors.unwrap_or(device.multiprocessors),
         33 => pci_bus(index),
         37 => device.memory_bus_bits,
-        38 => u32::try_from(script.second_cache_bytes.unwrap_or(device.l2_bytes)).ok()?,
+        38 => u32::try_from(script.l2_bytes.unwrap_or(device.l2_bytes)).ok()?,
         39 => limits.threads_per_multiprocessor,
         // Copy engines.
         40 => 3,

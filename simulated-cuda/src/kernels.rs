@@ -28,12 +28,7 @@ unsafe extern "C" {
     fn hbmark_emulated_name(index: usize) -> *const c_char;
     fn hbmark_emulated_finish(slot: u32, error: *mut c_char, error_bytes: usize) -> c_int;
     fn hbmark_emulated_fail(text: *const c_char) -> !;
-    fn hbmark_emulated_asked(
-        slot: u32,
-        tensor_flops: *mut u64,
-        second_cache_bytes: *mut u64,
-        clock_ns: *mut u64,
-    );
+    fn hbmark_emulated_asked(slot: u32, tensor_flops: *mut u64, l2_bytes: *mut u64, clock_ns: *mut u64);
     fn hbmark_accesses_watch(base: usize, bytes: usize, slot: u32);
     fn hbmark_accesses_take(slot: u32, read: *mut u64, written: *mut u64);
 }
@@ -93,7 +88,7 @@ pub fn demand(slot: u32) -> Demand {
         hbmark_emulated_asked(
             slot,
             &raw mut demand.tensor_flops,
-            &raw mut demand.second_cache_bytes,
+            &raw mut demand.l2_bytes,
             &raw mut demand.clock_ns,
         );
     }

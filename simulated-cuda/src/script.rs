@@ -10,7 +10,7 @@
 //! | `compute=8.0` | another compute capability than the product's |
 //! | `multiprocessors=8` | fewer than the product has: kernels whose grids fill a device end sooner |
 //! | `capacity=2GiB` | less memory than the product has: probes that walk a share of it end sooner |
-//! | `second-cache=1MiB` | less than the product has |
+//! | `l2=1MiB` | less than the product has |
 //! | `time=shared` | host and device have one clock, this machine's: work takes as long as simulating it, or as on the product where that is longer |
 //! | `slower=20000` | work takes so many times as long as on the product, with `time=shared` about what simulating it takes |
 //! | `seed=7` | draws the order of threads and the noise of readings |
@@ -77,9 +77,9 @@ pub struct Script {
     pub compute: Option<ComputeCapability>,
     /// Another number than the product's.
     pub multiprocessors: Option<u32>,
-    /// Less memory and second cache than the product's.
+    /// Less memory and L2 than the product's.
     pub capacity_bytes: Option<u64>,
-    pub second_cache_bytes: Option<u64>,
+    pub l2_bytes: Option<u64>,
     pub slower: f64,
     pub shared_time: bool,
     pub seed: u64,
@@ -109,7 +109,7 @@ impl Default for Script {
             compute: None,
             multiprocessors: None,
             capacity_bytes: None,
-            second_cache_bytes: None,
+            l2_bytes: None,
             slower: 1.0,
             shared_time: false,
             seed: 0,
@@ -157,7 +157,7 @@ const KEYS: [&str; 21] = [
     "compute",
     "multiprocessors",
     "capacity",
-    "second-cache",
+    "l2",
     "time",
     "slower",
     "seed",
@@ -223,10 +223,9 @@ impl Script {
                 self.capacity_bytes =
                     Some(capacity.ok_or_else(or("bytes that the device has, such as 2GiB"))?);
             }
-            "second-cache" => {
+            "l2" => {
                 let cache = bytes(value).filter(|bytes| *bytes <= self.device.l2_bytes);
-                self.second_cache_bytes =
-                    Some(cache.ok_or_else(or("bytes that the device has, such as 1MiB"))?);
+                self.l2_bytes = Some(cache.ok_or_else(or("bytes that the device has, such as 1MiB"))?);
             }
             "time" => {
                 self.shared_time =
@@ -368,7 +367,7 @@ mod tests {
     #[test]
     fn every_part_is_read() {
         let script = Script::parse(
-            "device=h100,count=2,compute=8.0,multiprocessors=8,capacity=2GiB,second-cache=1MiB,time=shared,slower=20,seed=7,out-of-memory=120,illegal-address=500, lost=300,hang=700,slow-kernel=rmsnorm*4,\
+            "device=h100,count=2,compute=8.0,multiprocessors=8,capacity=2GiB,l2=1MiB,time=shared,slower=20,seed=7,out-of-memory=120,illegal-address=500, lost=300,hang=700,slow-kernel=rmsnorm*4,\
              slow-kernel=rms*1.5,thermal=50,clock=40+3,ecc=3,foreign-process=1,busy-memory=20GiB,memory=zeros,dependents=late",
         )
         .unwrap();
@@ -379,7 +378,7 @@ mod tests {
             compute: Some((8, 0)),
             multiprocessors: Some(8),
             capacity_bytes: Some(2 << 30),
-            second_cache_bytes: Some(1 << 20),
+            l2_bytes: Some(1 << 20),
             slower: 20.0,
             shared_time: true,
             seed: 7,

@@ -233,7 +233,7 @@ fn events_have_times_when_they_have_happened() {
         assert_eq!(cuEventElapsedTime_v2(&raw mut ms, start, end), status::NOT_READY);
         assert_eq!(cuEventSynchronize(end), 0);
         assert_eq!(cuEventElapsedTime_v2(&raw mut ms, start, end), 0);
-        // A launch and the 4,000 bytes that it wrote, on an H200; the host's own time between the two calls is not in it.
+        // At least a launch and the 4,000 bytes that it wrote, on an H200.
         assert!(ms > 2.49e-3, "{ms}");
         assert_eq!(c.synchronise(), 0);
         assert_eq!(cuEventElapsedTime_v2(&raw mut ms, start, untimed), status::INVALID_HANDLE);
@@ -284,8 +284,8 @@ fn kernels_take_the_time_of_the_bytes_that_they_touch() {
         for event in &mut events {
             assert_eq!(cuEventCreate(event, 0), 0);
         }
-        // The host is ahead of the device from here on.
-        let (spin, mut nanoseconds) = (own_kernel(module, c"spin"), 10_000_000_u64);
+        // The host is ahead of the device from here on, however long it is kept from its next calls.
+        let (spin, mut nanoseconds) = (own_kernel(module, c"spin"), 2_000_000_000_u64);
         assert_eq!(launch(spin, [1, 1], &mut [(&raw mut nanoseconds).cast()]), 0);
         assert_eq!(cuEventRecord(events[0], c.stream), 0);
         let [source, target, count] =

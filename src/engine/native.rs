@@ -75,7 +75,8 @@ pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineErro
             ),
         );
     }
-    // Hidden states are kept less this, which norms see and what is added behind a norm would not.
+    // Hidden states are kept divided by this, so that a layer adds its output as it is. Norms of them have another ε for it; a norm behind a
+    // projection, or of Q and K, would not.
     let residual = a.multipliers.residual;
     let plain = |layer: usize| {
         let layer = a.layer(layer);
@@ -105,7 +106,15 @@ pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineErro
 /// Whether the forward has a layer: attention of the model's widths, then a dense feed-forward or a mixture of experts.
 fn has_layer(a: &Architecture, index: usize) -> bool {
     // Their forwards have more than their dimensions say: scales of layers, values that are normed or multiplied, temperatures of scores.
-    if matches!(a.family, Family::Gemma4 | Family::Llama4 | Family::MimoV2 | Family::NemotronH) {
+    if matches!(
+        a.family,
+        Family::Gemma4
+            | Family::Llama4
+            | Family::MimoV2
+            | Family::NemotronH
+            | Family::Qwen3_5
+            | Family::Qwen3Next
+    ) {
         return false;
     }
     let layer = a.layer(index);

@@ -41,7 +41,7 @@ impl Check {
 /// Takes a check when it is done.
 type Record<'a> = dyn FnMut(Check) + 'a;
 
-/// Runs every check, shortened over fewer samples; `tell` is called with each as it is done.
+/// Runs every check, over fewer samples where it is to be quick; `tell` is called with each as it is done.
 pub fn verify(device: DeviceChoice, quick: bool, tell: &mut dyn FnMut(&Check)) -> Vec<Check> {
     let mut checks = Vec::new();
     let mut record = |check: Check| {

@@ -319,7 +319,9 @@ impl Gemm {
         let sums = products(&rows, &columns, length, self.parts);
         for column in 0..self.n {
             for row in 0..self.m {
-                let mut value = self.alpha * sums.get((column * self.m + row) as usize).map_or(0.0, |sum| sum.to_f64());
+                // Nothing is summed where the matrices have no columns.
+                let sum = if length == 0 { 0.0 } else { sums[(column * self.m + row) as usize].to_f64() };
+                let mut value = self.alpha * sum;
                 // SAFETY: within C, within the bias, and within D, by the caller's promise. C is not read where nothing is added.
                 unsafe {
                     if self.beta != 0.0 {
@@ -388,11 +390,29 @@ macro_rules! impl_sum {
                 let lines = |side: &[Self]| side.len().div_ceil(stride);
                 let (m, n) = (lines(right), lines(left));
                 assert_eq!(sums.len(), m * n);
+                assert!(
+                    values <= stride
+                        && (m - 1) * stride + values <= right.len()
+                        && (n - 1) * stride + values <= left.len()
+                );
                 let (stride, width) = (stride as isize, n as isize);
                 // SAFETY: values m and n lines, `stride` apart, begin where the slices do, and end before these do; the sums are m × n.
                 unsafe {
                     $multiply(
-                        m, values, n, 1.0, right.as_ptr(), stride, 1, left.as_ptr(), 1, stride, 1.0, sums.as_mut_ptr(), width, 1,
+                        m,
+                        values,
+                        n,
+                        1.0,
+                        right.as_ptr(),
+                        stride,
+                        1,
+                        left.as_ptr(),
+                        1,
+                        stride,
+                        1.0,
+                        sums.as_mut_ptr(),
+                        width,
+                        1,
                     );
                 }
             }

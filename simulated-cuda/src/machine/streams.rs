@@ -222,16 +222,16 @@ impl Machine {
         let this = self.begun.take();
         let slot = if this.is_some() { self.slot } else { 0 };
         let early = match next {
-            Some(Item::Work(next)) if work.module.is_some() => next.early.as_ref(),
+            Some(Item::Work(next)) if work.module.is_some() => next.early.as_ref().map(|early| (next, early)),
             _ => None,
         };
-        if let Some(early) = early {
+        if let Some((next, early)) = early {
             // Another slot than this one's; what was not begun early runs in the first.
             self.slot = if this.is_some() { self.slot ^ 1 } else { 1 };
             kernels::watch(base, bytes, self.slot);
             match early(self.slot) {
                 Ok(begun) => self.begun = Some(begun),
-                Err(text) => return Err(self.kernel_failed(work, &text)),
+                Err(text) => return Err(self.kernel_failed(next, &text)),
             }
         }
         let overlapped = this.is_some();

@@ -85,7 +85,7 @@ pub struct AttentionShape {
 }
 
 impl AttentionShape {
-    /// That of a layer of a model, whose hidden states are kept less its residual multiplier: their norms have an ε that is less by its square.
+    /// That of a layer of a model. Its hidden states are kept divided by its residual multiplier, and the ε of their norms by the square of that.
     ///
     /// # Panics
     /// When the layer has no attention.

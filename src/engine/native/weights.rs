@@ -249,7 +249,7 @@ impl<'a, O: Operations> Assembly<'a, O> {
         }
         Ok(ModelWeights {
             table,
-            // Hidden states are kept less the residual multiplier, so that what layers add is added as it is.
+            // Hidden states are kept divided by the residual multiplier, so that what layers add is added as it is.
             embedding_scale: to_f32(multipliers.embedding / multipliers.residual),
             norm: operations.vector(norm)?,
             head: operations.linear(vec![LinearPart { matrix: head, bias: None }], FusedLayout::Stacked)?,

@@ -24,7 +24,7 @@ const WORKING_SET: u64 = 4 << 30;
 /// A millisecond or less beside each block. A nearly full device has a smaller one, rather than none.
 const CANARY_BYTES: u64 = 1 << 30;
 
-/// The second cache is read in a buffer of this share of it, so often.
+/// L2 is read in a buffer of this share of it, so often.
 const CACHED_SHARE: u64 = 4;
 const CACHED_PASSES: usize = 32;
 

@@ -37,7 +37,7 @@ const LAUNCHES: usize = 200;
 pub struct Extent {
     /// Bytes that a read walks; far beyond any L2 (50 to 60 MiB on Hopper), and long enough that ramp and tail vanish.
     pub working_set: usize,
-    /// Bytes that the second cache holds, and how often they are read in one launch.
+    /// Bytes that L2 holds, and how often they are read in one launch.
     pub cached: usize,
     pub cached_passes: usize,
     /// Bytes in flight decide bandwidth, so the blocks of a multiprocessor are swept.

@@ -46,7 +46,8 @@ struct Kind {
     in_blocks: &'static [Dtype],
     /// The sample that is made of a seed, in a dtype or in the seed's own; `None` where the device has no kernels for it.
     draw: fn(MakeSample, Option<Dtype>, u64) -> Option<Sample>,
-    /// The dtype of models with experts in steps that are cut otherwise, where the cut may change what is rounded, and that whom a router chooses.
+    /// The dtype of mixtures where a step is cut in two ways: a cut may change how this device rounds, and rounding whom a router chooses. `None`
+    /// is each seed's own.
     mixtures_to_cut: Option<Dtype>,
 }
 

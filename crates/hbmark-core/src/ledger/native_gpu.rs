@@ -5,7 +5,7 @@
 //! its allocations on the emulated device.
 
 use super::step::{Ledger, StepShape};
-use crate::model::Dtype;
+use crate::model::{Dtype, Norms};
 use crate::units::Bytes;
 
 /// Positions of a block of the pool where nobody asks for others, bytes of blocks that are allocated together, and the most blocks of those.
@@ -38,7 +38,10 @@ impl Ledger {
         let qkv = query + (2 * a.kv_heads * a.head_dim) as u64;
         let batch = shape.batch as u64;
         let rows = batch.saturating_mul(shape.queries() as u64);
-        let scratch = |bytes: u64| bytes.checked_next_power_of_two().unwrap_or(u64::MAX);
+        let scratch = |bytes: u64| match bytes {
+            0 => 0,
+            bytes => bytes.checked_next_power_of_two().unwrap_or(u64::MAX),
+        };
         let floats = |width: u64| rows.saturating_mul(width).saturating_mul(4);
 
         let activations = floats(hidden + 2 * query + ffn + of_experts);
@@ -54,10 +57,11 @@ impl Ledger {
         let by_library = plain && rows >= LIBRARY_ROWS;
         let sums = if by_library {
             scratch(floats(qkv.max(2 * ffn)))
-        } else if a.qk_norm {
-            scratch(floats(qkv))
         } else {
-            0
+            let of_heads = if a.qk_norm { qkv } else { 0 };
+            // The router's, and of the shared expert's gate.
+            let of_router = experts.map_or(0, |experts| experts.count as u64 + 1);
+            scratch(floats(of_heads.max(of_router)))
         };
         let alone = wide || a.head_dim > TILED_HEAD || shape.queries() == 1;
         let partial = if alone { scratch(floats(query)) } else { 0 };
@@ -79,6 +83,10 @@ impl Ledger {
         let step = scratch(rows.saturating_mul(16));
         let arrived = if a.qk_norm { scratch(floats((a.heads + 2 * a.kv_heads) as u64)) } else { 0 };
 
+        // What layers add, where that is normed first.
+        let after = |layer| !matches!(a.layer(layer).norms, Norms::Before);
+        let to_norm = if (0..a.layers).any(after) { scratch(floats(hidden)) } else { 0 };
+
         // What routing leaves, and what each expert adds to a row.
         let routed = if per_token > 0 { scratch(floats(4 * per_token + 1)) } else { 0 };
         let added = if per_token > 0 { scratch(floats((per_token + 1) * hidden)) } else { 0 };
@@ -94,6 +102,7 @@ impl Ledger {
             arrived,
             library,
             pool,
+            to_norm,
             routed,
             added,
         ];

@@ -303,6 +303,9 @@ pub(super) struct Conventions {
     /// Keys of the rope's object that the family reads, or that say nothing of text.
     pub rope_keys: &'static [&'static str],
     /// What `transformers` takes for a key that the family's published configs leave out.
+    pub default_heads: Option<usize>,
+    pub default_kv_heads: Option<usize>,
+    pub default_head_dim: Option<usize>,
     pub default_vocab: Option<usize>,
     pub default_positions: Option<usize>,
     pub default_eps: Option<f64>,
@@ -323,6 +326,9 @@ impl Conventions {
             norm_key: "rms_norm_eps",
             rope: None,
             rope_keys: &[],
+            default_heads: None,
+            default_kv_heads: None,
+            default_head_dim: None,
             default_vocab: None,
             default_positions: None,
             default_eps: None,
@@ -334,11 +340,11 @@ impl Conventions {
 pub(super) fn decoder(fields: &Fields, conventions: &Conventions) -> Result<Architecture, ModelError> {
     let hidden_size = fields.need_integer("hidden_size", 1..=limits::HIDDEN)?;
     let layers = fields.need_integer("num_hidden_layers", 1..=limits::LAYERS)?;
-    let heads = fields.need_integer("num_attention_heads", 1..=limits::HEADS)?;
     let or_default = |key: &str, most, default: Option<usize>| match (fields.get(key), default) {
         (None, Some(default)) => Ok(default),
         _ => fields.need_integer(key, 1..=most),
     };
+    let heads = or_default("num_attention_heads", limits::HEADS, conventions.default_heads)?;
     let vocab_size = or_default("vocab_size", limits::VOCAB, conventions.default_vocab)?;
     let max_positions =
         or_default("max_position_embeddings", limits::POSITIONS, conventions.default_positions)?;
@@ -347,8 +353,12 @@ pub(super) fn decoder(fields: &Fields, conventions: &Conventions) -> Result<Arch
         hidden_size,
         layers,
         heads,
-        kv_heads: kv_heads(fields, heads, conventions.kv_heads_may_be_absent)?,
-        head_dim: conventions.head_dim.map_or_else(|| head_dim(fields, hidden_size, heads), Ok)?,
+        kv_heads: kv_heads(fields, heads, conventions)?,
+        head_dim: match (conventions.head_dim, conventions.default_head_dim) {
+            (Some(own), _) => own,
+            (None, Some(default)) if fields.get("head_dim").is_none() => default,
+            _ => head_dim(fields, hidden_size, heads)?,
+        },
         ffn_size: match conventions.ffn_size {
             Some(width) => width,
             None => fields.need_integer("intermediate_size", 1..=limits::FFN)?,
@@ -377,14 +387,15 @@ pub(super) fn decoder(fields: &Fields, conventions: &Conventions) -> Result<Arch
     })
 }
 
-fn kv_heads(fields: &Fields, heads: usize, may_be_absent: bool) -> Result<usize, ModelError> {
+fn kv_heads(fields: &Fields, heads: usize, conventions: &Conventions) -> Result<usize, ModelError> {
     let key = "num_key_value_heads";
-    if fields.is_absent(key) && !may_be_absent {
+    let default = conventions.default_kv_heads.filter(|_| fields.is_absent(key));
+    if fields.is_absent(key) && !conventions.kv_heads_may_be_absent && default.is_none() {
         return Err(
             fields.missing(key, format!("a divisor of `num_attention_heads` ({heads}), or null for as many"))
         );
     }
-    let kv_heads = fields.integer(key, 1..=limits::HEADS)?.unwrap_or(heads);
+    let kv_heads = fields.integer(key, 1..=limits::HEADS)?.or(default).unwrap_or(heads);
     if heads.is_multiple_of(kv_heads) {
         Ok(kv_heads)
     } else {
@@ -457,12 +468,18 @@ pub(super) fn routed_scaling_factor(fields: &Fields) -> Result<f64, ModelError> 
     Ok(fields.float("routed_scaling_factor", 1e-6..=1e6)?.unwrap_or(1.0))
 }
 
-/// The part of each head that turns, of `partial_rotary_factor`, and whether it is whole pairs.
-pub(super) fn rotary_dims(fields: &Fields, head_dim: usize) -> Result<usize, ModelError> {
+/// Elements of a head that turn, whole pairs, by `partial_rotary_factor`; or by the share that `transformers` takes where the key does not occur.
+pub(super) fn rotary_dims(fields: &Fields, head_dim: usize, absent: f64) -> Result<usize, ModelError> {
     let key = "partial_rotary_factor";
     let nested = fields.section("rope_parameters")?;
     let inner = nested.as_ref().map(|section| section.float(key, 0.0..=1.0)).transpose()?.flatten();
-    let factor = fields.float(key, 0.0..=1.0)?.or(inner).unwrap_or(1.0);
+    let outer = fields.float(key, 0.0..=1.0)?;
+    if let (Some(outer), Some(inner)) = (outer, inner)
+        && (outer - inner).abs() > 0.0
+    {
+        return Err(fields.bad(key, format!("{inner}, as in `rope_parameters`, or only one of them")));
+    }
+    let factor = outer.or(inner).unwrap_or(absent);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a head's width")]
     let dims = (head_dim as f64 * factor) as usize;
     // As loaders do: an odd width loses its last column.

@@ -27,8 +27,6 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 
 fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     fields.only("mlp_bias", &json!(false))?;
-    fields.only("scoring_func", &json!("sigmoid"))?;
-    fields.only("topk_method", &json!("noaux_tc"))?;
     let latent = latent(fields)?;
     let attention = fields.flag("attention_bias", false)?;
     let conventions = Conventions {
@@ -91,6 +89,8 @@ fn latent(fields: &Fields) -> Result<LatentAttention, ModelError> {
 
 /// The experts, as all fields of a model and as one of its layers has them.
 pub(super) fn experts(fields: &Fields, layers: usize) -> Result<(Experts, Mixture), ModelError> {
+    fields.only("scoring_func", &json!("sigmoid"))?;
+    fields.only("topk_method", &json!("noaux_tc"))?;
     let count = fields.need_integer("n_routed_experts", 1..=limits::EXPERTS)?;
     let per_token = experts_per_token(fields, count)?;
     let (groups, chosen_groups) = groups(fields, count, per_token)?;

@@ -209,6 +209,11 @@ fn what_is_not_known_well_enough_is_refused_by_name_or_key() {
         ("MiMo-V2-Flash", "hybrid_layer_pattern", json!(vec![2; 48])),
         ("Llama-4-Scout-17B-16E", "attention_chunk_size", json!(0)),
         ("MiniMax-M2.5", "shared_intermediate_size", json!(512)),
+        ("MiniMax-M2.5", "attn_type_list", json!([1, 0])),
+        ("MiniMax-M2.5", "layernorm_mlp_beta", json!(3.5)),
+        ("MiniMax-M2.5", "rotary_dim", json!(63)),
+        ("GLM-4.7", "scoring_func", json!("softmax")),
+        ("GLM-4.7", "topk_method", json!("greedy")),
     ] {
         let message = refusal(&changed(name, &[(key, value)]));
         assert!(message.contains(key), "{name}: {message}");

@@ -29,6 +29,8 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     read,
 };
 
+/// The most names of classes that are looked at.
+const CLASSES: usize = 16;
 const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
 
 /// Which Gemma.
@@ -41,9 +43,12 @@ enum Generation {
 
 impl Generation {
     fn of(fields: &Fields) -> Result<Self, ModelError> {
-        Ok(match fields.text("model_type")? {
-            Some(name) if name.starts_with("gemma2") => Self::Second,
-            Some(name) if name.starts_with("gemma4") => Self::Fourth,
+        let classes = fields.list("architectures", CLASSES)?.unwrap_or_default();
+        let class = classes.first().and_then(|class| class.as_str()).unwrap_or_default();
+        let name = fields.text("model_type")?.unwrap_or(class).to_ascii_lowercase();
+        Ok(match name {
+            name if name.starts_with("gemma2") => Self::Second,
+            name if name.starts_with("gemma4") => Self::Fourth,
             _ => Self::Third,
         })
     }
@@ -77,7 +82,10 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
         qk_norm: generation != Generation::Second,
         rope: ropes.as_ref().map(|ropes| ropes.full.rope),
         windows: Windows::Own,
-        // What `transformers` has for Gemma 3 where the published configs leave the keys out.
+        // What `transformers` has where the published configs of Gemma 3 leave keys out, and the width of heads also for Gemma 2.
+        default_heads: third.then_some(8),
+        default_kv_heads: third.then_some(4),
+        default_head_dim: (generation != Generation::Fourth).then_some(256),
         default_vocab: third.then_some(262_208),
         default_positions: third.then_some(131_072),
         default_eps: Some(1e-6),
@@ -88,7 +96,10 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     let (mixture, dense) = (mixture(fields)?, dense(a.ffn_size));
     let feed_forward = mixture
         .map_or(FeedForward::Dense(dense), |mixture| FeedForward::DenseBesideMixture { dense, mixture });
-    let tokens = fields.need_integer("sliding_window", 1..=limits::POSITIONS)?;
+    let tokens = match fields.get("sliding_window") {
+        None if third => 4096,
+        _ => fields.need_integer("sliding_window", 1..=limits::POSITIONS)?,
+    };
     let ropes = ropes.unwrap_or(Ropes { full: whole(a.rope), local: whole(a.rope) });
     let scale = match generation {
         // Its queries are normed and not scaled.

@@ -20,7 +20,7 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
         ..Conventions::of(Family::Glm4)
     };
     let a = decoder(fields, &conventions)?;
-    let dims = rotary_dims(fields, a.head_dim)?;
+    let dims = rotary_dims(fields, a.head_dim, 0.5)?;
     let attention =
         Attention { rope: Some(Rotary { rope: a.rope, dims, interleaved: true }), ..a.attention() };
     let dense = Dense { width: a.ffn_size, activation: Activation::Silu, bias: false, fused: true };

@@ -24,7 +24,7 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     let a = decoder(fields, &conventions)?;
     let (experts, mixture) = experts(fields, a.layers)?;
     let attention = Attention {
-        rope: Some(Rotary { rope: a.rope, dims: rotary_dims(fields, a.head_dim)?, interleaved: false }),
+        rope: Some(Rotary { rope: a.rope, dims: rotary_dims(fields, a.head_dim, 0.5)?, interleaved: false }),
         qk_norm: if a.qk_norm { QkNorm::PerHead } else { QkNorm::None },
         ..a.attention()
     };

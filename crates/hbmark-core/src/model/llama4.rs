@@ -66,7 +66,14 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
 pub(super) fn turned_layers(fields: &Fields, layers: usize) -> Result<Vec<bool>, ModelError> {
     let key = "no_rope_layers";
     match fields.list(key, limits::LAYERS)? {
-        Some(list) if list.len() == layers => Ok(list.iter().map(|flag| flag != &Value::from(0)).collect()),
+        Some(list) if list.len() == layers => {
+            let turned = |flag: &Value| match flag.as_u64() {
+                Some(flag @ 0..=1) => Some(flag == 1),
+                _ => flag.as_bool(),
+            };
+            let turned = list.iter().map(turned).collect::<Option<_>>();
+            turned.ok_or_else(|| fields.bad(key, format!("a list of {layers} entries, each 0 or 1")))
+        }
         Some(list) if !list.is_empty() => Err(fields.bad(key, format!("a list of {layers} entries"))),
         _ => {
             let every = fields.integer("no_rope_layer_interval", 1..=limits::LAYERS)?.unwrap_or(4);

@@ -31,7 +31,7 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     let sinks = |key| fields.flag(key, false);
     let full = Attention {
         value_dim: width("v_head_dim")?,
-        rope: Some(Rotary { rope: a.rope, dims: rotary_dims(fields, a.head_dim)?, interleaved: false }),
+        rope: Some(Rotary { rope: a.rope, dims: rotary_dims(fields, a.head_dim, 1.0)?, interleaved: false }),
         qk_norm: QkNorm::None,
         sinks: sinks("add_full_attention_sink_bias")?,
         ..a.attention()
@@ -47,7 +47,7 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
         value_dim: width("swa_v_head_dim")?,
         rope: Some(Rotary {
             rope: Rope { theta, ..a.rope },
-            dims: rotary_dims(fields, key_dim)?,
+            dims: rotary_dims(fields, key_dim, 1.0)?,
             interleaved: false,
         }),
         sinks: sinks("add_swa_attention_sink_bias")?,

@@ -15,6 +15,15 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     fields.only("shared_intermediate_size", &json!(0))?;
     fields.only("scoring_func", &json!("sigmoid"))?;
     fields.only("qk_norm_type", &json!("per_layer"))?;
+    // Of the family's first generation: layers of linear attention, and factors of the residual.
+    if let Some(kinds) = fields.list("attn_type_list", limits::LAYERS)?
+        && kinds.iter().any(|kind| kind != &json!(1))
+    {
+        return Err(fields.unsupported("attn_type_list", "1 for every layer"));
+    }
+    for key in ["layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta"] {
+        fields.only(key, &json!(1))?;
+    }
     let normed = fields.flag("use_qk_norm", true)?;
     let conventions = Conventions {
         qk_norm: normed,
@@ -42,8 +51,9 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     };
     // As published; transformers 5 saves the share of a head in its place.
     let dims = match fields.integer("rotary_dim", 2..=a.head_dim)? {
-        Some(dims) => dims,
-        None => rotary_dims(fields, a.head_dim)?,
+        Some(dims) if dims.is_multiple_of(2) => dims,
+        Some(_) => return Err(fields.bad("rotary_dim", "an even number: the rotary embedding turns pairs")),
+        None => rotary_dims(fields, a.head_dim, 1.0)?,
     };
     let attention = Attention {
         rope: Some(Rotary { rope: a.rope, dims, interleaved: false }),

@@ -18,7 +18,7 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     };
     let a = decoder(fields, &conventions)?;
     let dense = Dense { width: a.ffn_size, activation: Activation::Silu, bias: false, fused: true };
-    let dims = rotary_dims(fields, a.head_dim)?;
+    let dims = rotary_dims(fields, a.head_dim, 1.0)?;
     let layers = (0..a.layers).map(|layer| Layer {
         mixer: Mixer::Attention(Attention {
             reach: a.window(layer).map_or(Reach::Full, |tokens| Reach::Window { tokens }),

@@ -48,7 +48,7 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
         }),
     };
     let attention = Attention {
-        rope: Some(Rotary { rope: a.rope, dims: rotary_dims(fields, a.head_dim)?, interleaved: false }),
+        rope: Some(Rotary { rope: a.rope, dims: rotary_dims(fields, a.head_dim, 0.25)?, interleaved: false }),
         output_gate: next || fields.flag("attn_output_gate", true)?,
         ..a.attention()
     };

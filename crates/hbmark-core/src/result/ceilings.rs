@@ -86,7 +86,7 @@ impl Ceilings {
 pub struct GpuCeilings {
     /// Write-only bandwidth.
     pub write_bytes_per_s: Option<Spread>,
-    /// Read bandwidth of a buffer that the second cache (L2) holds.
+    /// Read bandwidth of a buffer that the L2 cache holds.
     pub cache_read_bytes_per_s: Option<Spread>,
     /// Matrix-product rates by dtype name after seconds of load, when the clock has come down to what power and heat allow.
     pub sustained_gemm_flops_per_s: BTreeMap<String, Spread>,

@@ -184,10 +184,11 @@ fn weigh_by_softmax(logits: &[f32], renormalised: bool, chosen: &mut [Choice]) {
     }
 }
 
-/// The largest scores with their numbers, largest first, the first of equal ones.
+/// The largest scores with their numbers, largest first, the first of equal ones. What is no number is none of them while there are others.
 fn largest(scores: impl Iterator<Item = f32>, chosen: &mut [Choice]) {
     let mut found = 0;
     for (expert, score) in (0u32..).zip(scores) {
+        let score = if score.is_nan() { f32::NEG_INFINITY } else { score };
         if found == chosen.len() && !chosen.last().is_some_and(|last| score > last.share) {
             continue;
         }
@@ -461,6 +462,7 @@ mod tests {
         };
         assert_eq!(experts(&[1.0, 1.0, 1.0]), [0, 1]);
         assert_eq!(experts(&[0.0, 1.0, 2.0, 2.0, 2.0]), [2, 3]);
+        assert_eq!(experts(&[f32::NAN, 1.0, 0.5]), [1, 2]);
         assert_eq!(
             experts(&[f32::NAN; 3]),
             [0, 1],

@@ -46,6 +46,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_f16(from: *const u16) -> Self::Floats;
     unsafe fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// The larger of both; b where either is no number.
     unsafe fn max(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a · b + c`.
     unsafe fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
@@ -109,7 +110,7 @@ pub fn store_fence() {
     }
 }
 
-/// `e^x` within ±87, and its value there beyond: within 4 units in the last place.
+/// `e^x` within ±87, and its value there beyond: within 4 units in the last place. What is no number stays none.
 ///
 /// *Source*: `e^x = 2^n · e^f`, n the integer nearest to x / ln 2 and f = x − n · ln 2, with ln 2 in two parts (Cody and Waite) so that f is
 /// right to the last place; `e^f` by its Taylor polynomial to the seventh power, whose remainder is below 2^-27 for f within ±ln 2 / 2.
@@ -129,8 +130,8 @@ pub unsafe fn exp<S: Simd>(x: S::Floats) -> S::Floats {
     // SAFETY: the caller's promise.
     unsafe {
         let negative = |v| S::mul(S::splat(-1.0), v);
-        let x = S::max(x, S::splat(-LIMIT));
-        let x = negative(S::max(negative(x), S::splat(-LIMIT)));
+        let x = S::max(S::splat(-LIMIT), x);
+        let x = negative(S::max(S::splat(-LIMIT), negative(x)));
         let turns = S::mul(x, S::splat(std::f32::consts::LOG2_E));
         let (power, fraction) = S::split_power(turns);
         let minus_whole = S::add(fraction, negative(turns));
@@ -146,7 +147,7 @@ pub unsafe fn exp<S: Simd>(x: S::Floats) -> S::Floats {
     }
 }
 
-/// `tanh(x)`: within 5 units in the last place.
+/// `tanh(x)`: within 5 units in the last place. What is no number stays none.
 ///
 /// *Source*: `tanh(x) = 2t / (1 + t²)` with `t = tanh(x / 2)`, and t by the convergent of Lambert's continued fraction
 /// `y / (1 + y² / (3 + y² / (5 + …)))` that ends with 13; beyond ±9 the result is ±1 in f32.
@@ -163,8 +164,8 @@ pub unsafe fn tanh<S: Simd>(x: S::Floats) -> S::Floats {
     // SAFETY: the caller's promise, and sixteen elements each.
     unsafe {
         let negative = |v| S::mul(S::splat(-1.0), v);
-        let x = S::max(x, S::splat(-LIMIT));
-        let y = S::mul(S::splat(-0.5), S::max(negative(x), S::splat(-LIMIT)));
+        let x = S::max(S::splat(-LIMIT), x);
+        let y = S::mul(S::splat(-0.5), S::max(S::splat(-LIMIT), negative(x)));
         let square = S::mul(y, y);
         let polynomial = |factors: [f32; 4]| {
             factors[1..]
@@ -338,6 +339,8 @@ mod tests {
             }
             let x: Vec<f32> = (0..16).map(|i| 0.045 * i as f32 * i as f32 * (-1.0f32).powi(i)).collect();
             S::store(out.add(224), tanh::<S>(S::load(x.as_ptr())));
+            S::store(out.add(240), exp::<S>(S::splat(f32::NAN)));
+            S::store(out.add(256), tanh::<S>(S::splat(f32::NAN)));
         }
     }
     dispatch! { fn check_on(out: *mut f32) = check }
@@ -345,8 +348,8 @@ mod tests {
     #[test]
     fn every_set_computes_what_its_methods_say() {
         for set in InstructionSet::available() {
-            let mut out = [0.0f32; 240];
-            // SAFETY: the set is available, and `out` has the fifteen vectors that are written.
+            let mut out = [0.0f32; 272];
+            // SAFETY: the set is available, and `out` has the seventeen vectors that are written.
             unsafe { check_on(set, out.as_mut_ptr()) };
             for lane in 0..16 {
                 let i = lane as f32;
@@ -364,6 +367,7 @@ mod tests {
                 assert!((f64::from(out[80 + lane]) / exact - 1.0).abs() < 4e-7, "{set:?} {lane}");
                 let exact = f64::from(0.045 * i * i * (-1.0f32).powf(i)).tanh();
                 assert!((f64::from(out[224 + lane]) - exact).abs() <= 3e-7 * exact.abs(), "{set:?} {lane}");
+                assert!(out[240 + lane].is_nan() && out[256 + lane].is_nan(), "{set:?}");
                 let word = u32::from_le_bytes(std::array::from_fn(|k| byte(k) as u8));
                 let moved = (word << 4 | (word >> 11 & 0x0f0f)).to_le_bytes();
                 for index in 0..4 {

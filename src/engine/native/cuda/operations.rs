@@ -241,6 +241,15 @@ impl<D: Device> CudaOperations<D> {
         Ok(Some(TiledWorkspace { prepared: self.workspace.prepared.address(), ready: false, by_library }))
     }
 
+    /// Room for the product of a router on tensor cores, of bf16 only: with f16 weights they round the inputs too, which could change the largest logits.
+    fn router_workspace(
+        &mut self,
+        rows: usize,
+        router: &Matrix<D>,
+    ) -> Result<Option<TiledWorkspace>, EngineError> {
+        if router.format == KernelFormat::Bf16 { self.tiled_workspace(rows, router) } else { Ok(None) }
+    }
+
     /// Room for rows of a buffer in 16 bits, for the product that follows; 0 where it does not take such rows.
     fn round_for_next(
         &mut self,
@@ -256,15 +265,6 @@ impl<D: Device> CudaOperations<D> {
         self.grow(|space| &mut space.rounded, 2 * rows * buffer.width, &[])?;
         self.rounded = Some(Rounded { buffer: D::address(&buffer.memory), rows, format });
         Ok(self.workspace.rounded.address())
-    }
-
-    /// The same for a router. Of f16, tensor cores round the rows too: which logits are the largest is not theirs to change.
-    fn router_workspace(
-        &mut self,
-        rows: usize,
-        router: &Matrix<D>,
-    ) -> Result<Option<TiledWorkspace>, EngineError> {
-        if router.format == KernelFormat::Bf16 { self.tiled_workspace(rows, router) } else { Ok(None) }
     }
 
     /// Room for sums that a kernel behind the product finishes.

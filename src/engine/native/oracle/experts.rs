@@ -165,6 +165,13 @@ fn ranked(scores: &[f64], shape: &ExpertShape, correction: Option<&[f32]>) -> Ve
 /// Experts by number with their shares: of all, or of the chosen alone.
 fn weighed(scores: &[f64], mut chosen: Vec<usize>, shape: &ExpertShape) -> Vec<(usize, f64)> {
     chosen.sort_unstable();
-    let sum: f64 = if shape.renormalised { chosen.iter().map(|expert| scores[*expert]).sum() } else { 1.0 };
+    let sum = match (shape.renormalised, shape.scores) {
+        (false, _) => 1.0,
+        (true, ExpertScores::Softmax) => chosen.iter().map(|expert| scores[*expert]).sum(),
+        // As published: where all are nothing, so are their shares.
+        (true, ExpertScores::Sigmoid { .. }) => {
+            chosen.iter().map(|expert| scores[*expert]).sum::<f64>() + 1e-20
+        }
+    };
     chosen.into_iter().map(|expert| (expert, f64::from(shape.scale) * scores[expert] / sum)).collect()
 }

@@ -122,6 +122,22 @@ impl Sample {
         let everywhere = matches!(family, Family::Mixtral | Family::MinimaxM2) || a.layers == 1;
         let dense = if everywhere { Vec::new() } else { vec![1] };
         sample.architecture = a.with_mixture(mixture, dense);
+        if by_sigmoid {
+            let a = &mut sample.architecture;
+            let dims = pick(&[a.head_dim, a.head_dim / 4 * 2], &mut random);
+            let joint = family == Family::MinimaxM2;
+            let layers: Vec<Layer> = (0..a.layers)
+                .map(|layer| Layer {
+                    mixer: Mixer::Attention(Attention {
+                        rope: Some(Rotary { rope: a.rope, dims, interleaved: false }),
+                        qk_norm: if joint { QkNorm::FullWidth } else { QkNorm::None },
+                        ..a.attention()
+                    }),
+                    ..a.layer(layer)
+                })
+                .collect();
+            a.stack = Some(Stack::new(layers));
+        }
         sample
     }
 

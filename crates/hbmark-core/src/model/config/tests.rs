@@ -127,6 +127,58 @@ fn dense_families_say_what_their_layers_have() {
     assert_eq!(layer(&none, 0).0.softcap, None);
 }
 
+/// What `transformers` takes for keys that published configs leave out.
+#[test]
+fn absent_keys_have_the_values_that_their_family_gives_them() {
+    // Gemma-3-4b-it, its vision part left out.
+    let gemma = parse(&json!({
+        "model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "torch_dtype": "bfloat16",
+        "eos_token_id": [1, 106],
+        "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10_240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+        },
+    }))
+    .unwrap();
+    assert_eq!((gemma.heads, gemma.kv_heads, gemma.head_dim), (8, 4, 256));
+    // 262,208 × 2560 of embeddings; a layer of 2560 × (2048 + 2 × 1024 + 2048 + 3 × 10,240), four norms of 2560 and two of 256.
+    let layer = 2560 * (4 * 2048 - 2048 + 3 * 10_240) + 4 * 2560 + 2 * 256;
+    assert_eq!(gemma.inventory(Dtype::Bf16).parameters(), 262_208 * 2560 + 34 * layer + 2560);
+    assert_eq!(without("gemma-2-9b", "head_dim").unwrap().head_dim, 256);
+
+    let turned = |a: Architecture| match a.layer(0).mixer {
+        Mixer::Attention(attention) => attention.rope.unwrap().dims,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(turned(without("glm-4-9b", "partial_rotary_factor").unwrap()), 64);
+    let both = [
+        ("partial_rotary_factor", json!(0.5)),
+        (
+            "rope_parameters",
+            json!({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}),
+        ),
+    ];
+    let error = refusal("glm-4-9b", &both);
+    assert!(error.contains("partial_rotary_factor"), "{error}");
+
+    // The class alone names the generation.
+    let mut document = document("gemma-2-9b");
+    document.as_object_mut().unwrap().remove("model_type");
+    assert_eq!(parse(&document).unwrap().family, Family::Gemma2);
+}
+
+#[test]
+fn layers_without_positions_are_listed_by_0_and_1() {
+    let list = |entry: Value| with("smollm3-3b", &[("no_rope_layers", json!(vec![entry; 36]))]);
+    let has_rope =
+        |a: Architecture| matches!(a.layer(0).mixer, Mixer::Attention(attention) if attention.rope.is_some());
+    assert!(!has_rope(list(json!(0)).unwrap()) && !has_rope(list(json!(false)).unwrap()));
+    assert!(has_rope(list(json!(1)).unwrap()) && has_rope(list(json!(true)).unwrap()));
+    for other in [json!(2), json!("no"), Value::Null] {
+        assert!(list(other.clone()).unwrap_err().to_string().contains("`no_rope_layers`"), "{other}");
+    }
+}
+
 #[test]
 fn multipliers_of_other_families_are_refused_by_name() {
     for key in ["residual_multiplier", "embedding_multiplier", "attention_multiplier", "no_rope_layers"] {

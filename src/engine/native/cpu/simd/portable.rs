@@ -79,7 +79,8 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn max(a: Self::Floats, b: Self::Floats) -> Self::Floats {
-        both(a, b, f32::max)
+        // What is no number stays where it is the second.
+        both(a, b, |a, b| if a > b { a } else { b })
     }
     #[inline(always)]
     unsafe fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats {

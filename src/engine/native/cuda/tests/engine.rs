@@ -424,6 +424,9 @@ fn the_memory_of_a_prefill_is_what_is_predicted() {
         ("llama-gqa", Dtype::Fp8),
         ("qwen3-moe", Dtype::Bf16),
         ("mixtral", Dtype::F32),
+        ("minimax-m2", Dtype::Bf16),
+        ("gemma2", Dtype::Bf16),
+        ("olmo2", Dtype::F32),
     ] {
         for (sequences, length) in [(1, 4096), (5, 700), (33, 100)] {
             let before = live_bytes();
