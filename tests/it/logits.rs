@@ -12,7 +12,7 @@ use hbmark::engine::{
     self, Backend, DeviceChoice, DeviceOptions, EngineError, SequenceId, Session, StepBatch,
 };
 use hbmark::measure::quality::relative_error;
-use hbmark::weights::StoredTensor;
+use hbmark::weights::{OpenModel, StoredTensor};
 use hbmark_core::model::Dtype;
 
 /// f32 against f32: only the order of sums differs.
@@ -102,6 +102,59 @@ equal_transformers! {
     qwen2_with_a_tied_head: "qwen2-tied";
     qwen3_with_qk_norm: "qwen3";
     qwen3_with_a_tied_head: "qwen3-tied";
+    olmo2_with_norms_behind_its_blocks: "olmo2";
+    qwen2_moe_with_a_shared_expert: "qwen2-moe";
+}
+
+/// The fixtures of these two have what candle leaves out; the native engine, which is held against transformers, has both.
+#[test]
+fn mixtures_give_what_the_native_engine_gives() {
+    let shared = r#""hidden_size":48,"num_hidden_layers":3,"num_attention_heads":4,"num_key_value_heads":2,"vocab_size":211,
+        "max_position_embeddings":256,"rms_norm_eps":1e-5,"rope_theta":10000.0,"hidden_act":"silu","tie_word_embeddings":false"#;
+    for keys in [
+        r#""model_type":"mixtral","intermediate_size":40,"num_local_experts":5,"num_experts_per_tok":2,"sliding_window":null"#,
+        r#""model_type":"qwen3_moe","intermediate_size":72,"head_dim":16,"num_experts":8,"num_experts_per_tok":3,
+            "moe_intermediate_size":24,"norm_topk_prob":true,"decoder_sparse_step":1,"mlp_only_layers":[]"#,
+        r#""model_type":"qwen3_moe","intermediate_size":72,"head_dim":16,"num_experts":8,"num_experts_per_tok":3,
+            "moe_intermediate_size":24,"norm_topk_prob":false,"decoder_sparse_step":2,"mlp_only_layers":[]"#,
+    ] {
+        let config = format!("{{{keys},{shared}}}");
+        let architecture = hbmark_core::model::parse_config(&config, "config.json".as_ref()).unwrap();
+        let model = OpenModel::synthetic("small", architecture, 5);
+        let logits = |name: &str| {
+            let device = DeviceChoice::Cpu;
+            let mut session =
+                engine::open(name, &model, Dtype::F32, device, DeviceOptions::default(), &mut |_, _| {})
+                    .unwrap();
+            let prompt: Vec<u32> = (0..23).map(|i| i * 29 % 211).collect();
+            session.step(&StepBatch::uniform(SequenceId(0), &[prompt], 0)).unwrap();
+            session.step(&StepBatch::uniform(SequenceId(0), &[vec![7]], 23)).unwrap();
+            session.logits().unwrap().swap_remove(0)
+        };
+        let error = relative_error(&logits("stock"), &logits("native"));
+        assert!(error <= F32_TOLERANCE, "{keys}: {error:.1e}");
+    }
+}
+
+#[test]
+fn what_candle_leaves_out_of_mixtures_is_refused() {
+    let stock = |name: &str, dtype, device| {
+        let model = hbmark::weights::open(fixtures().join(name).to_str().unwrap(), None, 0).unwrap();
+        engine::capabilities("stock", &model, dtype, device).map_err(|error| error.to_string())
+    };
+    let (cpu, gpu) = (DeviceChoice::Cpu, DeviceChoice::Cuda(0));
+    for (name, dtype, device, said) in [
+        ("qwen3-moe", Dtype::F32, cpu, "dense layers"),
+        ("mixtral", Dtype::F32, cpu, "head_dim 16"),
+        ("qwen2-moe", Dtype::Bf16, cpu, "f32"),
+        ("qwen2-moe", Dtype::F32, gpu, "routes them on the host"),
+        ("olmo2", Dtype::F16, cpu, "f32"),
+        ("glm4-moe", Dtype::F32, cpu, "Glm4Moe"),
+    ] {
+        let error = stock(name, dtype, device).unwrap_err();
+        assert!(error.contains(said), "{name}: {error}");
+    }
+    assert!(stock("qwen2-moe", Dtype::F32, cpu).is_ok());
 }
 
 #[test]

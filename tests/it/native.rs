@@ -200,7 +200,7 @@ fn mixtures_that_the_engine_lacks_are_refused_by_name() {
         let model = hbmark::weights::open(name, None, 0).unwrap();
         assert!(engine::capabilities("native", &model, Dtype::Bf16, DeviceChoice::Cpu).is_ok());
         assert!(engine::capabilities("native", &model, Dtype::Bf16, DeviceChoice::Cuda(0)).is_ok());
-        assert!(engine::capabilities("stock", &model, Dtype::F32, DeviceChoice::Cpu).is_err());
+        assert!(engine::capabilities("stock", &model, Dtype::Bf16, DeviceChoice::Cpu).is_err());
     }
 }
 

@@ -8,10 +8,15 @@ use std::collections::HashMap;
 use candle_core::quantized::gguf_file;
 use candle_core::{DType, Device, Result as CandleResult, Tensor};
 use candle_nn::{Activation, VarBuilder};
-use candle_transformers::models::{llama, mistral, phi3, quantized_llama, quantized_qwen3, qwen2, qwen3};
+use candle_transformers::models::{
+    llama, mistral, mixtral, olmo2, phi3, quantized_llama, quantized_qwen3, qwen2, qwen2_moe, qwen3,
+    qwen3_moe,
+};
 
 use crate::engine::EngineError;
-use hbmark_core::model::{Architecture, Biases, Dtype, Family, Mixer, RopeScaling};
+use hbmark_core::model::{
+    Architecture, Biases, Dtype, Family, FeedForward, Mixer, Mixture, RopeScaling, Routing,
+};
 
 /// Positions that candle's quantised llama precomputes rotary tables for (`quantized_llama::MAX_SEQ_LEN`).
 const QUANTIZED_LLAMA_POSITIONS: usize = quantized_llama::MAX_SEQ_LEN;
@@ -44,12 +49,31 @@ pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Res
     }
     match a.family {
         Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 | Family::Phi3 => {}
+        Family::Olmo2 | Family::Mixtral | Family::Qwen2Moe | Family::Qwen3Moe if dtype == Dtype::F32 => {}
+        Family::Olmo2 | Family::Mixtral | Family::Qwen2Moe | Family::Qwen3Moe => {
+            return refuse(
+                format!("{:?} in {dtype}", a.family),
+                "candle's rotary angles, or its router's weights, are right in f32 alone; choose --dtype f32",
+            );
+        }
         other => {
             return refuse(
                 format!("the {other:?} family"),
-                "the stock engine has llama, mistral, qwen2, qwen3 and phi3; `hbmark predict` knows more",
+                "the stock engine has llama, mistral, qwen2, qwen3, phi3, and in f32 olmo2, mixtral, qwen2_moe and qwen3_moe; `hbmark predict` knows more",
             );
         }
+    }
+    if a.family == Family::Qwen3Moe && cfg!(feature = "cuda") {
+        return refuse(
+            "qwen3_moe in a build with CUDA".into(),
+            "candle's own then has kernels for f16 and bf16 on a GPU alone, which are not wired up",
+        );
+    }
+    if a.experts.is_some() && sparse_step(a).is_none() {
+        return refuse(
+            format!("{:?} with dense layers that no step gives", a.family),
+            "candle has experts in every n-th layer and leaves `mlp_only_layers` out",
+        );
     }
     let ordinary_heads = a.head_dim * a.heads == a.hidden_size;
     match a.rope.scaling {
@@ -67,7 +91,9 @@ pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Res
         Family::Llama if a.biases != Biases::default() => {
             return refuse("llama with biases".into(), "candle's llama has none");
         }
-        Family::Llama | Family::Qwen2 | Family::Phi3 if !ordinary_heads => {
+        Family::Llama | Family::Qwen2 | Family::Phi3 | Family::Olmo2 | Family::Mixtral | Family::Qwen2Moe
+            if !ordinary_heads =>
+        {
             return refuse(
                 format!(
                     "{:?} with head_dim {} where hidden/heads is {}",
@@ -78,14 +104,26 @@ pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Res
                 "candle derives head_dim from hidden_size",
             );
         }
-        Family::Mistral if a.tied_head => {
+        Family::Mistral | Family::Mixtral | Family::Qwen2Moe if a.tied_head => {
             return refuse(
-                "mistral with a tied head".into(),
-                "candle's mistral always loads `lm_head.weight`",
+                format!("{:?} with a tied head", a.family),
+                "candle's always loads `lm_head.weight`",
             );
         }
-        Family::Qwen2 if !a.biases.qkv || a.biases.o => {
-            return refuse("qwen2 with other biases than q, k, v".into(), "candle's qwen2 has exactly those");
+        Family::Qwen2 | Family::Qwen2Moe if !a.biases.qkv || a.biases.o => {
+            return refuse(
+                format!("{:?} with other biases than q, k, v", a.family),
+                "candle's has exactly those",
+            );
+        }
+        Family::Mixtral if a.biases != Biases::default() => {
+            return refuse("mixtral with biases".into(), "candle's mixtral has none");
+        }
+        Family::Olmo2 if a.biases.qkv != a.biases.o => {
+            return refuse("olmo2 with biases of some projections".into(), "candle's has all four or none");
+        }
+        Family::Qwen2Moe if shared_width(a) == 0 => {
+            return refuse("qwen2_moe without a shared expert".into(), "candle's always has one");
         }
         Family::Phi3 if !rotates_whole_heads(a) => {
             return refuse("phi3 that rotates a part of each head".into(), "only whole heads are wired up");
@@ -140,6 +178,18 @@ fn whole_numbers(family: Family, dtype: Dtype) -> usize {
     }
 }
 
+/// The n of which every n-th layer has experts; `None` where no n gives the layers that have them.
+fn sparse_step(a: &Architecture) -> Option<usize> {
+    let sparse = |layer: usize| a.layer(layer).feed_forward.mixture().is_some();
+    let first = (0..a.layers).find(|layer| sparse(*layer))?;
+    let step = first + 1;
+    (0..a.layers).all(|layer| sparse(layer) == (layer + 1).is_multiple_of(step)).then_some(step)
+}
+
+fn shared_width(a: &Architecture) -> usize {
+    a.experts.as_ref().map_or(0, |experts| experts.shared_ffn_size)
+}
+
 fn rotates_whole_heads(a: &Architecture) -> bool {
     (0..a.layers).all(|layer| {
         let Mixer::Attention(attention) = a.layer(layer).mixer else { return false };
@@ -155,6 +205,10 @@ pub enum StockModel {
     Qwen2(Box<qwen2::ModelForCausalLM>),
     Qwen3(Box<qwen3::ModelForCausalLM>),
     Phi3(Box<phi3::Model>),
+    Olmo2(Box<olmo2::Model>),
+    Mixtral(Box<mixtral::Model>),
+    Qwen2Moe(Box<qwen2_moe::Model>),
+    Qwen3Moe(Box<qwen3_moe::ModelForCausalLM>),
     QuantizedLlama(Box<quantized_llama::ModelWeights>),
     QuantizedQwen3(Box<quantized_qwen3::ModelWeights>),
 }
@@ -167,6 +221,10 @@ impl std::fmt::Debug for StockModel {
             Self::Qwen2(_) => "StockModel::Qwen2",
             Self::Qwen3(_) => "StockModel::Qwen3",
             Self::Phi3(_) => "StockModel::Phi3",
+            Self::Olmo2(_) => "StockModel::Olmo2",
+            Self::Mixtral(_) => "StockModel::Mixtral",
+            Self::Qwen2Moe(_) => "StockModel::Qwen2Moe",
+            Self::Qwen3Moe(_) => "StockModel::Qwen3Moe",
             Self::QuantizedLlama(_) => "StockModel::QuantizedLlama",
             Self::QuantizedQwen3(_) => "StockModel::QuantizedQwen3",
         })
@@ -198,6 +256,14 @@ impl StockModel {
             Family::Qwen2 => Self::Qwen2(Box::new(qwen2::ModelForCausalLM::new(&qwen2_config(a), builder)?)),
             Family::Qwen3 => Self::Qwen3(Box::new(qwen3::ModelForCausalLM::new(&qwen3_config(a), builder)?)),
             Family::Phi3 => Self::Phi3(Box::new(phi3::Model::new(&phi3_config(a), builder)?)),
+            Family::Olmo2 => Self::Olmo2(Box::new(olmo2::Model::new(&olmo2_config(a), builder)?)),
+            Family::Mixtral => Self::Mixtral(Box::new(mixtral::Model::new(&mixtral_config(a)?, builder)?)),
+            Family::Qwen2Moe => {
+                Self::Qwen2Moe(Box::new(qwen2_moe::Model::new(&qwen2_moe_config(a)?, builder)?))
+            }
+            Family::Qwen3Moe => {
+                Self::Qwen3Moe(Box::new(qwen3_moe::ModelForCausalLM::new(&qwen3_moe_config(a)?, builder)?))
+            }
             other => candle_core::bail!("no stock model for {other:?}"),
         })
     }
@@ -236,6 +302,10 @@ impl StockModel {
             Self::Qwen2(model) => model.forward(tokens, position)?.squeeze(1)?,
             Self::Qwen3(model) => model.forward(tokens, position)?.squeeze(1)?,
             Self::Phi3(model) => model.forward(tokens, position)?.squeeze(1)?,
+            Self::Olmo2(model) => model.forward(tokens, position)?.squeeze(1)?,
+            Self::Mixtral(model) => model.forward(tokens, position)?.squeeze(1)?,
+            Self::Qwen2Moe(model) => model.forward(tokens, position)?.squeeze(1)?,
+            Self::Qwen3Moe(model) => model.forward(tokens, position)?.squeeze(1)?,
             Self::QuantizedLlama(model) => model.forward(tokens, position)?,
             Self::QuantizedQwen3(model) => model.forward(tokens, position)?,
         };
@@ -363,6 +433,116 @@ fn phi3_config(a: &Architecture) -> phi3::Config {
         partial_rotary_factor: None,
         tie_word_embeddings: a.tied_head,
     }
+}
+
+fn olmo2_config(a: &Architecture) -> olmo2::Config {
+    olmo2::Config {
+        vocab_size: a.vocab_size,
+        hidden_size: a.hidden_size,
+        intermediate_size: a.ffn_size,
+        attention_bias: a.biases.qkv,
+        num_hidden_layers: a.layers,
+        num_attention_heads: a.heads,
+        num_key_value_heads: a.kv_heads,
+        rms_norm_eps: a.norm_eps,
+        hidden_act: Activation::Silu,
+        max_position_embeddings: a.max_positions,
+        rope_theta: a.rope.theta,
+        tie_word_embeddings: a.tied_head,
+        clip_qkv: None,
+    }
+}
+
+/// The experts that layers have, the step of these layers, and whether shares are renormalised.
+fn mixture(a: &Architecture) -> CandleResult<(Mixture, usize, bool)> {
+    let layers = (0..a.layers).map(|layer| a.layer(layer).feed_forward);
+    let mixture = layers.filter_map(|feed_forward| match feed_forward {
+        FeedForward::Mixture(mixture) => Some(mixture),
+        _ => None,
+    });
+    match (mixture.into_iter().next(), sparse_step(a)) {
+        (Some(mixture), Some(step)) => match mixture.routing {
+            Routing::Softmax { renormalised } => Ok((mixture, step, renormalised)),
+            other => candle_core::bail!("no stock model routes by {other:?}"),
+        },
+        _ => candle_core::bail!("no experts in every n-th layer"),
+    }
+}
+
+/// candle keeps the fields of this one to itself, but reads them.
+fn mixtral_config(a: &Architecture) -> CandleResult<mixtral::Config> {
+    let (mixture, ..) = mixture(a)?;
+    let config = serde_json::json!({
+        "vocab_size": a.vocab_size,
+        "hidden_size": a.hidden_size,
+        "intermediate_size": mixture.width,
+        "num_hidden_layers": a.layers,
+        "num_attention_heads": a.heads,
+        "num_key_value_heads": a.kv_heads,
+        "hidden_act": "silu",
+        "max_position_embeddings": a.max_positions,
+        "rms_norm_eps": a.norm_eps,
+        "rope_theta": a.rope.theta,
+        // `limits` keeps every context inside a window.
+        "sliding_window": a.max_positions,
+        "num_experts_per_tok": mixture.per_token,
+        "num_local_experts": mixture.count,
+        "use_flash_attn": false,
+    });
+    serde_json::from_value(config).map_err(candle_core::Error::wrap)
+}
+
+fn qwen2_moe_config(a: &Architecture) -> CandleResult<qwen2_moe::Config> {
+    let (mixture, step, renormalised) = mixture(a)?;
+    Ok(qwen2_moe::Config {
+        vocab_size: a.vocab_size,
+        hidden_size: a.hidden_size,
+        intermediate_size: a.ffn_size,
+        num_hidden_layers: a.layers,
+        num_attention_heads: a.heads,
+        num_key_value_heads: a.kv_heads,
+        max_position_embeddings: a.max_positions,
+        sliding_window: a.max_positions,
+        max_window_layers: a.layers,
+        tie_word_embeddings: a.tied_head,
+        rope_theta: a.rope.theta,
+        rms_norm_eps: a.norm_eps,
+        use_sliding_window: false,
+        hidden_act: Activation::Silu,
+        decoder_sparse_step: step,
+        moe_intermediate_size: mixture.width,
+        shared_expert_intermediate_size: mixture.shared_width,
+        num_experts_per_tok: mixture.per_token,
+        num_experts: mixture.count,
+        norm_topk_prob: renormalised,
+    })
+}
+
+fn qwen3_moe_config(a: &Architecture) -> CandleResult<qwen3_moe::Config> {
+    let (mixture, step, renormalised) = mixture(a)?;
+    Ok(qwen3_moe::Config {
+        vocab_size: a.vocab_size,
+        hidden_size: a.hidden_size,
+        intermediate_size: a.ffn_size,
+        num_hidden_layers: a.layers,
+        num_attention_heads: a.heads,
+        head_dim: a.head_dim,
+        attention_bias: a.biases.qkv,
+        num_key_value_heads: a.kv_heads,
+        max_position_embeddings: a.max_positions,
+        sliding_window: None,
+        max_window_layers: a.layers,
+        tie_word_embeddings: a.tied_head,
+        rope_theta: a.rope.theta,
+        rms_norm_eps: a.norm_eps,
+        use_sliding_window: false,
+        hidden_act: Activation::Silu,
+        decoder_sparse_step: step,
+        moe_intermediate_size: mixture.width,
+        num_experts_per_tok: mixture.per_token,
+        num_experts: mixture.count,
+        norm_topk_prob: renormalised,
+    })
 }
 
 #[cfg(test)]
