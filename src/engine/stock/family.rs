@@ -36,9 +36,6 @@ pub struct Limits {
 /// [`EngineError::Unsupported`], naming what candle does not do.
 pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Result<Limits, EngineError> {
     let a = architecture;
-    let refuse = |what: String, why: &str| {
-        Err(EngineError::Unsupported { engine: "stock".into(), what, why: why.into() })
-    };
     if let Some(q) = &a.quantization
         && !quantized
     {
@@ -47,6 +44,53 @@ pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Res
             "candle-transformers has no loader for them; use a GGUF file or unquantised weights",
         );
     }
+    check_family(a, dtype)?;
+    check_shape(a, quantized)?;
+    if quantized && !matches!(a.family, Family::Llama | Family::Qwen3) {
+        return refuse(format!("GGUF files of {:?}", a.family), "only llama and qwen3 are wired up");
+    }
+    let window = (0..a.layers).filter_map(|layer| a.window(layer)).min();
+    let mut limits = Limits { max_positions: a.max_positions, reason: None, quantized };
+    if let Some(window) = window
+        && window < limits.max_positions
+    {
+        limits = Limits {
+            quantized,
+            max_positions: window,
+            reason: Some(format!(
+                "sliding window of {window}: beyond it candle's decode attends to the whole cache"
+            )),
+        };
+    }
+    if quantized && a.family == Family::Llama && QUANTIZED_LLAMA_POSITIONS < limits.max_positions {
+        limits = Limits {
+            quantized,
+            max_positions: QUANTIZED_LLAMA_POSITIONS,
+            reason: Some(format!(
+                "candle's quantised llama has rotary tables for {QUANTIZED_LLAMA_POSITIONS} positions"
+            )),
+        };
+    }
+    let whole_numbers = if quantized { usize::MAX } else { whole_numbers(a.family, dtype) };
+    if whole_numbers < limits.max_positions {
+        limits = Limits {
+            quantized,
+            max_positions: whole_numbers,
+            reason: Some(format!(
+                "candle's {:?} counts positions in {dtype}, which holds no odd number above {whole_numbers}; choose --dtype f32",
+                a.family
+            )),
+        };
+    }
+    Ok(limits)
+}
+
+fn refuse<T>(what: String, why: &str) -> Result<T, EngineError> {
+    Err(EngineError::Unsupported { engine: "stock".into(), what, why: why.into() })
+}
+
+/// Checks that candle has the family, in this dtype and build.
+fn check_family(a: &Architecture, dtype: Dtype) -> Result<(), EngineError> {
     match a.family {
         Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 | Family::Phi3 => {}
         Family::Olmo2 | Family::Mixtral | Family::Qwen2Moe | Family::Qwen3Moe if dtype == Dtype::F32 => {}
@@ -75,6 +119,11 @@ pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Res
             "candle has experts in every n-th layer and leaves `mlp_only_layers` out",
         );
     }
+    Ok(())
+}
+
+/// Checks what candle's models take for given.
+fn check_shape(a: &Architecture, quantized: bool) -> Result<(), EngineError> {
     let ordinary_heads = a.head_dim * a.heads == a.hidden_size;
     match a.rope.scaling {
         RopeScaling::None => {}
@@ -130,43 +179,7 @@ pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Res
         }
         _ => {}
     }
-    if quantized && !matches!(a.family, Family::Llama | Family::Qwen3) {
-        return refuse(format!("GGUF files of {:?}", a.family), "only llama and qwen3 are wired up");
-    }
-    let window = (0..a.layers).filter_map(|layer| a.window(layer)).min();
-    let mut limits = Limits { max_positions: a.max_positions, reason: None, quantized };
-    if let Some(window) = window
-        && window < limits.max_positions
-    {
-        limits = Limits {
-            quantized,
-            max_positions: window,
-            reason: Some(format!(
-                "sliding window of {window}: beyond it candle's decode attends to the whole cache"
-            )),
-        };
-    }
-    if quantized && a.family == Family::Llama && QUANTIZED_LLAMA_POSITIONS < limits.max_positions {
-        limits = Limits {
-            quantized,
-            max_positions: QUANTIZED_LLAMA_POSITIONS,
-            reason: Some(format!(
-                "candle's quantised llama has rotary tables for {QUANTIZED_LLAMA_POSITIONS} positions"
-            )),
-        };
-    }
-    let whole_numbers = if quantized { usize::MAX } else { whole_numbers(a.family, dtype) };
-    if whole_numbers < limits.max_positions {
-        limits = Limits {
-            quantized,
-            max_positions: whole_numbers,
-            reason: Some(format!(
-                "candle's {:?} counts positions in {dtype}, which holds no odd number above {whole_numbers}; choose --dtype f32",
-                a.family
-            )),
-        };
-    }
-    Ok(limits)
+    Ok(())
 }
 
 /// Positions that candle counts exactly, where it counts them in the dtype of the weights.

@@ -130,11 +130,15 @@ fn choose(
             }
             if shape.renormalised {
                 // Where all are nothing, so are their shares.
-                chosen.iter_mut().for_each(|choice| choice.share /= sum + SMALLEST_SUM);
+                for choice in chosen.iter_mut() {
+                    choice.share /= sum + SMALLEST_SUM;
+                }
             }
         }
     }
-    chosen.iter_mut().for_each(|choice| choice.share *= shape.scale);
+    for choice in chosen.iter_mut() {
+        choice.share *= shape.scale;
+    }
     chosen.sort_unstable_by_key(|choice| choice.expert);
 }
 
@@ -154,11 +158,9 @@ fn best_groups(groups: usize, chosen: usize, count: usize, score: impl Fn(usize)
         }
         *sum = if of_group > 1 { first + second } else { first };
     }
-    let better = |group: usize, other: usize| {
-        sums[other] > sums[group] || (sums[other] == sums[group] && other < group)
-    };
-    let is_chosen = |group: usize| (0..groups).filter(|other| better(group, *other)).count() < chosen;
-    (0..groups).filter(|group| is_chosen(*group)).fold(0, |bits, group| bits | 1 << group)
+    let mut best = [Choice::default(); MAX_EXPERT_GROUPS];
+    largest(sums[..groups].iter().copied(), &mut best[..chosen]);
+    best[..chosen].iter().fold(0, |bits, group| bits | 1 << group.expert)
 }
 
 /// Turns the logits of the chosen experts into their shares by softmax.

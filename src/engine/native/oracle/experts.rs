@@ -20,15 +20,11 @@ impl Oracle {
         for (row, logits) in self.multiply(&experts.router, &inputs).iter().enumerate() {
             let (logits, gate) = logits.split_at(number);
             let scores = scores(logits, &experts.shape);
-            let own: Vec<usize> = match scripted {
-                Some(experts) => experts[row * per_row..(row + 1) * per_row]
-                    .iter()
-                    .map(|&expert| expert as usize)
-                    .collect(),
-                None => {
-                    let ranked = ranked(&scores, &experts.shape, experts.correction.as_deref());
-                    largest(&ranked, per_row).iter().map(|expert| (expert + shift) % number).collect()
-                }
+            let own: Vec<usize> = if let Some(experts) = scripted {
+                experts[row * per_row..(row + 1) * per_row].iter().map(|&expert| expert as usize).collect()
+            } else {
+                let ranked = ranked(&scores, &experts.shape, experts.correction.as_deref());
+                largest(&ranked, per_row).iter().map(|expert| (expert + shift) % number).collect()
             };
             let gate = gate.first().map_or(1.0, |gate| 1.0 / (1.0 + (-gate).exp()));
             self.routed.push((weighed(&scores, own, &experts.shape), gate));
