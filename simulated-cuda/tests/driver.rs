@@ -353,9 +353,9 @@ fn launch_dependent(c: &Context, function: usize, arguments: &mut [*mut c_void])
     let mut allowed = [0_u32; 16];
     allowed[0] = 1;
     // Programmatic stream serialization.
-    let attribute = LaunchAttribute::new(6, allowed);
-    let config = LaunchConfig::new([1, 1, 1], [32, 1, 1], 0, c.stream, &[attribute]);
-    // SAFETY: the kernel's arguments; the configuration and its attribute live until the call returns.
+    let attributes = [LaunchAttribute::new(6, allowed)];
+    let config = LaunchConfig::new([1, 1, 1], [32, 1, 1], 0, c.stream, &attributes);
+    // SAFETY: the kernel's arguments; the configuration and its attributes live until the call returns.
     unsafe { cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut()) }
 }
 
