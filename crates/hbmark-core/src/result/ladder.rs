@@ -92,7 +92,8 @@ pub struct LaunchCost {
 }
 
 impl Ladder {
-    /// The name of a rung: `data sheet`, `ceiling`, an engine, or `ceiling at f32` for a floor that is not the first.
+    /// The name of a rung: `data sheet`, `ceiling`, an engine, or for a floor that is not the first `ceiling at f32`, or
+    /// `ceiling of 1.31 GB` where one of its dtype stands above.
     #[must_use]
     pub fn name(&self, rung: usize) -> String {
         let this = &self.rungs[rung];
@@ -105,11 +106,14 @@ impl Ladder {
             (None, RungKind::Datasheet) => "data sheet",
             (None, _) => "ceiling",
         };
-        let again = self.rungs[..rung].iter().any(|above| above.kind == this.kind);
-        match &this.place {
-            Some(place) => format!("{word} at {} {place}", this.dtype),
-            None if again => format!("{word} at {}", this.dtype),
-            None => word.to_owned(),
+        let above = || self.rungs[..rung].iter().filter(|above| above.kind == this.kind);
+        let of_its_dtype = above().any(|above| above.dtype == this.dtype);
+        match (&this.place, this.bytes) {
+            (Some(place), _) => format!("{word} at {} {place}", this.dtype),
+            // Floors of one dtype differ where engines meet other experts.
+            (None, Some(bytes)) if of_its_dtype => format!("{word} of {bytes}"),
+            (None, _) if above().next().is_some() => format!("{word} at {}", this.dtype),
+            (None, _) => word.to_owned(),
         }
     }
 
