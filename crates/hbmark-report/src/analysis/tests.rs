@@ -83,8 +83,8 @@ fn a_second_dtype_splits_the_step_into_its_bytes_and_the_rest() {
 /// Of a mixture, where each engine has the experts that its own steps met.
 #[test]
 fn floors_of_one_dtype_are_told_apart_by_their_bytes() {
-    let ladder = only(vec![native(54.4), cell("stock", Dtype::Bf16, 52.0, 120.0)]);
-    let wanted = [("ceiling", 514), ("native", 30), ("ceiling of 520 MB", 6), ("stock", 650)];
+    let ladder = only(vec![native(54.4), cell("stock", Dtype::Bf16, 60.0, 120.0)]);
+    let wanted = [("ceiling", 514), ("native", 30), ("ceiling of 600 MB", 86), ("stock", 570)];
     assert_eq!(adds(&ladder), named(&wanted));
 }
 
