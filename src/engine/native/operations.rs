@@ -194,6 +194,9 @@ pub enum ExpertScores {
     Sigmoid { groups: usize, chosen_groups: usize },
 }
 
+/// What is added to the sum of sigmoids that shares are divided by, as published models do: where all are nothing, so are their shares.
+pub const SMALLEST_SUM: f32 = 1e-20;
+
 /// The most groups of experts: their marks are the bits of a word, and a warp has a lane for each.
 pub const MAX_EXPERT_GROUPS: usize = 32;
 

@@ -14,9 +14,7 @@ use candle_transformers::models::{
 };
 
 use crate::engine::EngineError;
-use hbmark_core::model::{
-    Architecture, Biases, Dtype, Family, FeedForward, Mixer, Mixture, RopeScaling, Routing,
-};
+use hbmark_core::model::{Architecture, Biases, Dtype, Family, Mixer, Mixture, RopeScaling, Routing};
 
 /// Positions that candle's quantised llama precomputes rotary tables for (`quantized_llama::MAX_SEQ_LEN`).
 const QUANTIZED_LLAMA_POSITIONS: usize = quantized_llama::MAX_SEQ_LEN;
@@ -468,12 +466,8 @@ fn olmo2_config(a: &Architecture) -> olmo2::Config {
 
 /// The experts that layers have, the step of these layers, and whether shares are renormalised.
 fn mixture(a: &Architecture) -> CandleResult<(Mixture, usize, bool)> {
-    let layers = (0..a.layers).map(|layer| a.layer(layer).feed_forward);
-    let mixture = layers.filter_map(|feed_forward| match feed_forward {
-        FeedForward::Mixture(mixture) => Some(mixture),
-        _ => None,
-    });
-    match (mixture.into_iter().next(), sparse_step(a)) {
+    let mixture = (0..a.layers).find_map(|layer| a.layer(layer).feed_forward.mixture().copied());
+    match (mixture, sparse_step(a)) {
         (Some(mixture), Some(step)) => match mixture.routing {
             Routing::Softmax { renormalised } => Ok((mixture, step, renormalised)),
             other => candle_core::bail!("no stock model routes by {other:?}"),

@@ -12,7 +12,7 @@
 use std::ops::Range;
 
 use super::super::operations::{
-    ExpertMlp, ExpertScores, ExpertShape, ExpertWeights, Gate, MAX_EXPERT_GROUPS,
+    ExpertMlp, ExpertScores, ExpertShape, ExpertWeights, Gate, MAX_EXPERT_GROUPS, SMALLEST_SUM,
 };
 use super::linear::{self, FusedMatrix, multiply_picked, panels_per_unit};
 use super::packed_activations::PackedActivations;
@@ -26,9 +26,6 @@ struct Choice {
     expert: u32,
     share: f32,
 }
-
-/// What is added to a sum of sigmoids before shares are divided by it.
-const SMALLEST_SUM: f32 = 1e-20;
 
 /// The rows of a step by expert, made by the router for the two operations that follow.
 #[derive(Debug, Default)]
@@ -129,7 +126,6 @@ fn choose(
                 sum += choice.share;
             }
             if shape.renormalised {
-                // Where all are nothing, so are their shares.
                 for choice in chosen.iter_mut() {
                     choice.share /= sum + SMALLEST_SUM;
                 }

@@ -1,6 +1,6 @@
 //! The experts of a layer as formulas, one expert after another.
 
-use super::super::operations::{ExpertMlp, ExpertScores, ExpertShape, ExpertWeights};
+use super::super::operations::{ExpertMlp, ExpertScores, ExpertShape, ExpertWeights, SMALLEST_SUM};
 use super::{Fault, Oracle, PlainBuffer, normed, silu, softmax, to_f32};
 
 impl Oracle {
@@ -26,7 +26,7 @@ impl Oracle {
                 let ranked = ranked(&scores, &experts.shape, experts.correction.as_deref());
                 largest(&ranked, per_row).iter().map(|expert| (expert + shift) % number).collect()
             };
-            let gate = gate.first().map_or(1.0, |gate| 1.0 / (1.0 + (-gate).exp()));
+            let gate = gate.first().map_or(1.0, |gate| sigmoid(*gate));
             self.routed.push((weighed(&scores, own, &experts.shape), gate));
         }
         self.moved += 4 * experts.correction.as_ref().map_or(0, Vec::len) as u64;
@@ -132,11 +132,15 @@ fn largest(logits: &[f64], count: usize) -> Vec<usize> {
     order
 }
 
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
 /// The score of every expert, of its logit.
 fn scores(logits: &[f64], shape: &ExpertShape) -> Vec<f64> {
     match shape.scores {
         ExpertScores::Softmax => softmax(logits),
-        ExpertScores::Sigmoid { .. } => logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect(),
+        ExpertScores::Sigmoid { .. } => logits.iter().map(|logit| sigmoid(*logit)).collect(),
     }
 }
 
@@ -164,9 +168,8 @@ fn weighed(scores: &[f64], mut chosen: Vec<usize>, shape: &ExpertShape) -> Vec<(
     let sum = match (shape.renormalised, shape.scores) {
         (false, _) => 1.0,
         (true, ExpertScores::Softmax) => chosen.iter().map(|expert| scores[*expert]).sum(),
-        // As published: where all are nothing, so are their shares.
         (true, ExpertScores::Sigmoid { .. }) => {
-            chosen.iter().map(|expert| scores[*expert]).sum::<f64>() + 1e-20
+            chosen.iter().map(|expert| scores[*expert]).sum::<f64>() + f64::from(SMALLEST_SUM)
         }
     };
     chosen.into_iter().map(|expert| (expert, f64::from(shape.scale) * scores[expert] / sum)).collect()
