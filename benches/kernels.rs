@@ -230,7 +230,7 @@ fn attention(criterion: &mut Criterion, name: &str, layer: &mut Layer, batch: us
     let mut out = layer.operations.buffer(batch, layer.shape.query_width()).unwrap();
     time(criterion, Operation::Attention, name, layer, copies, |l, i| {
         let shape = l.shape;
-        l.operations.attention(&stretches[i], &shape, None, 0, &l.query, &pool, &mut out).unwrap();
+        l.operations.attention(&stretches[i], &shape, None, None, 0, &l.query, &pool, &mut out).unwrap();
     });
 }
 

@@ -1,6 +1,6 @@
 // Grouped-query attention of single rows over the paged cache, split over positions, merged by the last block to come.
 //
-//   out[row][h] = Σ_p softmax_p(bend(q[h] · k[p] * scale)) * v[p],   p from max(0, position + 1 - window) to the row's own position
+//   out[row][h] = Σ_p softmax_p(bend(q[h] · k[p] * scale), sinks[h]) * v[p],   p from max(0, position + 1 - window) to the row's own position
 //
 // Shapes: query, out [rows, heads * head_dim] f32; cache: cache.cuh, head_dim a multiple of 8, at most 256.
 // Grid: (rows, kv_heads * ceil(group / G), splits): only x may exceed 65,535. Block: 256 threads. Of a group of query heads, G share every K and V
@@ -37,6 +37,8 @@ struct AttentionWork {
     int heads, window, least;
     // Scores are bent towards softcap where that is above 0.
     float scale, softcap;
+    // [heads]: one more score of each, without a value; or null.
+    const float* sinks;
 };
 
 // Stores four elements of a head of a row.
@@ -161,8 +163,10 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
         const float all[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 #pragma unroll
         for (int e = 0; e < 8; ++e) q[g][e] = all[e] * factor;
-        m[g] = -INFINITY;
-        l[g] = 0;
+        // The first lanes of the first split have seen the sink.
+        const bool sees = work.sinks && split == 0 && (int)threadIdx.x < lanes;
+        m[g] = sees ? work.sinks[first_head + min(g, count - 1)] * LOG2_E : -INFINITY;
+        l[g] = sees ? 1 : 0;
     }
     for (int i = 0; i < groups; ++i) {
         wait_copies<ATTENTION_RING - 1>();
@@ -308,8 +312,9 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
     HBMARK_KERNEL_BOUNDED(ATTENTION_THREADS, G > 4 ? 1 : 2, decode_attention_##dtype##_g##G##_d##D, const float* query,                   \
                           const unsigned* positions, const unsigned long long* tables, const unsigned* starts, float* out, uint2* rounded, \
                           float* partial, float2* statistics, unsigned* arrived, unsigned long long layer_bytes, int layer, int heads,    \
-                          int kv_heads, int head_dim, int block_shift, int window, int least, float scale, float softcap) {               \
-        decode_attention<T, G, D>({query, positions, out, rounded, partial, statistics, arrived, heads, window, least, scale, softcap},            \
+                          int kv_heads, int head_dim, int block_shift, int window, int least, float scale, float softcap,                 \
+                          const float* sinks) {                                                                                           \
+        decode_attention<T, G, D>({query, positions, out, rounded, partial, statistics, arrived, heads, window, least, scale, softcap, sinks},     \
                                   {tables, starts, layer_bytes, layer, kv_heads, head_dim, block_shift});                                 \
     }
 #define KERNELS(dtype, T, D) KERNEL(dtype, T, 1, D) KERNEL(dtype, T, 2, D) KERNEL(dtype, T, 4, D) KERNEL(dtype, T, 8, D)

@@ -97,13 +97,19 @@ __device__ inline void wait_for_dependency() {
 #endif
 }
 
-// 16 bytes from global to shared memory while the thread goes on; zeros where there is nothing to copy.
+// 4, 8 or 16 bytes from global to shared memory while the thread goes on; zeros where there is nothing to copy.
+template <int BYTES = 16>
 __device__ inline void copy_async(void* shared, const void* global, bool exists) {
+    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "sizes that the instruction has");
 #ifdef HBMARK_EMULATED
-    hbmark::emulation::copy_later(shared, global, exists ? 16 : 0, exists ? 0 : 16);
+    hbmark::emulation::copy_later(shared, global, exists ? BYTES : 0, exists ? 0 : BYTES);
 #else
     const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(exists ? 16 : 0) : "memory");
+    // Past the first cache, where the instruction can.
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(exists ? 16 : 0) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(global), "r"(exists ? BYTES : 0), "n"(BYTES) : "memory");
 #endif
 }
 __device__ inline void commit_copies() {

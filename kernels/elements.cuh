@@ -110,9 +110,21 @@ __device__ inline void load8<float>(const float* from, float (&out)[8]) {
 
 constexpr float LOG2_E = 1.44269504088896f;
 
-// The product of an activated gate with what goes up: silu, or gelu by tanh, where (1 + tanh(y)) / 2 is 1 / (1 + e^(-2y)).
-__device__ inline float gated(bool gelu, float gate, float up) {
-    const float x = gelu ? 1.5957691216f * (gate + 0.044715f * gate * gate * gate) : gate;
+// How a gate meets what goes up: by silu; by gelu as tanh, where (1 + tanh(y)) / 2 is 1 / (1 + e^(-2y)); or as gpt-oss has it, both clamped.
+enum GateFunction { SILU = 0, GELU_TANH = 1, CLAMPED_SWIGLU = 2 };
+struct Gate {
+    int function;
+    float limit;
+};
+__device__ inline float gated(const Gate& with, float gate, float up) {
+    float x = gate;
+    if (with.function == GELU_TANH) x = 1.5957691216f * (gate + 0.044715f * gate * gate * gate);
+    if (with.function == CLAMPED_SWIGLU) {
+        // By comparisons: what is no number stays one.
+        gate = gate > with.limit ? with.limit : gate;
+        up = (up > with.limit ? with.limit : up < -with.limit ? -with.limit : up) + 1.0f;
+        x = 1.702f * gate;
+    }
     return gate / (1.0f + expf(-x)) * up;
 }
 

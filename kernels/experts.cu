@@ -1,9 +1,9 @@
 // The experts of a layer: a router picks some for each row, and only those are read.
 //
-//   logits = router · norm(hidden[row]);   the per_row largest are the experts of a row, the first of equal ones; shares = scale * softmax(logits)
-//   or, by sigmoids: those of the largest sigmoid(logit) + correction in the best groups, shares = scale * sigmoid(logit); then renormalised or not
-//   inner[row][i] = silu(gate · norm(hidden[row])) * (up · norm(hidden[row])) of the row's i-th expert by its number, then of the shared one
-//   hidden[row] += Σ_i shares[row][i] * (down · inner[row][i]), the shared expert's with the sigmoid of its gate
+//   logits = router · norm(hidden[row]) + bias;   the per_row largest are the experts of a row, the first of equal ones; shares = scale * softmax(logits)
+//   or, by sigmoids, logits without it: those of the largest sigmoid(logit) + bias in the best groups, shares = scale * sigmoid(logit); then renormalised or not
+//   inner[row][i] = gate · norm(hidden[row]) + b and up · norm(hidden[row]) + b, as they meet (struct Gate), of the row's i-th expert by its number, then of the shared one
+//   hidden[row] += Σ_i shares[row][i] * (down · inner[row][i] + b), the shared expert's with the sigmoid of its gate
 //
 // Shapes   hidden [rows, hidden] f32; inner [rows, per_row * width + shared_width] f32; a router has a row for each of `count` experts, then one for
 //          the gate of the shared one; matrices of experts as in gate_up.cu and project_add.cu, found through a table: the shared one, then the routed.
@@ -48,8 +48,8 @@ struct Routing {
     float* logits;
     // Picked by a script, or null.
     const unsigned* scripted;
-    // Of sigmoids: added where experts are chosen, or null.
-    const float* correction;
+    // Added to the logits of a softmax, or to sigmoids where experts are chosen; or null.
+    const float* bias;
     const unsigned* real_rows;
     Work work;
     // Blocks that came, of all and then of each pass: 0 before the first launch, and again after each.
@@ -104,8 +104,8 @@ __device__ inline void choose(const Routing& routing, int row, float* copy) {
     float most = -INFINITY, sum = 0;
     for (int i = lane; i < count; i += WARP) {
         const float logit = load_shared_result(logits + i);
-        most = fmaxf(most, logit);
-        copy[i] = routing.sigmoid ? sigmoid(logit) + (routing.correction ? routing.correction[i] : 0.0f) : logit;
+        copy[i] = (routing.sigmoid ? sigmoid(logit) : logit) + (routing.bias ? routing.bias[i] : 0.0f);
+        most = fmaxf(most, copy[i]);
     }
     __syncwarp();
     if (routing.groups > routing.chosen_groups) keep_best_groups(routing, copy);
@@ -128,14 +128,14 @@ __device__ inline void choose(const Routing& routing, int row, float* copy) {
             last = best;
         }
     }
-    const float logit = chosen ? load_shared_result(logits + expert) : -INFINITY;
     float share;
     if (routing.sigmoid) {
-        share = chosen ? sigmoid(logit) : 0;
+        share = chosen ? sigmoid(load_shared_result(logits + expert)) : 0;
         // Where all are nothing, so are their shares.
         sum = routing.renormalised ? warp_sum(share) + 1e-20f : 1.0f;
     } else {
         // As a softmax should: nothing is beyond e^0. Of shares that are renormalised, all others cancel.
+        const float logit = chosen ? copy[expert] : -INFINITY;
         most = warp_max(routing.renormalised ? logit : most);
         share = chosen ? expf(logit - most) : 0;
         if (routing.renormalised) {
@@ -236,11 +236,11 @@ __device__ inline void router(const LinearInput& in, const LinearWeights& weight
 }
 
 #define ROUTING                                                                                                                         \
-    float *logits, const unsigned *scripted, const float *correction, const unsigned *real_rows, unsigned *work, unsigned *arrived,      \
+    float *logits, const unsigned *scripted, const float *bias, const unsigned *real_rows, unsigned *work, unsigned *arrived,      \
         unsigned long long *met, unsigned *tiles_met, int count, int gated, int sigmoid, int groups, int chosen_groups,                  \
         int renormalised, float scale, int tile_rows, int per_row
 #define ROUTING_OF(rows)                                                                                                                \
-    {logits,  scripted, correction, real_rows, {work, rows, per_row}, arrived, met,  tiles_met,                                          \
+    {logits,  scripted, bias, real_rows, {work, rows, per_row}, arrived, met,  tiles_met,                                          \
      count,   gated,    sigmoid,    groups,    chosen_groups,         renormalised, scale, tile_rows}
 
 #define KERNEL(dtype, F, M)                                                                                                             \
@@ -272,7 +272,9 @@ HBMARK_KERNEL_BOUNDED(THREADS, 2, experts_choose, ROUTING, int rows) {
 
 struct ExpertMatrix {
     const uint4* data;
-    const float* scales;
+    // Of each output, or null.
+    const float *scales, *bias;
+    const void* unused;
 };
 
 struct Experts {
@@ -305,7 +307,7 @@ __device__ inline ExpertTile tile_of_grid(const Experts& experts) {
 // Its matrix, of a format.
 template <class F>
 __device__ inline LinearWeights weights_of(const ExpertTile& tile, int outputs, int vectors) {
-    return {tile.matrix.data, F::SCALED ? in_global(tile.matrix.scales) : nullptr, nullptr, outputs, vectors};
+    return {tile.matrix.data, F::SCALED || F::GROUP_SCALED ? in_global(tile.matrix.scales) : nullptr, tile.matrix.bias, outputs, vectors};
 }
 
 // Where gate_up leaves row `i` of a tile.
@@ -320,7 +322,7 @@ __device__ inline float* part_of(const Experts& experts, const ExpertTile& tile,
 }
 
 template <class F, int M>
-__device__ inline void gate_up(const LinearInput& in, const Experts& experts, float* inner, int vectors, int chunk) {
+__device__ inline void gate_up(const LinearInput& in, const Experts& experts, float* inner, int vectors, const Gate& how, int chunk) {
     launch_dependents();
     wait_for_dependency();
     if (!has_tile(experts)) return;
@@ -331,7 +333,7 @@ __device__ inline void gate_up(const LinearInput& in, const Experts& experts, fl
     multiply_rows<F, M>(rows, weights_of<F>(tile, outputs, vectors), chunk, 0, tile.count,
                         [&](int pair, int, int count, const float (&sums)[2][M]) {
                             const float gate = of_lane(sums[0]), up = of_lane(sums[1]);
-                            if (lane < count) out[pair] = gated(false, gate, up);
+                            if (lane < count) out[pair] = gated(how, gate, up);
                         });
 }
 
@@ -361,8 +363,8 @@ __device__ inline void down(const float* inner, const Experts& experts, float* p
 // The routed and the shared tiles differ in their sizes, which costs registers: two blocks of any fit.
 #define KERNEL(dtype, F, M)                                                                                                             \
     HBMARK_KERNEL_BOUNDED(THREADS, 2, experts_gate_up_##dtype##_m##M, const float* hidden, const float* norm, float norm_eps,            \
-                          float* inner, EXPERTS, int columns, int vectors, int chunk) {                                                  \
-        gate_up<F, M>({hidden, nullptr, norm, norm_eps, rows, columns}, EXPERTS_OF, inner, vectors, chunk);                              \
+                          float* inner, EXPERTS, int columns, int vectors, int function, float limit, int chunk) {                       \
+        gate_up<F, M>({hidden, nullptr, norm, norm_eps, rows, columns}, EXPERTS_OF, inner, vectors, {function, limit}, chunk);           \
     }                                                                                                                                    \
     HBMARK_KERNEL_BOUNDED(THREADS, 2, experts_down_##dtype##_m##M, const float* inner, float* parts, EXPERTS, int outputs, int vectors,  \
                           int shared_vectors, int chunk) {                                                                               \
@@ -370,6 +372,7 @@ __device__ inline void down(const float* inner, const Experts& experts, float* p
     }
 #define KERNELS(dtype, F) KERNEL(dtype, F, 1) KERNEL(dtype, F, 2) KERNEL(dtype, F, 4)
 HBMARK_FOR_EACH_FORMAT(KERNELS)
+KERNELS(mxfp4, FormatMxfp4)
 KERNEL(fp8, FormatFp8, 1)
 KERNEL(fp8, FormatFp8, 2)
 #undef KERNELS
@@ -397,7 +400,7 @@ __device__ inline void multiply_expert_tile(const ExpertTile& tile, const uint4*
 }
 
 template <class F, class Z>
-__device__ inline void tiled_gate_up(const uint4* inputs, const Experts& experts, float* inner, int vectors) {
+__device__ inline void tiled_gate_up(const uint4* inputs, const Experts& experts, float* inner, int vectors, const Gate& how) {
     launch_dependents();
     wait_for_dependency();
     if (!has_tile(experts)) return;
@@ -407,7 +410,7 @@ __device__ inline void tiled_gate_up(const uint4* inputs, const Experts& experts
     multiply_expert_tile<F, Z>(
         tile, inputs, experts.work.rows, outputs, vectors, [&](int i) { return (int)tile.rows[i]; },
         [&](int i) { return inner_of(experts, tile, inner, i); },
-        [](float* to, int pair, float gate, float up) { to[pair] = gated(false, gate, up); });
+        [&](float* to, int pair, float gate, float up) { to[pair] = gated(how, gate, up); });
 }
 
 template <class F, class Z>
@@ -430,14 +433,15 @@ __device__ inline void tiled_down(const uint4* inputs, const uint4* shared_input
 
 #define KERNEL(dtype, F, ROWS)                                                                                                          \
     HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, experts_tiled_gate_up_##dtype##_t##ROWS, const uint4* inputs, float* inner,    \
-                          EXPERTS, int vectors) {                                                                                        \
-        tiled_gate_up<F, Tiling##ROWS>(inputs, EXPERTS_OF, inner, vectors);                                                              \
+                          EXPERTS, int vectors, int function, float limit) {                                                             \
+        tiled_gate_up<F, Tiling##ROWS>(inputs, EXPERTS_OF, inner, vectors, {function, limit});                                           \
     }                                                                                                                                    \
     HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, experts_tiled_down_##dtype##_t##ROWS, const uint4* inputs,                     \
                           const uint4* shared_inputs, float* parts, EXPERTS, int outputs, int vectors, int shared_vectors) {             \
         tiled_down<F, Tiling##ROWS>(inputs, shared_inputs, EXPERTS_OF, parts, outputs, vectors, shared_vectors);                         \
     }
 HBMARK_FOR_EACH_TILING(KERNEL)
+HBMARK_FOR_EACH_ROWS(KERNEL, mxfp4, TiledMxfp4)
 #undef KERNEL
 
 // hidden[row] += Σ share * part. Grid: (rows, ceil(hidden / 256)).

@@ -3,10 +3,10 @@
 //   sums[row][output] = scale[output] * Σ_k weights[output][k] * input[row][k] + bias[output]
 //
 // Shapes   values [rows, width] f32; weights [outputs, vectors * COLUMNS], rows padded with zeros to whole 16-byte vectors; scales [outputs]
-//          f32 for int8 and fp8 only; bias [outputs] f32 or null. Outputs come in pairs (2p, 2p + 1): what belongs together is packed together.
+//          f32 for int8 and fp8 only; for mxfp4 a byte of e8m0 for each vector, rows padded to 8 of them; bias [outputs] f32 or null. Outputs come in pairs (2p, 2p + 1): what belongs together is packed together.
 // Grid     (any, passes of M rows along y, and along z beyond 65,535 of them). Block: 256 threads. Pairs go round the blocks, then round their
 //          warps: a warp owns a pair, a lane 16 bytes of it.
-// Shared   32 KiB of weights on their way, then M rows of inputs, `chunk` columns at a time, in the precision that the weights are multiplied in.
+// Shared   32 KiB of weights on their way, for mxfp4 8 KiB of scales, then M rows of inputs, `chunk` columns at a time, in the precision that the weights are multiplied in.
 // Bytes    outputs * vectors * 16, once per M rows. FLOPs 2 * rows * outputs * columns.
 // A lane copies the weights that it will itself multiply to shared memory, so that what is on its way costs no register and needs no barrier. The
 // first weights are asked for before the wait for the last kernel: only weights and norms may be read there. The norm is computed by every
@@ -42,7 +42,7 @@ struct Float16Bits {
 
 template <class F>
 struct InFloats {
-    static constexpr bool SCALED = false;
+    static constexpr bool SCALED = false, GROUP_SCALED = false;
     __device__ static size_t bytes(int rows, int chunk) { return (size_t)rows * chunk * 4; }
     __device__ static void stage(unsigned char* inputs, int, int chunk, int row, int column, float4 x, bool inside) {
         if (inside) *(float4*)((float*)inputs + row * chunk + column) = x;
@@ -82,7 +82,7 @@ struct FormatF32 : F32Vector, InFloats<F32Vector> {};
 
 // Inputs rounded to bf16, as tensor cores take them.
 struct FormatBf16 : Float16Bits<Bf16> {
-    static constexpr bool SCALED = false;
+    static constexpr bool SCALED = false, GROUP_SCALED = false;
     __device__ static void stage(unsigned char* inputs, int, int chunk, int row, int column, float4 x, bool inside) {
         if (inside) *(uint2*)((Bf16*)inputs + row * chunk + column) = uint2{pair<Bf16>(x.x, x.y), pair<Bf16>(x.z, x.w)};
     }
@@ -100,7 +100,7 @@ struct FormatBf16 : Float16Bits<Bf16> {
 struct FormatInt8 {
     using Cache = Bf16;
     static constexpr int COLUMNS = 16, GROUP = 32;
-    static constexpr bool SCALED = true;
+    static constexpr bool SCALED = true, GROUP_SCALED = false;
     using Wide = uint4;
     __device__ static Wide wide(uint4 v) { return v; }
     // Four columns of a group of 32, which eight lanes have together: all lanes of the warp come here.
@@ -141,7 +141,7 @@ struct FormatInt8 {
 struct FormatFp8 {
     using Cache = Bf16;
     static constexpr int COLUMNS = 16;
-    static constexpr bool SCALED = true;
+    static constexpr bool SCALED = true, GROUP_SCALED = false;
     using Wide = uint4;
     __device__ static Wide wide(uint4 v) { return v; }
     __device__ static void stage(unsigned char* inputs, int, int chunk, int row, int column, float4 x, bool inside) {
@@ -171,6 +171,52 @@ struct FormatFp8 {
         four(sum, w.y, in.low.z, in.low.w);
         four(sum, w.z, in.high.x, in.high.y);
         four(sum, w.w, in.high.z, in.high.w);
+    }
+};
+
+// 4-bit floats (e2m1), 32 columns of which share a power of two, a vector of them; inputs as for int8. Twice a value is a whole number, which two
+// tables have by its lower three bits; the highest says which.
+struct FormatMxfp4 {
+    using Cache = Bf16;
+    static constexpr int COLUMNS = 32, GROUP = 32;
+    static constexpr bool SCALED = false, GROUP_SCALED = true;
+    // Twice the values of the codes in the lower half of a word, as bytes.
+    __device__ static unsigned four(unsigned codes) {
+        const unsigned index = codes & 0x7777u, positive = __byte_perm(0x03020100u, 0x0c080604u, index);
+        return __byte_perm(positive, __byte_perm(0xfdfeff00u, 0xf4f8fafcu, index), 0x3210u | (codes & 0x8888u) >> 1);
+    }
+    // 2^(byte - 127), of which the half meets doubled values; 0 for 0, whose power is denormal.
+    __device__ static float half_power(unsigned byte) { return 0.5f * __uint_as_float(byte << 23); }
+    struct Wide {
+        unsigned q[8];
+        float scale;
+    };
+    __device__ static Wide wide(uint4 v, unsigned scale) {
+        return Wide{{four(v.x), four(v.x >> 16), four(v.y), four(v.y >> 16), four(v.z), four(v.z >> 16), four(v.w), four(v.w >> 16)},
+                    half_power(scale)};
+    }
+    __device__ static void stage(unsigned char* inputs, int rows, int chunk, int row, int column, float4 x, bool inside) {
+        FormatInt8::stage(inputs, rows, chunk, row, column, x, inside);
+    }
+    struct In {
+        uint4 first, second;
+        float scale;
+    };
+    __device__ static In input(const unsigned char* inputs, int rows, int chunk, int row, int vector) {
+        const int column = row * chunk + vector * COLUMNS;
+        const uint4* from = (const uint4*)(inputs + column);
+        return In{from[0], from[1], ((const float*)(inputs + (size_t)rows * chunk))[column / GROUP]};
+    }
+    __device__ static void add(float& sum, const Wide& w, const In& in) {
+        int dot = __dp4a((int)w.q[0], (int)in.first.x, 0);
+        dot = __dp4a((int)w.q[1], (int)in.first.y, dot);
+        dot = __dp4a((int)w.q[2], (int)in.first.z, dot);
+        dot = __dp4a((int)w.q[3], (int)in.first.w, dot);
+        dot = __dp4a((int)w.q[4], (int)in.second.x, dot);
+        dot = __dp4a((int)w.q[5], (int)in.second.y, dot);
+        dot = __dp4a((int)w.q[6], (int)in.second.z, dot);
+        dot = __dp4a((int)w.q[7], (int)in.second.w, dot);
+        sum += w.scale * in.scale * (float)dot;
     }
 };
 
@@ -226,11 +272,19 @@ struct LinearWeights {
     int outputs, vectors;
 };
 
+// Scales of groups of columns: words of a group of copies, one for each row of a pair and thread, and bytes of them all.
+constexpr int SCALE_BYTES = 2 * THREADS * 4;
+template <class F>
+constexpr int SCALE_RING_BYTES = F::GROUP_SCALED ? GROUPS * SCALE_BYTES : 0;
+// Bytes of a row of such scales.
+__device__ inline int scale_stride(int vectors) { return (vectors + 7) / 8 * 8; }
+
 // The weights of a warp's pairs on their way to shared memory, in the order in which they are multiplied.
+template <class F>
 struct WeightStream {
     const LinearWeights& weights;
-    // This thread's place in each group.
-    unsigned char* ring;
+    // This thread's place in each group, of weights and of their scales.
+    unsigned char *ring, *scales;
     int pairs, stride;
     // What comes next, and where: the group that was asked for longest ago.
     int pair, at, group;
@@ -245,6 +299,13 @@ struct WeightStream {
             const bool exists = pair < pairs && at + u * WARP < weights.vectors;
             copy_async(to + 2 * u * VECTOR_BYTES, first + u * WARP, exists);
             copy_async(to + (2 * u + 1) * VECTOR_BYTES, second + u * WARP, exists);
+            if constexpr (F::GROUP_SCALED) {
+                static_assert(UNROLL == 1, "one word of scales for each row");
+                const int apart = scale_stride(weights.vectors);
+                const unsigned char* from = (const unsigned char*)weights.scales + (size_t)(2 * pair) * apart + at / 4 * 4;
+                copy_async<4>(scales + group * SCALE_BYTES, from, exists);
+                copy_async<4>(scales + group * SCALE_BYTES + THREADS * 4, from + (2 * pair + 1 < weights.outputs ? apart : 0), exists);
+            }
         }
         commit_copies();
         group = group + 1 < GROUPS ? group + 1 : 0;
@@ -252,6 +313,18 @@ struct WeightStream {
         if (at - (int)(threadIdx.x % WARP) >= weights.vectors) at = threadIdx.x % WARP, pair += stride;
     }
 };
+
+// A row of the pair whose group of copies is there, from its vector `at` on.
+template <class F>
+__device__ inline typename F::Wide weights_of_row(const WeightStream<F>& stream, int u, int row, int at) {
+    const uint4 v = *(const uint4*)(stream.ring + stream.group * GROUP_BYTES + (2 * u + row) * VECTOR_BYTES);
+    if constexpr (F::GROUP_SCALED) {
+        const unsigned word = *(const unsigned*)(stream.scales + stream.group * SCALE_BYTES + row * THREADS * 4);
+        return F::wide(v, word >> 8 * (at % 4) & 255);
+    } else {
+        return F::wide(v);
+    }
+}
 
 // 1 / √(mean(x²) + ε) of M rows; `scratch` has a place per warp and row.
 template <int M>
@@ -288,13 +361,14 @@ template <class F, int M, class Finish>
 __device__ inline void multiply_rows(const LinearInput& in, const LinearWeights& weights, int chunk, int first_row, int count, Finish finish) {
     SHARED_BYTES(memory);
     SHARED(float[WARPS * M], scratch);
-    unsigned char* inputs = memory + RING_BYTES;
+    unsigned char* inputs = memory + RING_BYTES + SCALE_RING_BYTES<F>;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int pairs = (weights.outputs + 1) / 2, stride = gridDim.x * WARPS;
     const int chunk_vectors = chunk / F::COLUMNS, chunks = (weights.vectors + chunk_vectors - 1) / chunk_vectors;
 
     launch_dependents();
-    WeightStream stream{weights, memory + threadIdx.x * 16, pairs, stride, (int)(blockIdx.x + warp * gridDim.x), lane, 0};
+    WeightStream<F> stream{weights, memory + threadIdx.x * 16, memory + RING_BYTES + threadIdx.x * 4, pairs, stride,
+                           (int)(blockIdx.x + warp * gridDim.x), lane, 0};
 #pragma unroll
     for (int i = 0; i < GROUPS; ++i) stream.ask();
     if (in.norm)
@@ -333,12 +407,10 @@ __device__ inline void multiply_rows(const LinearInput& in, const LinearWeights&
             const int begin = c * chunk_vectors, end = min(begin + chunk_vectors, weights.vectors);
             for (int at = begin + lane; at - lane < end; at += STEP) {
                 wait_copies<GROUPS - 1>();
-                const unsigned char* from = stream.ring + stream.group * GROUP_BYTES;
 #pragma unroll
                 for (int u = 0; u < UNROLL; ++u) {
                     if (at + u * WARP >= end) break;
-                    const auto first = F::wide(*(const uint4*)(from + 2 * u * VECTOR_BYTES));
-                    const auto second = F::wide(*(const uint4*)(from + (2 * u + 1) * VECTOR_BYTES));
+                    const auto first = weights_of_row(stream, u, 0, at), second = weights_of_row(stream, u, 1, at);
 #pragma unroll
                     for (int m = 0; m < M; ++m) {
                         const auto x = F::input(inputs, M, chunk, m, at + u * WARP - begin);
@@ -371,6 +443,6 @@ __device__ inline void multiply(const LinearInput& in, const LinearWeights& weig
     if (count > 0) multiply_rows<F, M>(in, weights, chunk, first_row, count, finish);
 }
 
-// A kernel of each format and number of rows. Four rows beside fp8 would spill on sm_80.
+// A kernel of each format that embeddings and heads have, and number of rows. Four rows beside fp8 would spill on sm_80.
 #define HBMARK_FOR_EACH_FORMAT(KERNEL) \
     KERNEL(bf16, FormatBf16) KERNEL(f16, FormatF16) KERNEL(f32, FormatF32) KERNEL(int8, FormatInt8)

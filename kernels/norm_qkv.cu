@@ -57,6 +57,7 @@ __device__ inline void norm_qkv(const LinearInput& in, const LinearWeights& weig
     }
 #define KERNELS(dtype, F) KERNEL(dtype, F, 1) KERNEL(dtype, F, 2) KERNEL(dtype, F, 4)
 HBMARK_FOR_EACH_FORMAT(KERNELS)
+KERNELS(mxfp4, FormatMxfp4)
 KERNEL(fp8, FormatFp8, 1)
 KERNEL(fp8, FormatFp8, 2)
 #undef KERNELS

@@ -1,6 +1,6 @@
 // Grouped-query attention of many rows of a sequence over the paged cache, on tensor cores: the twin of decode_attention.cu, and held against it.
 //
-//   out[row][h] = Σ_p softmax_p(bend(q[h] · k[p] * scale)) * v[p],   p from max(0, position + 1 - window) to the row's own position
+//   out[row][h] = Σ_p softmax_p(bend(q[h] · k[p] * scale), sinks[h]) * v[p],   p from max(0, position + 1 - window) to the row's own position
 //
 // Shapes: query, out [rows, heads * head_dim] f32; cache: cache.cuh in bf16 or f16, head_dim a multiple of 8, at most D.
 // Grid: (tiles of 64 queries of the longest sequence, kv_heads, sequences). Block: 128 threads. The queries of a sequence and a head of K and V are
@@ -23,6 +23,8 @@ struct PrefillWork {
     int heads, window;
     // Scores are bent towards softcap where that is above 0.
     float scale, softcap;
+    // [heads]: one more score of each, without a value; or null.
+    const float* sinks;
 };
 
 template <class T, int D>
@@ -79,6 +81,15 @@ __device__ inline void prefill_attention(const PrefillWork& work, const Cache& c
     const bool bends = work.softcap > 0;
     const float factor = bends ? work.scale / work.softcap : work.scale * LOG2_E, cap = work.softcap * LOG2_E;
     float o[D / 8][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
+    if (work.sinks) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int query = min(first_query + warp * 16 + lane / 4 + half * 8, queries - 1);
+            m[half] = work.sinks[kv_head * group + query % group] * LOG2_E;
+            // The four lanes of a query sum theirs in the end.
+            l[half] = lane % 4 == 0 ? 1 : 0;
+        }
+    }
     for (int base = begin, stage = 0; base < end; base += POSITIONS, stage ^= 1) {
         // Nobody still multiplies with the tile that the next copies replace.
         __syncthreads();
@@ -166,8 +177,8 @@ __device__ inline void prefill_attention(const PrefillWork& work, const Cache& c
                           const unsigned* positions, const unsigned* last_rows,                                 \
                           const unsigned long long* tables, const unsigned* starts, float* out,    \
                           unsigned long long layer_bytes, int layer, int heads, int kv_heads, int head_dim, int block_shift, int window,  \
-                          float scale, float softcap) {                                                                                   \
-        prefill_attention<T, D>({query, positions, last_rows, out, heads, window, scale, softcap},                                        \
+                          float scale, float softcap, const float* sinks) {                                                               \
+        prefill_attention<T, D>({query, positions, last_rows, out, heads, window, scale, softcap, sinks},                                 \
                                 {tables, starts, layer_bytes, layer, kv_heads, head_dim, block_shift});                                   \
     }
 KERNEL(bf16, Bf16, 64) KERNEL(bf16, Bf16, 128) KERNEL(f16, F16, 64) KERNEL(f16, F16, 128)

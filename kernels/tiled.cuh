@@ -18,15 +18,17 @@
 // bf16, f16   16                  rounded alike                           as they are
 // int8        32                  8 bits, a scale per row and 32 columns  as they are; a step is summed in whole numbers, then scaled
 // fp8         16                  bf16, in the order in which codes come  widened to bf16
+// mxfp4       32                  as int8, in the order in which codes    widened to 8 bits; summed as int8, then scaled on both sides
+//                                 come
 //
 // `put` stores columns column..column + 4 of a prepared row; all lanes of the warp come there together. `put_one` stores a single element of rows that
 // have no padding, where a format has elements of their own.
 template <class T>
 struct TiledFloats {
     using Cache = T;
-    // Vectors of inputs that meet 8 vectors of weights, and whether scales come with the inputs, and with the weights.
-    static constexpr int INPUT_VECTORS = 8, COLUMNS = 8;
-    static constexpr bool GROUPED = false, SCALED = false;
+    // Vectors of inputs that meet 8 vectors of weights, and scales that come with those inputs; whether outputs have scales, and groups of their columns.
+    static constexpr int INPUT_VECTORS = 8, COLUMNS = 8, GROUPS_OF_INPUTS = 0;
+    static constexpr bool SCALED = false, GROUP_SCALED = false;
     __device__ static void put(uint4* out, int, int vectors, int row, int column, float4 x, bool inside) {
         if (inside) ((uint2*)(out + (size_t)row * vectors))[column / 4] = uint2{pair<T>(x.x, x.y), pair<T>(x.z, x.w)};
     }
@@ -50,8 +52,8 @@ struct TiledFloats {
 
 struct TiledInt8 {
     using Cache = Bf16;
-    static constexpr int INPUT_VECTORS = 8, COLUMNS = 16;
-    static constexpr bool GROUPED = true, SCALED = true;
+    static constexpr int INPUT_VECTORS = 8, COLUMNS = 16, GROUPS_OF_INPUTS = 4;
+    static constexpr bool SCALED = true, GROUP_SCALED = false;
     // The scales lie behind all rows: a vector of four for every 8 vectors of a row.
     __device__ static void put(uint4* out, int rows, int vectors, int row, int column, float4 x, bool inside) {
         float scale;
@@ -77,8 +79,8 @@ struct TiledInt8 {
 // so the inputs are put in the order in which codes come: of four, the first and third, and eight columns on the second and fourth.
 struct TiledFp8 {
     using Cache = Bf16;
-    static constexpr int INPUT_VECTORS = 16, COLUMNS = 16;
-    static constexpr bool GROUPED = false, SCALED = true;
+    static constexpr int INPUT_VECTORS = 16, COLUMNS = 16, GROUPS_OF_INPUTS = 0;
+    static constexpr bool SCALED = true, GROUP_SCALED = false;
     __device__ static void put(uint4* out, int, int vectors, int row, int column, float4 x, bool inside) {
         if (!inside) return;
         unsigned* to = (unsigned*)(out + (size_t)row * vectors * 2) + column / 16 * 8 + column % 16 / 4;
@@ -104,6 +106,41 @@ struct TiledFp8 {
     }
     __device__ static void add(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&)[2]) {
         multiply_tile<Bf16>(sums, a, b);
+    }
+};
+
+// A lane gets a word of a vector, eight neighbouring codes, where it should have four and four that lie 16 columns apart: the inputs are put in the
+// order in which codes come.
+struct TiledMxfp4 {
+    using Cache = Bf16;
+    static constexpr int INPUT_VECTORS = 16, COLUMNS = 32, GROUPS_OF_INPUTS = 8;
+    static constexpr bool SCALED = false, GROUP_SCALED = true;
+    // The scales lie behind all rows: two vectors of four for every 8 vectors of a row.
+    __device__ static void put(uint4* out, int rows, int vectors, int row, int column, float4 x, bool inside) {
+        float scale;
+        const unsigned four = FormatInt8::round(x, scale);
+        const int group = column / FormatMxfp4::GROUP, place = column % FormatMxfp4::GROUP / 4;
+        if (inside) ((unsigned*)(out + (size_t)row * vectors * 2))[group * 8 + place % 2 * 4 + place / 2] = four;
+        const int groups = (vectors + 7) / 8 * 8;
+        if (place == 0 && group < groups) ((float*)(out + (size_t)rows * vectors * 2))[(size_t)row * groups + group] = scale;
+    }
+    __device__ static void put_one(unsigned short*, size_t, float) {}
+    template <int NI>
+    __device__ static void outputs(unsigned (&b)[NI][2], unsigned char* tile, int first, int step, int lane) {
+        static_assert(NI % 4 == 0, "a load is of 32 outputs");
+#pragma unroll
+        for (int n = 0; n < NI; n += 4) {
+            unsigned four[4];
+            load_tiles<false>(four, swizzled<8>(tile, first + n * 8 + lane, step));
+#pragma unroll
+            for (int i = 0; i < 4; ++i) b[n + i][0] = FormatMxfp4::four(four[i]), b[n + i][1] = FormatMxfp4::four(four[i] >> 16);
+        }
+    }
+    __device__ static void add(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&rows)[2], const float (&outputs)[2]) {
+        int whole[4] = {};
+        multiply_bytes(whole, a, b);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[i] += rows[i / 2] * outputs[i % 2] * (float)whole[i];
     }
 };
 
@@ -154,8 +191,9 @@ __device__ inline void multiply_tile_of_rows(const uint4* inputs, int prepared, 
     const int wk = warp % Z::WK, wn = warp / Z::WK % Z::WN, wm = warp / (Z::WK * Z::WN);
     const int first_output = blockIdx.x * Z::BN;
     constexpr int V = 8, IV = F::INPUT_VECTORS, STEPS = IV / 2, MI = Z::BM / (16 * Z::WM), NI = Z::BN / (8 * Z::WN);
-    constexpr int OUTPUTS_AT = Z::BM * IV * 16, SCALES_AT = OUTPUTS_AT + Z::BN * V * 16;
-    constexpr int STAGE_BYTES = SCALES_AT + (F::GROUPED ? Z::BM * 16 : 0);
+    constexpr int SV = F::GROUPS_OF_INPUTS / 4, OUTPUTS_AT = Z::BM * IV * 16, SCALES_AT = OUTPUTS_AT + Z::BN * V * 16;
+    // Then a byte for each vector of each output.
+    constexpr int OUTPUT_SCALES_AT = SCALES_AT + Z::BM * SV * 16, STAGE_BYTES = OUTPUT_SCALES_AT + (F::GROUP_SCALED ? Z::BN * V : 0);
     constexpr int STAGES = Z::template STAGES<STAGE_BYTES>;
     static_assert(STEPS % Z::WK == 0, "warps share the steps of a stage");
     static_assert(Z::WK * Z::BM * Z::BN * 4 <= STAGES * STAGE_BYTES, "sums fit where tiles were");
@@ -163,12 +201,19 @@ __device__ inline void multiply_tile_of_rows(const uint4* inputs, int prepared, 
     const auto stage = [&](int at) { return memory + at % STAGES * STAGE_BYTES; };
     const auto load_weights = [&](int at) {
         load_rows<V, Z::TILED_THREADS>(stage(at) + OUTPUTS_AT, weights.data, weights.vectors, first_output, weights.outputs, Z::BN, at);
+        if constexpr (F::GROUP_SCALED) {
+            for (int i = threadIdx.x; i < Z::BN; i += Z::TILED_THREADS) {
+                const bool exists = first_output + i < weights.outputs;
+                const size_t row = exists ? first_output + i : 0;
+                copy_async<V>(stage(at) + OUTPUT_SCALES_AT + i * V, (const unsigned char*)weights.scales + row * scale_stride(weights.vectors) + at * V, exists);
+            }
+        }
     };
     const auto load_inputs = [&](int at) {
         load_rows<IV, Z::TILED_THREADS>(stage(at), inputs, weights.vectors * IV / V, first_row, end, Z::BM, at, place);
-        if (F::GROUPED) {
-            const uint4* scales = inputs + (size_t)prepared * weights.vectors;
-            load_rows<1, Z::TILED_THREADS>(stage(at) + SCALES_AT, scales, tiles, first_row, end, Z::BM, at, place);
+        if constexpr (SV > 0) {
+            const uint4* scales = inputs + (size_t)prepared * (weights.vectors * IV / V);
+            load_rows<SV, Z::TILED_THREADS>(stage(at) + SCALES_AT, scales, tiles * SV, first_row, end, Z::BM, at, place);
         }
     };
 
@@ -191,23 +236,35 @@ __device__ inline void multiply_tile_of_rows(const uint4* inputs, int prepared, 
         commit_copies();
         unsigned char* tile = stage(at);
         // Whole sums of several steps at once would spill.
-        constexpr int STEPS_AT_ONCE = F::GROUPED ? 1 : STEPS;
+        constexpr int STEPS_AT_ONCE = SV > 0 ? 1 : STEPS;
 #pragma unroll STEPS_AT_ONCE
         for (int step = wk; step < STEPS; step += Z::WK) {
             unsigned b[NI][2];
             F::outputs(b, tile + OUTPUTS_AT, wn * NI * 8, step, lane);
+            float of_outputs[F::GROUP_SCALED ? NI : 1][2];
+            if constexpr (F::GROUP_SCALED) {
+#pragma unroll
+                for (int n = 0; n < NI; ++n) {
+                    const unsigned char* of_pair = tile + OUTPUT_SCALES_AT + ((wn * NI + n) * 8 + lane % 4 * 2) * V + step;
+                    of_outputs[n][0] = FormatMxfp4::half_power(of_pair[0]), of_outputs[n][1] = FormatMxfp4::half_power(of_pair[V]);
+                }
+            }
 #pragma unroll
             for (int m = 0; m < MI; ++m) {
                 const int row = (wm * MI + m) * 16;
                 unsigned a[4];
                 load_tiles<false>(a, swizzled<IV>(tile, row + lane % 16, step * 2 + lane / 16));
                 float scales[2] = {};
-                if (F::GROUPED) {
-                    const float* of_rows = (const float*)(tile + SCALES_AT) + row * 4 + step;
-                    scales[0] = of_rows[lane / 4 * 4], scales[1] = of_rows[(lane / 4 + 8) * 4];
+                if constexpr (SV > 0) {
+#pragma unroll
+                    for (int half = 0; half < 2; ++half)
+                        scales[half] = ((const float*)swizzled<SV>(tile + SCALES_AT, row + lane / 4 + 8 * half, step / 4))[step % 4];
                 }
 #pragma unroll
-                for (int n = 0; n < NI; ++n) F::add(sums[m][n], a, b[n], scales);
+                for (int n = 0; n < NI; ++n) {
+                    if constexpr (F::GROUP_SCALED) F::add(sums[m][n], a, b[n], scales, of_outputs[n]);
+                    else F::add(sums[m][n], a, b[n], scales);
+                }
             }
         }
     }

@@ -22,18 +22,20 @@
         });                                                                                                                              \
     }
 HBMARK_FOR_EACH_TILING(KERNEL)
+HBMARK_FOR_EACH_ROWS(KERNEL, mxfp4, TiledMxfp4)
 #undef KERNEL
 
 #define KERNEL(dtype, F, ROWS)                                                                                                           \
-    HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_gate_up_##dtype##_t##ROWS, float* out, unsigned short* rounded, int gelu, PRODUCT) { \
+    HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_gate_up_##dtype##_t##ROWS, float* out, unsigned short* rounded, int function, float limit, PRODUCT) { \
         multiply_tiled<F, Tiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float gate, float up) {                            \
             const size_t at = (size_t)row * (outputs / 2) + pair;                                                                        \
-            const float inner = gated(gelu, gate, up);                                                                        \
+            const float inner = gated({function, limit}, gate, up);                                                                        \
             out[at] = inner;                                                                                                             \
             F::put_one(rounded, at, inner);                                                                                              \
         });                                                                                                                              \
     }
 HBMARK_FOR_EACH_TILING(KERNEL)
+HBMARK_FOR_EACH_ROWS(KERNEL, mxfp4, TiledMxfp4)
 #undef KERNEL
 
 #define KERNEL(dtype, F, ROWS)                                                                                                           \
@@ -68,6 +70,7 @@ HBMARK_FOR_EACH_TILING(KERNEL)
         });                                                                                                                              \
     }
 HBMARK_FOR_EACH_TILING(KERNEL)
+HBMARK_FOR_EACH_ROWS(KERNEL, mxfp4, TiledMxfp4)
 #undef KERNEL
 
 // The heads that a projection left, by the format of the cache; those of Q together and of K together where `joint`.
@@ -85,13 +88,13 @@ KERNEL(f32, float)
 #undef KERNEL
 
 // out[row][pair] = activated(sums[row][2 * pair]) * sums[row][2 * pair + 1], behind a product of the library. Grid: (rows, ceil(pairs / 256)).
-HBMARK_KERNEL_BOUNDED(THREADS, 2, finish_gate_up, const float* sums, float* out, int gelu, int pairs) {
+HBMARK_KERNEL_BOUNDED(THREADS, 2, finish_gate_up, const float* sums, float* out, int function, float limit, int pairs) {
     launch_dependents();
     wait_for_dependency();
     const int pair = blockIdx.y * THREADS + threadIdx.x;
     if (pair >= pairs) return;
     const float2 both = ((const float2*)sums)[(size_t)blockIdx.x * pairs + pair];
-    out[(size_t)blockIdx.x * pairs + pair] = gated(gelu, both.x, both.y);
+    out[(size_t)blockIdx.x * pairs + pair] = gated({function, limit}, both.x, both.y);
 }
 
 // next[s] = the first largest of logits[s], which are bent towards softcap where that is above 0. best and arrived [sequences]: as in head.cu.

@@ -20,3 +20,4 @@ pub use error::OpenError;
 pub use loading::{LoadedWeights, WeightsError};
 pub use open::{OpenModel, Weights, open, open_shape};
 pub use stored_matrix::{Packing, StoredData, StoredMatrix, StoredTensor};
+pub use stream::quantised_as;

@@ -206,6 +206,12 @@ inline void __syncwarp(unsigned mask = 0xffffffffu) {
     const char nothing = 0;
     hbmark::emulation::exchange(mask, "syncwarp", &nothing, 1);
 }
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+    const uint64_t both = (uint64_t)high << 32 | low;
+    unsigned out = 0;
+    for (int byte = 0; byte < 4; ++byte) out |= (unsigned)(uint8_t)(both >> 8 * (selector >> 4 * byte & 7)) << 8 * byte;
+    return out;
+}
 inline int __dp4a(int a, int b, int sum) {
     for (int byte = 0; byte < 4; ++byte) sum += int8_t(a >> 8 * byte) * int8_t(b >> 8 * byte);
     return sum;

@@ -60,7 +60,7 @@ fn refuse<T>(what: impl Into<String>, why: impl Into<String>) -> Result<T, Engin
 /// [`EngineError::Unsupported`], naming what is missing.
 pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineError> {
     let a = architecture;
-    if matches!(dtype, Dtype::Mxfp8 | Dtype::Mxfp4 | Dtype::Nvfp4) {
+    if matches!(dtype, Dtype::Mxfp8 | Dtype::Nvfp4) {
         return refuse(format!("dtype {dtype}"), "it has no kernels for it; `hbmark predict` has its bytes");
     }
     if a.latent.is_some() && a.stack.is_none() {
@@ -71,7 +71,7 @@ pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineErro
         return refuse(
             format!("the {:?} family", a.family),
             format!(
-                "its layers are {layers}, and the engine has attention of one shape in all of them, full or in windows, and feed-forwards with silu or gelu-tanh gates, or experts with silu gates by softmax or sigmoid; `hbmark predict` knows them"
+                "its layers are {layers}, and the engine has attention of one shape in all of them, full or in windows, and feed-forwards or experts with silu, gelu-tanh or clamped gates; `hbmark predict` knows them"
             ),
         );
     }
@@ -90,11 +90,13 @@ pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineErro
         );
     }
     if let Some(quantization) = &a.quantization
+        && quantization.dtype() == Some(dtype)
         && dtype != Dtype::Gguf
+        && crate::weights::quantised_as(a) != Some(dtype)
     {
         return refuse(
             format!("`{}` quantised safetensors", quantization.method),
-            "it quantises plain weights itself (--dtype int8, q8_0, q4_0, q4_k, q5_k, q6_k, int4) or reads a GGUF file",
+            "it quantises plain weights itself (--dtype int8, q8_0, q4_0, q4_k, q5_k, q6_k, mxfp4, int4) or reads a GGUF file",
         );
     }
     if distinct_ropes(a).any(|rotary| matches!(rotary.rope.scaling, RopeScaling::LongRope { .. })) {
@@ -127,8 +129,8 @@ fn has_layer(a: &Architecture, index: usize) -> bool {
     };
     let Mixer::Attention(attention) = layer.mixer else { return false };
     // What the operations get as values, or is undone when weights are loaded: matrices stored as one, neighbours that turn together.
-    let Attention { reach, rope, qk_norm, scale, softcap, fused, .. } = attention;
-    let of_widths = Attention { reach, rope, qk_norm, scale, softcap, fused, ..a.attention() };
+    let Attention { reach, rope, qk_norm, scale, softcap, fused, sinks, .. } = attention;
+    let of_widths = Attention { reach, rope, qk_norm, scale, softcap, fused, sinks, ..a.attention() };
     let reaches = !matches!(reach, Reach::Chunk { .. });
     attention == of_widths && reaches && qk_norm != QkNorm::Unweighted && mlp
 }
@@ -165,7 +167,7 @@ const MAX_EXPERTS: usize = 1024;
 const MAX_EXPERTS_PER_TOKEN: usize = 32;
 
 /// What the kernels of a GPU multiply with.
-const KERNEL_FORMATS: &str = "its kernels stream bf16, f16, f32, int8 and fp8";
+const KERNEL_FORMATS: &str = "its kernels stream bf16, f16, f32, int8, fp8 and mxfp4";
 
 /// Checks that the kernels of a device have what the forward of an architecture needs.
 ///
@@ -180,7 +182,7 @@ pub fn check_device(
         return if dtype == Dtype::Fp8 {
             refuse(
                 "dtype fp8 on a CPU",
-                "its kernels for fp8 are a GPU's; choose f32, bf16, f16, int8, q8_0, q4_0, q4_k, q5_k, q6_k or int4",
+                "its kernels for fp8 are a GPU's; choose f32, bf16, f16, int8, q8_0, q4_0, q4_k, q5_k, q6_k, mxfp4 or int4",
             )
         } else {
             Ok(())
@@ -194,7 +196,8 @@ pub fn check_device(
             format!("its kernels pick at most {MAX_EXPERTS_PER_TOKEN} of {MAX_EXPERTS}"),
         );
     }
-    if !matches!(dtype, Dtype::F32 | Dtype::Bf16 | Dtype::F16 | Dtype::Int8 | Dtype::Fp8) {
+    let known = [Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::Int8, Dtype::Fp8, Dtype::Mxfp4];
+    if !known.contains(&dtype) {
         return refuse(format!("dtype {dtype} on {device}"), KERNEL_FORMATS);
     }
     if !architecture.head_dim.is_multiple_of(8) || architecture.head_dim > 256 {

@@ -103,9 +103,9 @@ fn known(engine: &str) -> Result<EngineKind, EngineError> {
 /// products are fastest in f32.
 #[must_use]
 pub fn default_dtype(engine: &str, model: &OpenModel, device: DeviceChoice) -> Dtype {
-    match (EngineKind::of(engine), device) {
-        (Some(EngineKind::Native), DeviceChoice::Cpu) if !model.is_gguf() => Dtype::Bf16,
-        _ => model.default_dtype(device),
+    match (EngineKind::of(engine), device, model.default_dtype(device)) {
+        (Some(EngineKind::Native), DeviceChoice::Cpu, Dtype::F32) => Dtype::Bf16,
+        (_, _, dtype) => dtype,
     }
 }
 

@@ -129,14 +129,17 @@ fn open_with(
 
 fn open_folder(path: &Path, hub_id: Option<String>) -> Result<OpenModel, OpenError> {
     let mut model = open_config(path, hub_id)?;
-    if let Some(quantization) = &model.architecture.quantization {
-        return Err(OpenError::Quantised { path: path.to_path_buf(), how: quantization.to_string() });
-    }
+    let quantised = match &model.architecture.quantization {
+        None => None,
+        Some(quantization) => Some(stream::quantised_as(&model.architecture).ok_or_else(|| {
+            OpenError::Quantised { path: path.to_path_buf(), how: quantization.to_string() }
+        })?),
+    };
     // Headers only: a broken checkpoint is refused before anything else happens.
-    let expected = model.architecture.inventory(Dtype::Bf16);
+    let expected = model.architecture.inventory(quantised.unwrap_or(Dtype::Bf16));
     let files = Checkpoint::open(path, &expected)?;
     if let Source::Folder { stored, .. } = &mut model.source {
-        *stored = files.stored_dtype();
+        *stored = quantised.or_else(|| files.stored_dtype());
     }
     if path.join("tokenizer.json").exists() {
         // A tokenizer of another vocabulary would send tokens the model does not have.
@@ -291,11 +294,12 @@ impl OpenModel {
     }
 
     /// The dtype that is sensible where none is asked for: a GGUF file's own; f32 on a CPU, whose bf16 products candle runs some forty
-    /// times slower; on a GPU what the checkpoint stores, or bf16.
+    /// times slower; on a GPU what the checkpoint stores, or bf16. What is stored quantised has no other.
     #[must_use]
     pub fn default_dtype(&self, device: DeviceChoice) -> Dtype {
         match (&self.source, device) {
             (Source::Gguf { .. }, _) => Dtype::Gguf,
+            (Source::Folder { stored: Some(stored), .. }, _) if !is_plain(*stored) => *stored,
             (_, DeviceChoice::Cpu) => Dtype::F32,
             (Source::Folder { stored: Some(stored), .. }, _) => *stored,
             _ => Dtype::Bf16,
@@ -330,7 +334,7 @@ impl OpenModel {
     /// whole blocks of 256 and such are asked for.
     pub fn storage(&self, asked: Option<Dtype>) -> Result<Dtype, OpenError> {
         let stored = self.stored_dtype();
-        let plain = matches!(stored, Dtype::F32 | Dtype::Bf16 | Dtype::F16);
+        let plain = is_plain(stored);
         match asked {
             None => Ok(stored),
             Some(Dtype::Gguf) if !self.is_gguf() => Err(OpenError::NotGguf { name: self.name.clone() }),
@@ -421,7 +425,10 @@ impl OpenModel {
     ) -> Result<Inventory, OpenError> {
         match &self.source {
             Source::Synthetic { seed } => stream::from_seed(&self.architecture, dtype, *seed, sink),
-            Source::Folder { path, .. } => stream::from_folder(&self.architecture, dtype, path, sink),
+            Source::Folder { path, .. } => {
+                self.storage(Some(dtype))?;
+                stream::from_folder(&self.architecture, dtype, path, sink)
+            }
             Source::Gguf { path, .. } if dtype == Dtype::Gguf => stream::from_gguf(path, sink),
             Source::Gguf { path, .. } => Err(OpenError::GgufDtype { path: path.clone(), asked: dtype }),
         }
@@ -439,6 +446,10 @@ impl OpenModel {
         tokenizer.check_vocab(self.architecture.vocab_size)?;
         Ok(tokenizer)
     }
+}
+
+fn is_plain(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F32 | Dtype::Bf16 | Dtype::F16)
 }
 
 #[cfg(test)]

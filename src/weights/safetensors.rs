@@ -62,12 +62,13 @@ impl Checkpoint {
                 missing.push(info);
                 continue;
             };
-            if tensor.shape != info.shape {
+            let shape = info.shape_in_files();
+            if tensor.shape != shape {
                 return Err(WeightsError::WrongShape {
                     path: shards[shard].path().to_path_buf(),
                     name: info.name.clone(),
                     found: tensor.shape,
-                    expected: info.shape.clone(),
+                    expected: shape,
                 });
             }
             on_disk.tensors.push(listed(&tensor, info.role, info.layer));
@@ -137,14 +138,19 @@ impl Checkpoint {
         Ok(LoadedWeights { tensors, on_disk: self.on_disk.clone(), loaded })
     }
 
-    /// Refuses tensors that are stored as something else than a plain float.
+    /// Refuses tensors that are stored as something else than a plain float, but for the bytes of experts in mxfp4 where that is wanted.
     ///
     /// # Errors
     /// [`WeightsError::StoredDtype`] with the first of them.
     pub(crate) fn check_storage(&self, wanted: Dtype) -> Result<(), WeightsError> {
-        match self.wanted.iter().find(|(_, t)| !matches!(t.storage, "F32" | "BF16" | "F16")) {
+        let fits = |tensor: &StoredTensor, role: Role| match tensor.storage {
+            "F32" | "BF16" | "F16" => role != Role::ExpertScale,
+            "U8" => wanted == Dtype::Mxfp4 && matches!(role, Role::Expert | Role::ExpertScale),
+            _ => false,
+        };
+        match self.wanted.iter().zip(&self.on_disk.tensors).find(|((_, t), info)| !fits(t, info.role)) {
             None => Ok(()),
-            Some((shard, tensor)) => Err(WeightsError::StoredDtype {
+            Some(((shard, tensor), _)) => Err(WeightsError::StoredDtype {
                 path: self.shards[*shard].path().to_path_buf(),
                 name: tensor.name.clone(),
                 storage: tensor.storage.to_owned(),
@@ -392,6 +398,28 @@ impl Source<'_> {
             DType::BF16 => self.read(|bytes| T::of_bf16(bf16::from_le_bytes(bytes))),
             _ => self.read(|bytes| T::of_f16(f16::from_le_bytes(bytes))),
         }
+    }
+
+    /// The bytes of a tensor of bytes.
+    pub(crate) fn bytes(&self, wanted: Dtype) -> Result<Vec<u8>, WeightsError> {
+        let StoredTensor { name, offset, bytes, storage, .. } = self.stored;
+        let path = || self.shard.path().to_path_buf();
+        if *storage != "U8" {
+            let storage = (*storage).to_owned();
+            return Err(WeightsError::StoredDtype { path: path(), name: name.clone(), storage, wanted });
+        }
+        let out_of_memory = || WeightsError::OutOfMemory { name: name.clone(), bytes: *bytes };
+        let total = usize::try_from(*bytes).map_err(|_| out_of_memory())?;
+        let mut all = Vec::new();
+        all.try_reserve_exact(total).map_err(|_| out_of_memory())?;
+        all.resize(total, 0);
+        self.shard.read_at(&mut all, *offset)?;
+        Ok(all)
+    }
+
+    /// The file it is in.
+    pub(crate) fn path(&self) -> &Path {
+        self.shard.path()
     }
 
     /// The elements of the tensor, each decoded from its `N` little-endian bytes.

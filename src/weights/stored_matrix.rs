@@ -5,6 +5,7 @@
 //! looking at those before. An engine may lay the arrays out again.
 
 mod e4m3;
+pub mod mxfp4;
 mod pack;
 mod super_block;
 
@@ -15,7 +16,7 @@ use hbmark_core::units::Bytes;
 
 pub use super_block::{SUPER_BLOCK, SuperBlock, scale_and_min};
 
-/// Columns that share a scale in ggml's `q8_0` and `q4_0`.
+/// Columns that share a scale in ggml's `q8_0` and `q4_0`, and in mxfp4.
 pub const BLOCK: usize = 32;
 
 /// One tensor as an engine takes it.
@@ -92,6 +93,13 @@ pub enum StoredData {
         nibbles: Vec<u8>,
         scales: Vec<f16>,
     },
+    /// 4-bit floats with one scale per 32 columns of a row ([`mxfp4`]): `value = e2m1(nibble) · 2^(scale − 127)`; no scale is 255.
+    ///
+    /// Nibbles lie as in `Q4_0`, and so do those of published checkpoints.
+    Mxfp4 {
+        nibbles: Vec<u8>,
+        scales: Vec<u8>,
+    },
     /// Groups of `group` columns with a scale and a zero in 0..=15, not whole: `value = (nibble − zero) · scale`.
     ///
     /// Nibbles lie as in `Q4_0`; where `group` is odd a row of nibbles is padded to a whole byte.
@@ -118,6 +126,7 @@ pub enum Packing {
     Fp8,
     Q8_0,
     Q4_0,
+    Mxfp4,
     /// `group` is at least 1.
     Int4 {
         group: usize,
@@ -143,7 +152,8 @@ impl Packing {
             Dtype::Q4K => Some(Self::Super(SuperBlock::Q4K)),
             Dtype::Q5K => Some(Self::Super(SuperBlock::Q5K)),
             Dtype::Q6K => Some(Self::Super(SuperBlock::Q6K)),
-            Dtype::Mxfp8 | Dtype::Mxfp4 | Dtype::Nvfp4 | Dtype::Gguf => None,
+            Dtype::Mxfp4 => Some(Self::Mxfp4),
+            Dtype::Mxfp8 | Dtype::Nvfp4 | Dtype::Gguf => None,
         }
     }
 
@@ -158,6 +168,7 @@ impl Packing {
             Self::Fp8 => "fp8",
             Self::Q8_0 => "q8_0",
             Self::Q4_0 => "q4_0",
+            Self::Mxfp4 => "mxfp4",
             Self::Int4 { .. } => "int4",
             Self::Super(format) => format.name(),
         }
@@ -165,7 +176,7 @@ impl Packing {
 
     /// The packing of an inventory's storage name.
     pub(crate) fn named(storage: &str, int4_group: usize) -> Option<Self> {
-        [Self::F32, Self::F16, Self::Bf16, Self::Int8, Self::Fp8, Self::Q8_0, Self::Q4_0]
+        [Self::F32, Self::F16, Self::Bf16, Self::Int8, Self::Fp8, Self::Q8_0, Self::Q4_0, Self::Mxfp4]
             .into_iter()
             .chain([Self::Int4 { group: int4_group.max(1) }])
             .chain(SuperBlock::ALL.map(Self::Super))
@@ -177,7 +188,7 @@ impl Packing {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 1,
             Self::Int8 | Self::Fp8 => columns.max(1),
-            Self::Q8_0 | Self::Q4_0 => BLOCK,
+            Self::Q8_0 | Self::Q4_0 | Self::Mxfp4 => BLOCK,
             Self::Int4 { group } => group,
             Self::Super(_) => SUPER_BLOCK,
         }
@@ -189,7 +200,7 @@ impl Packing {
         let groups = columns.div_ceil(group);
         let padded = groups * group;
         let values = match self {
-            Self::Q4_0 | Self::Int4 { .. } => padded.div_ceil(2),
+            Self::Q4_0 | Self::Mxfp4 | Self::Int4 { .. } => padded.div_ceil(2),
             Self::Super(format) => groups * format.bytes(),
             _ => padded,
         };
@@ -257,6 +268,7 @@ impl StoredMatrix {
             Packing::Fp8 => StoredData::Fp8 { codes: vec![0; values], scales: scales() },
             Packing::Q8_0 => StoredData::Q8_0 { quants: vec![0; values], scales: scales() },
             Packing::Q4_0 => StoredData::Q4_0 { nibbles: vec![0; values], scales: scales() },
+            Packing::Mxfp4 => StoredData::Mxfp4 { nibbles: vec![0; values], scales: vec![0; rows * groups] },
             Packing::Int4 { group } => {
                 StoredData::Int4 { nibbles: vec![0; values], scales: scales(), zeros: scales(), group }
             }
@@ -276,6 +288,7 @@ impl StoredMatrix {
             StoredData::Fp8 { .. } => Packing::Fp8,
             StoredData::Q8_0 { .. } => Packing::Q8_0,
             StoredData::Q4_0 { .. } => Packing::Q4_0,
+            StoredData::Mxfp4 { .. } => Packing::Mxfp4,
             StoredData::Int4 { group, .. } => Packing::Int4 { group },
             StoredData::Super { format, .. } => Packing::Super(format),
         }
@@ -296,6 +309,7 @@ impl StoredMatrix {
             | StoredData::Fp8 { scales, .. }
             | StoredData::Q8_0 { scales, .. }
             | StoredData::Q4_0 { scales, .. } => size_of_val(scales.as_slice()),
+            StoredData::Mxfp4 { scales, .. } => scales.len(),
             StoredData::Int4 { scales, zeros, .. } => {
                 size_of_val(scales.as_slice()) + size_of_val(zeros.as_slice())
             }
@@ -313,6 +327,7 @@ impl StoredMatrix {
             StoredData::Int8 { quants, .. } | StoredData::Q8_0 { quants, .. } => quants.len(),
             StoredData::Fp8 { codes: bytes, .. }
             | StoredData::Q4_0 { nibbles: bytes, .. }
+            | StoredData::Mxfp4 { nibbles: bytes, .. }
             | StoredData::Int4 { nibbles: bytes, .. }
             | StoredData::Super { blocks: bytes, .. } => bytes.len(),
         };
@@ -352,6 +367,12 @@ impl StoredMatrix {
                 let (nibbles, scales) = (&nibbles[values], &scales[groups]);
                 for (column, out) in out.iter_mut().enumerate() {
                     *out = (f32::from(nibble(nibbles, column)) - 8.0) * scales[column / BLOCK].to_f32();
+                }
+            }
+            StoredData::Mxfp4 { nibbles, scales } => {
+                let (nibbles, scales) = (&nibbles[values], &scales[groups]);
+                for (column, out) in out.iter_mut().enumerate() {
+                    *out = mxfp4::value(nibble(nibbles, column), scales[column / BLOCK]);
                 }
             }
             StoredData::Int4 { nibbles, scales, zeros, group } => {
@@ -397,6 +418,13 @@ impl StoredMatrix {
             (
                 StoredData::Q4_0 { nibbles, scales },
                 StoredData::Q4_0 { nibbles: from_nibbles, scales: from_scales },
+            ) => {
+                copy(nibbles, to, from_nibbles, row, values);
+                copy(scales, to, from_scales, row, groups);
+            }
+            (
+                StoredData::Mxfp4 { nibbles, scales },
+                StoredData::Mxfp4 { nibbles: from_nibbles, scales: from_scales },
             ) => {
                 copy(nibbles, to, from_nibbles, row, values);
                 copy(scales, to, from_scales, row, groups);

@@ -11,10 +11,10 @@ use half::{bf16, f16};
 use super::gguf::GgufModel;
 use super::loading::{WeightsError, check_blocks, plain_dtype};
 use super::safetensors::{Checkpoint, Source};
-use super::stored_matrix::{Packing, PlainFloat, StoredMatrix, StoredTensor};
+use super::stored_matrix::{Packing, PlainFloat, StoredData, StoredMatrix, StoredTensor, mxfp4};
 use super::synthetic::HostGenerator;
 use crate::weights::OpenError;
-use hbmark_core::model::{Architecture, Dtype, Inventory, Role, TensorInfo};
+use hbmark_core::model::{Architecture, Dtype, Family, Inventory, Role, TensorInfo};
 use hbmark_core::units::Bytes;
 
 /// What takes the tensors.
@@ -45,6 +45,13 @@ fn seeded<T: PlainFloat>(
     plan.deliver(|info| Ok(plan.tensor(info, generator.values(info)?)), sink)
 }
 
+/// The storage of a quantised folder that can be streamed, as it is stored: gpt-oss as published.
+pub fn quantised_as(architecture: &Architecture) -> Option<Dtype> {
+    let own = architecture.quantization.as_ref()?;
+    let published = architecture.family == Family::GptOss && own.method == "mxfp4";
+    own.dtype().filter(|dtype| published && *dtype == Dtype::Mxfp4)
+}
+
 /// Streams a checkpoint, each tensor read when it is passed on.
 pub(super) fn from_folder(
     architecture: &Architecture,
@@ -53,16 +60,20 @@ pub(super) fn from_folder(
     sink: &mut Sink<'_>,
 ) -> Result<Inventory, OpenError> {
     let plan = TensorPlan::new(architecture, dtype)?;
-    let checkpoint = Checkpoint::open(folder, &architecture.inventory(Dtype::Bf16))?;
+    let stored = quantised_as(architecture).unwrap_or(Dtype::Bf16);
+    let checkpoint = Checkpoint::open(folder, &architecture.inventory(stored))?;
     checkpoint.check_storage(dtype)?;
     // A plain dtype is rounded to here, as loading does; a quantised one from the values as stored, without a step between.
     let rounded = plain_dtype(dtype, "streamed").ok();
     let mut sources = checkpoint.sources();
     plan.deliver(
         |info| {
-            // Both follow the architecture's order; the plan has scales between, which are not asked for.
-            let source = sources.next().filter(|source| source.name() == info.name);
-            let source = source.expect("a checkpoint holds the tensors of its architecture in their order");
+            // Both follow the architecture's order; scales are not asked for, and come behind their matrix where a checkpoint has them.
+            let missing = "a checkpoint holds the tensors of its architecture in their order";
+            let source = sources.next().filter(|source| source.name() == info.name).expect(missing);
+            if stored == Dtype::Mxfp4 && info.storage == "mxfp4" {
+                return mxfp4(&plan, info, [&source, &sources.next().expect(missing)]);
+            }
             read(&plan, info, &source, rounded)
         },
         sink,
@@ -78,16 +89,33 @@ fn read(
     // A vector that checkpoints keep at f32 whatever the rest is stored as.
     let single = !is_matrix(info) && info.storage == "f32";
     Ok(match rounded.filter(|_| !single).unwrap_or(source.dtype()) {
-        DType::BF16 => plan.tensor(info, source.values::<bf16>()?),
-        DType::F16 => plan.tensor(info, source.values::<f16>()?),
-        _ => plan.tensor(info, source.values::<f32>()?),
+        DType::BF16 => plan.tensor(info, plan.by_output(source.values::<bf16>()?, source)),
+        DType::F16 => plan.tensor(info, plan.by_output(source.values::<f16>()?, source)),
+        _ => plan.tensor(info, plan.by_output(source.values::<f32>()?, source)),
     })
+}
+
+/// Blocks of mxfp4 and their scales.
+fn mxfp4(
+    plan: &TensorPlan,
+    info: &TensorInfo,
+    [blocks, scales]: [&Source<'_>; 2],
+) -> Result<StoredTensor, WeightsError> {
+    let (rows, columns) = info.rows_and_columns(plan.experts_by_input).expect("blocks are a matrix");
+    let nibbles = blocks.bytes(Dtype::Mxfp4)?;
+    let bytes = scales.bytes(Dtype::Mxfp4)?;
+    if bytes.contains(&mxfp4::NAN_SCALE) {
+        return Err(WeightsError::not_finite(scales.path(), scales.name()));
+    }
+    let data = StoredData::Mxfp4 { nibbles, scales: bytes };
+    Ok(StoredTensor::Matrix(StoredMatrix { rows, columns, data }))
 }
 
 /// Streams a GGUF file in its own block formats.
 pub(super) fn from_gguf(path: &Path, sink: &mut Sink<'_>) -> Result<Inventory, OpenError> {
     let model = GgufModel::open(path)?;
-    let plan = TensorPlan { inventory: model.architecture.inventory(Dtype::Gguf), int4_group: 1 };
+    let inventory = model.architecture.inventory(Dtype::Gguf);
+    let plan = TensorPlan { inventory, int4_group: 1, experts_by_input: false };
     plan.deliver(
         |info| {
             Ok(if is_matrix(info) {
@@ -101,13 +129,15 @@ pub(super) fn from_gguf(path: &Path, sink: &mut Sink<'_>) -> Result<Inventory, O
 }
 
 fn is_matrix(info: &TensorInfo) -> bool {
-    info.shape.len() == 2
+    info.rows_and_columns(false).is_some()
 }
 
 /// What is to be handed over.
 struct TensorPlan {
     inventory: Inventory,
     int4_group: usize,
+    /// Matrices of all experts of a layer are `[experts, input, out]`.
+    experts_by_input: bool,
 }
 
 impl TensorPlan {
@@ -118,15 +148,27 @@ impl TensorPlan {
         }
         let inventory = architecture.inventory(dtype);
         check_blocks(&inventory, dtype)?;
-        Ok(Self { inventory, int4_group })
+        Ok(Self { inventory, int4_group, experts_by_input: architecture.family.stores_experts_by_input() })
+    }
+
+    /// The values of a stored tensor, those of experts output by output.
+    fn by_output<T: Copy>(&self, values: Vec<T>, source: &Source<'_>) -> Vec<T> {
+        let &[_, input, out] = source.shape() else { return values };
+        if !self.experts_by_input {
+            return values;
+        }
+        let of_expert = |expert: &[T]| -> Vec<T> {
+            (0..out).flat_map(|row| (0..input).map(move |column| expert[column * out + row])).collect()
+        };
+        values.chunks_exact(input * out).flat_map(of_expert).collect()
     }
 
     /// A tensor in the storage that the plan has for it.
     fn tensor<T: PlainFloat>(&self, info: &TensorInfo, values: Vec<T>) -> StoredTensor {
-        if !is_matrix(info) {
+        let Some((rows, columns)) = info.rows_and_columns(self.experts_by_input) else {
             return StoredTensor::Vector(values.into_iter().map(T::widened).collect());
-        }
-        let matrix = StoredMatrix { rows: info.shape[0], columns: info.shape[1], data: T::data(values) };
+        };
+        let matrix = StoredMatrix { rows, columns, data: T::data(values) };
         let packing =
             Packing::named(&info.storage, self.int4_group).expect("a dtype that streams has packings");
         StoredTensor::Matrix(if matrix.packing() == packing {
@@ -160,13 +202,13 @@ impl TensorPlan {
     }
 }
 
-/// Storage and bytes of a tensor's entry. Scales of `int8`, `fp8` and `int4` have entries of their own, those of blocks have not.
+/// Storage and bytes of a tensor's entry. Scales of `int8`, `fp8`, `mxfp4` and `int4` have entries of their own, those of blocks have not.
 fn account(tensor: &StoredTensor) -> (String, Bytes) {
     match tensor {
         StoredTensor::Vector(values) => ("f32".to_owned(), Bytes(size_of_val(values.as_slice()) as u64)),
         StoredTensor::Matrix(matrix) => {
             let bytes = match matrix.packing() {
-                Packing::Int8 | Packing::Fp8 | Packing::Int4 { .. } => matrix.value_bytes(),
+                Packing::Int8 | Packing::Fp8 | Packing::Mxfp4 | Packing::Int4 { .. } => matrix.value_bytes(),
                 _ => matrix.bytes(),
             };
             (matrix.storage().to_owned(), bytes)

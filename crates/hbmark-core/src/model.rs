@@ -57,7 +57,7 @@ pub use layer::{
     QkNorm, Reach, Rotary, Routing, Stack,
 };
 pub use quantization::{FormatRule, Quantization};
-pub use tensors::{MixtureNames, NormNames, model_hash};
+pub use tensors::{MixtureNames, NormNames, model_hash, sinks_name};
 
 #[cfg(test)]
 mod by_hand_tests;

@@ -32,8 +32,8 @@ use thread_team::{DisjointSlice, Team, Worker, owned};
 
 use super::adapters::LoraWeights;
 use super::operations::{
-    AttentionShape, AttentionWeights, Embedding, ExpertMlp, ExpertWeights, ExpertsMet, FusedLayout, Gate,
-    LinearPart, Operations, PoolShape, StepLaunch,
+    AttentionShape, AttentionWeights, CLAMPED_SWIGLU_SLOPE, Embedding, ExpertMlp, ExpertWeights, ExpertsMet,
+    FusedLayout, Gate, LinearPart, Operations, PoolShape, StepLaunch,
 };
 use super::ragged_batch::Rows;
 use super::rope::{RopeTables, rotate};
@@ -222,6 +222,36 @@ unsafe fn gelu_gated<S: Simd>(gate: &[f32; LANES], up: &[f32; LANES], out: &mut 
         *out = gate / (1.0 + *out) * up;
     }
 }
+#[inline(always)]
+unsafe fn clamped_swiglu<S: Simd>(
+    gate: &[f32; LANES],
+    up: &[f32; LANES],
+    out: &mut [f32; LANES],
+    limit: f32,
+) {
+    // By comparisons: what is no number stays one.
+    let below = |x: f32| if x > limit { limit } else { x };
+    let gate = gate.map(below);
+    // SAFETY: sixteen elements; the caller dispatched on an available set.
+    unsafe {
+        let minus_slope = S::splat(-CLAMPED_SWIGLU_SLOPE);
+        S::store(out.as_mut_ptr(), exp::<S>(S::mul(S::load(gate.as_ptr()), minus_slope)));
+    }
+    for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+        let up = below(*up);
+        *out = gate / (1.0 + *out) * (if up < -limit { -limit } else { up } + 1.0);
+    }
+}
+dispatch! {
+    /// `(up + 1) ∘ gate ∘ sigmoid(1.702 gate)`, both clamped.
+    fn clamped_swiglu_times(
+        gate: &[f32; LANES],
+        up: &[f32; LANES],
+        out: &mut [f32; LANES],
+        limit: f32,
+    ) = clamped_swiglu
+}
+
 dispatch! {
     /// `gelu(gate) ∘ up`, by tanh: `(1 + tanh(y)) / 2` is `1 / (1 + e^(−2y))`.
     fn gelu_times(gate: &[f32; LANES], up: &[f32; LANES], out: &mut [f32; LANES]) = gelu_gated
@@ -259,7 +289,7 @@ unsafe fn activated(
     sums: &[[f32; LANES]],
     adapt: impl Fn(usize, &mut [f32], &mut [f32]),
 ) -> impl Iterator<Item = (usize, usize, [f32; LANES])> {
-    let times = if gate == Gate::Silu { silu_times } else { gelu_times };
+    let function = gate;
     let (pairs, _) = sums.as_chunks::<2>();
     pairs.iter().enumerate().map(move |(i, [gate, up])| {
         let (of_gate, of_up) = (weights.place(first + 2 * i), weights.place(first + 2 * i + 1));
@@ -270,7 +300,15 @@ unsafe fn activated(
         let column = of_gate.panel * LANES;
         adapt(column, &mut gate[..valid], &mut up[..valid]);
         // SAFETY: the caller's promise.
-        unsafe { times(set, &gate, &up, &mut product) };
+        unsafe {
+            match function {
+                Gate::Silu => silu_times(set, &gate, &up, &mut product),
+                Gate::GeluTanh => gelu_times(set, &gate, &up, &mut product),
+                Gate::ClampedSwiglu { limit } => {
+                    clamped_swiglu_times(set, &gate, &up, &mut product, limit);
+                }
+            }
+        }
         (column, valid, product)
     })
 }
@@ -528,6 +566,7 @@ impl Operations for CpuOperations {
         rows: &Rows,
         shape: &AttentionShape,
         window: Option<usize>,
+        sinks: Option<&Vec<f32>>,
         layer: usize,
         query: &CpuBuffer,
         pool: &CachePool,
@@ -542,6 +581,7 @@ impl Operations for CpuOperations {
             rows,
             shape,
             window,
+            sinks: sinks.map(Vec::as_slice),
             layer,
             query: &query.values,
             pool,

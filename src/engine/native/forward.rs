@@ -20,6 +20,8 @@ use hbmark_core::model::{Architecture, FeedForward};
 pub struct LayerWeights<O: Operations> {
     pub shape: AttentionShape,
     pub attention: AttentionWeights<O>,
+    /// A score of each head that every token attends to.
+    pub sinks: Option<O::Vector>,
     pub output: O::Linear,
     /// Of what attention adds, where that is normed.
     pub output_norm: Option<O::Vector>,
@@ -226,7 +228,8 @@ impl<O: Operations> Forward<O> {
                 &mut act.query,
             )?;
             done(operations, Operation::NormQkv);
-            operations.attention(rows, shape, layer.window, index, &act.query, pool, &mut act.attended)?;
+            let (window, sinks) = (layer.window, layer.sinks.as_ref());
+            operations.attention(rows, shape, window, sinks, index, &act.query, pool, &mut act.attended)?;
             done(operations, Operation::Attention);
             adapters.add(operations, rows, (index, LoraSite::Output), widths, None, &act.attended)?;
             let added = layer.output_norm.as_ref().map(with_eps);

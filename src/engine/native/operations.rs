@@ -127,22 +127,30 @@ impl AttentionShape {
     }
 }
 
-/// What becomes of the gate of a feed-forward before it is multiplied with what goes up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How the gate of a feed-forward meets what goes up.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Gate {
+    /// `up · x · sigmoid(x)`.
     Silu,
-    /// GELU by tanh: `x · sigmoid(2 √(2/π) (x + 0.044715 x³))`.
+    /// GELU by tanh: `up · x · sigmoid(2 √(2/π) (x + 0.044715 x³))`.
     GeluTanh,
+    /// As gpt-oss has it: `(up + 1) · x · sigmoid(1.702 x)`, x clamped from above and up on both sides.
+    ClampedSwiglu { limit: f32 },
 }
+
+/// What [`Gate::ClampedSwiglu`] multiplies the gate with inside its sigmoid.
+pub const CLAMPED_SWIGLU_SLOPE: f32 = 1.702;
 
 impl Gate {
     /// That of an activation, where the operations have it.
     #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "f32 is the precision of activations")]
     pub fn of(activation: Activation) -> Option<Self> {
         match activation {
             Activation::Silu => Some(Self::Silu),
             Activation::GeluTanh => Some(Self::GeluTanh),
-            Activation::ClampedSwiglu { .. } | Activation::SquaredRelu => None,
+            Activation::ClampedSwiglu { limit } => Some(Self::ClampedSwiglu { limit: limit as f32 }),
+            Activation::SquaredRelu => None,
         }
     }
 }
@@ -213,6 +221,8 @@ pub struct ExpertShape {
     pub shared_width: usize,
     /// The shared expert has a gate: its output is multiplied with the sigmoid of that.
     pub shared_gate: bool,
+    /// Between the matrices of every expert.
+    pub gate: Gate,
     pub scores: ExpertScores,
     /// The shares of a row's experts sum to one; otherwise each keeps its own score.
     pub renormalised: bool,
@@ -234,14 +244,14 @@ impl ExpertShape {
             }
         };
         let grouped = matches!(scores, ExpertScores::Sigmoid { groups, .. } if groups > MAX_EXPERT_GROUPS);
-        let plain =
-            mixture.activation == Activation::Silu && !mixture.bias && mixture.latent.is_none() && !grouped;
-        plain.then_some(Self {
+        let gate = Gate::of(mixture.activation)?;
+        (mixture.latent.is_none() && !grouped).then_some(Self {
             count: mixture.count,
             per_row: mixture.per_token,
             width: mixture.width,
             shared_width: mixture.shared_width,
             shared_gate: mixture.shared_gate,
+            gate,
             scores,
             renormalised,
             scale: mixture.routed_scaling_factor as f32,
@@ -269,8 +279,8 @@ pub struct ExpertWeights<O: Operations + ?Sized> {
     pub shape: ExpertShape,
     /// A row for each expert; then, where the shared expert has a gate of its own, one for that.
     pub router: O::Linear,
-    /// Added to the scores of experts where they are chosen, and not to their shares.
-    pub correction: Option<O::Vector>,
+    /// Added to logits before a softmax; to sigmoids where experts are chosen, and not to their shares.
+    pub router_bias: Option<O::Vector>,
     pub routed: Vec<ExpertMlp<O>>,
     /// The expert that every row passes.
     pub shared: Option<ExpertMlp<O>>,
@@ -479,7 +489,8 @@ pub trait Operations: std::fmt::Debug {
         pool: &mut Self::Pool,
         query: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
-    /// `out = softmax(bend(scale · q · Kᵀ)) · V` over the positions up to each row's own, no further back than the window.
+    /// `out = softmax(bend(scale · q · Kᵀ)) · V` over the positions up to each row's own, no further back than the window; a head's sink is
+    /// one more score, whose V is zero.
     ///
     /// # Errors
     /// When the device fails.
@@ -489,6 +500,7 @@ pub trait Operations: std::fmt::Debug {
         rows: &Rows,
         shape: &AttentionShape,
         window: Option<usize>,
+        sinks: Option<&Self::Vector>,
         layer: usize,
         query: &Self::Buffer,
         pool: &Self::Pool,
@@ -533,7 +545,7 @@ pub trait Operations: std::fmt::Debug {
         scripted: Option<&[u32]>,
         hidden: &Self::Buffer,
     ) -> Result<(), EngineError>;
-    /// `inner[row][i] = silu(gate · norm(hidden)) ∘ (up · norm(hidden))` of the i-th expert of each row, by its number, then of the shared one; norm
+    /// `inner[row][i] = gate(G · norm(hidden) + b) ∘ (U · norm(hidden) + b)` of the i-th expert of each row, by its number, then of the shared one; norm
     /// and rows are those that were routed.
     ///
     /// # Errors
@@ -546,7 +558,7 @@ pub trait Operations: std::fmt::Debug {
         hidden: &Self::Buffer,
         inner: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
-    /// `hidden += Σ share · (down · inner[row][i])` over the experts of each row and the shared one.
+    /// `hidden += Σ share · (down · inner[row][i] + b)` over the experts of each row and the shared one.
     ///
     /// # Errors
     /// As [`route`](Self::route).

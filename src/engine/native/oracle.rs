@@ -13,8 +13,8 @@ use half::{bf16, f16};
 
 use super::adapters::LoraWeights;
 use super::operations::{
-    ACTIVATION_GROUP, AttentionShape, AttentionWeights, Embedding, ExpertMlp, ExpertWeights, ExpertsMet,
-    FusedLayout, Gate, LinearPart, Operations, PoolShape, StepLaunch,
+    ACTIVATION_GROUP, AttentionShape, AttentionWeights, CLAMPED_SWIGLU_SLOPE, Embedding, ExpertMlp,
+    ExpertWeights, ExpertsMet, FusedLayout, Gate, LinearPart, Operations, PoolShape, StepLaunch,
 };
 use super::ragged_batch::{Rows, SequenceRows};
 use super::random_kv;
@@ -374,6 +374,7 @@ impl Operations for Oracle {
         rows: &Rows,
         shape: &AttentionShape,
         window: Option<usize>,
+        sinks: Option<&Vec<f32>>,
         layer: usize,
         query: &PlainBuffer,
         pool: &PlainPool,
@@ -393,12 +394,13 @@ impl Operations for Oracle {
                         .map(|slot| pool.place(slot, head / shape.group()))
                         .collect();
                     let query = &query.row(row)[head * dim..(head + 1) * dim];
-                    let scores: Vec<f64> = places
+                    let scores = places
                         .iter()
                         .map(|place| dot(query, &keys[place.clone()]) * f64::from(shape.scale))
-                        .map(|score| bent(score, shape.softcap))
-                        .collect();
-                    let shares = softmax(&scores);
+                        .map(|score| bent(score, shape.softcap));
+                    // The sink comes last, where no position is.
+                    let sink = sinks.map(|sinks| f64::from(sinks[head]));
+                    let shares = softmax(&scores.chain(sink).collect::<Vec<f64>>());
                     let out = &mut out.row_mut(row)[head * dim..(head + 1) * dim];
                     for (i, out) in out.iter_mut().enumerate() {
                         let weighted = places
@@ -412,6 +414,7 @@ impl Operations for Oracle {
             let read = 2 * positions_read(sequence, window) * shape.kv_width() * pool.shape.element_bytes();
             self.moved += read as u64;
         }
+        self.moved += 4 * sinks.map_or(0, Vec::len) as u64;
         Ok(())
     }
 
@@ -450,11 +453,10 @@ impl Operations for Oracle {
     ) -> Result<(), EngineError> {
         let norm = norm.map(|(norm, eps)| (norm, self.eps(Fault::GateUp, eps)));
         let inputs = self.norm(hidden, 0..rows.len(), norm);
-        let gated = if gate == Gate::Silu { silu } else { gelu_tanh };
         for (row, output) in self.multiply_adapted(weights, &inputs).iter().enumerate() {
-            let (gate, up) = output.split_at(weights[0].matrix.rows);
-            for ((out, gate), up) in out.row_mut(row).iter_mut().zip(gate).zip(up) {
-                *out = to_f32(gated(*gate) * up);
+            let (gates, ups) = output.split_at(weights[0].matrix.rows);
+            for ((out, x), up) in out.row_mut(row).iter_mut().zip(gates).zip(ups) {
+                *out = to_f32(gated(gate, *x, *up));
             }
         }
         Ok(())
@@ -555,6 +557,7 @@ fn as_multiplied(input: &[f32], matrix: &StoredMatrix) -> Vec<f64> {
         StoredData::Int8 { .. }
         | StoredData::Q8_0 { .. }
         | StoredData::Q4_0 { .. }
+        | StoredData::Mxfp4 { .. }
         | StoredData::Int4 { .. }
         | StoredData::Super { .. } => input.chunks(ACTIVATION_GROUP).flat_map(in_bytes).collect(),
     }
@@ -607,8 +610,21 @@ fn softmax(scores: &[f64]) -> Vec<f64> {
     powers.iter().map(|power| power / sum).collect()
 }
 
-fn silu(x: f64) -> f64 {
-    x / (1.0 + (-x).exp())
+/// A gate and what goes up.
+fn gated(gate: Gate, x: f64, up: f64) -> f64 {
+    match gate {
+        Gate::Silu => x * sigmoid(x) * up,
+        Gate::GeluTanh => gelu_tanh(x) * up,
+        Gate::ClampedSwiglu { limit } => {
+            let limit = f64::from(limit);
+            let (x, up) = (if x > limit { limit } else { x }, up.clamp(-limit, limit));
+            (up + 1.0) * x * sigmoid(f64::from(CLAMPED_SWIGLU_SLOPE) * x)
+        }
+    }
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
 }
 
 fn gelu_tanh(x: f64) -> f64 {

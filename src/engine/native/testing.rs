@@ -368,14 +368,15 @@ pub fn operations_alone<O: Operations>(
         step.push((Operation::Embed, operations.read(&out, count)?));
 
         let mut attended = operations.buffer(count, shape.query_width())?;
-        operations.attention(rows, shape, layer.window, 0, &query, &pool, &mut attended)?;
+        let sinks = layer.sinks.as_ref();
+        operations.attention(rows, shape, layer.window, sinks, 0, &query, &pool, &mut attended)?;
         step.push((Operation::Attention, operations.read(&attended, count)?));
 
         let mut made = operations.buffer(count, shape.query_width())?;
         operations.norm_qkv(rows, shape, &layer.attention, &ropes, 0, &hidden, &mut pool, &mut made)?;
         step.push((Operation::NormQkv, operations.read(&made, count)?));
         // K and V are seen through an attention that reads them.
-        operations.attention(rows, shape, layer.window, 0, &query, &pool, &mut attended)?;
+        operations.attention(rows, shape, layer.window, sinks, 0, &query, &pool, &mut attended)?;
         step.push((Operation::NormQkv, operations.read(&attended, count)?));
 
         let mut out = activations(operations, rows, (&ropes, &pool), widths.hidden, 4)?;

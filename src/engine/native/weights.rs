@@ -14,7 +14,7 @@ use crate::engine::{EngineError, error_mapping};
 use crate::weights::{OpenModel, Packing, StoredMatrix, StoredTensor};
 use hbmark_core::model::{
     Architecture, Attention, Dtype, FeedForward, Inventory, Mixer, MixtureNames, NormNames, QkNorm, Reach,
-    Rotary, Routing,
+    Rotary, Routing, sinks_name,
 };
 use hbmark_core::units::Bytes;
 
@@ -118,6 +118,42 @@ impl<'a, O: Operations> Assembly<'a, O> {
         Ok(())
     }
 
+    /// Packs the routed experts of the next layer where they are stored as one: gate and up in alternating rows, then down.
+    fn complete_stacked_experts(
+        &mut self,
+        operations: &mut O,
+        experts: &str,
+        shape: &ExpertShape,
+    ) -> Result<(), EngineError> {
+        let [gate_up, down] = self.names.stacked.map(|name| self.stacked(&format!("{experts}.{name}")));
+        let (Some(gate_up), Some(down)) = (gate_up, down) else { return Ok(()) };
+        let hidden = down.matrix.rows / shape.count;
+        for expert in 0..shape.count {
+            let first = 2 * expert * shape.width;
+            let rows = |half: usize| (0..shape.width).map(move |row| first + 2 * row + half);
+            let own = [picked(&gate_up, rows(0)), picked(&gate_up, rows(1))];
+            let gate_up = operations.linear(own.into(), FusedLayout::Interleaved)?;
+            let down = picked(&down, expert * hidden..(expert + 1) * hidden);
+            let down = operations.linear(vec![down], FusedLayout::Stacked)?;
+            self.routed.push(ExpertMlp { gate_up, down });
+        }
+        Ok(())
+    }
+
+    /// A matrix of all experts of a layer, and their biases, where they are stored as one.
+    fn stacked(&mut self, name: &str) -> Option<LinearPart> {
+        let names = [name.to_owned(), format!("{name}_blocks")];
+        let matrix = match names.iter().find_map(|name| self.waiting.remove(name))? {
+            StoredTensor::Matrix(matrix) => matrix,
+            StoredTensor::Vector(_) => unreachable!("the inventory has {name} as a matrix"),
+        };
+        let bias = match self.waiting.remove(&format!("{name}_bias")) {
+            Some(StoredTensor::Vector(bias)) => Some(bias),
+            _ => None,
+        };
+        Some(LinearPart { matrix, bias })
+    }
+
     /// Where the experts of the next layer are.
     fn mixture_prefix(&self) -> String {
         format!("{MODEL}.layers.{}.{}", self.layers.len(), self.names.block)
@@ -166,16 +202,16 @@ impl<'a, O: Operations> Assembly<'a, O> {
         };
         let router =
             operations.linear(vec![LinearPart { matrix: router, bias: None }], FusedLayout::Stacked)?;
-        let correction = match mixture.routing {
-            Routing::Sigmoid { correction: true, .. } => {
-                let correction = self.vector(&format!("{prefix}.{}", self.names.correction));
-                Some(operations.vector(correction)?)
-            }
+        let bias = match mixture.routing {
+            Routing::Sigmoid { correction: true, .. } => Some(format!("{prefix}.{}", self.names.correction)),
+            _ if mixture.bias => Some(format!("{prefix}.{}.bias", self.names.router)),
             _ => None,
         };
+        let router_bias = bias.map(|bias| operations.vector(self.vector(&bias))).transpose()?;
+        self.complete_stacked_experts(operations, &format!("{prefix}.experts"), &shape)?;
         let experts = std::mem::take(&mut self.routed);
         let table = operations.expert_table(&experts, shared.as_ref())?;
-        Ok(Mlp::Experts(ExpertWeights { shape, router, correction, routed: experts, shared, table }))
+        Ok(Mlp::Experts(ExpertWeights { shape, router, router_bias, routed: experts, shared, table }))
     }
 
     fn complete_layer(&mut self, operations: &mut O) -> Result<(), EngineError> {
@@ -205,6 +241,12 @@ impl<'a, O: Operations> Assembly<'a, O> {
             });
             head_norms = Some((operations.vector(query)?, operations.vector(key)?));
         }
+        let sinks = if attention.sinks {
+            let sinks = self.vector(&name(sinks_name(a.family)));
+            Some(operations.vector(sinks)?)
+        } else {
+            None
+        };
         let names = NormNames::of(a.family, layer.norms);
         let layer = LayerWeights {
             shape: AttentionShape::of(a, index),
@@ -213,6 +255,7 @@ impl<'a, O: Operations> Assembly<'a, O> {
                 qkv: operations.linear(qkv.into(), FusedLayout::Heads { head_dim: a.head_dim })?,
                 head_norms,
             },
+            sinks,
             output: operations.linear(vec![self.part(&name("o_proj"))], FusedLayout::Stacked)?,
             output_norm: self.norm_of_layer(operations, &prefix, names.after_mixer)?,
             norm: self.norm_of_layer(operations, &prefix, names.before_feed_forward)?,
@@ -335,6 +378,12 @@ fn pairs_in_halves(rope: Rotary, head_dim: usize) -> Option<Vec<usize>> {
         turned => [turned, turning + turned],
     };
     Some((0..half).map(|i| pair(i)[0]).chain((0..half).map(|i| pair(i)[1])).collect())
+}
+
+/// Some outputs of a linear layer.
+fn picked(part: &LinearPart, rows: impl ExactSizeIterator<Item = usize> + Clone) -> LinearPart {
+    let bias = part.bias.as_ref().map(|bias| rows.clone().map(|row| bias[row]).collect());
+    LinearPart { matrix: part.matrix.pick_rows(rows), bias }
 }
 
 /// Brings the outputs of a linear layer into another order, head by head.

@@ -10,7 +10,7 @@ use std::num::NonZeroUsize;
 
 use half::{bf16, f16};
 
-use super::{BLOCK, Packing, SUPER_BLOCK, StoredData, StoredMatrix, e4m3};
+use super::{BLOCK, Packing, SUPER_BLOCK, StoredData, StoredMatrix, e4m3, mxfp4};
 
 /// Below this many elements one thread is faster than several.
 const ELEMENTS_PER_THREAD: usize = 1 << 17;
@@ -62,6 +62,7 @@ fn packed(
         StoredData::Fp8 { codes, scales } => job.run((codes, values), (scales, groups), fp8_row),
         StoredData::Q8_0 { quants, scales } => job.run((quants, values), (scales, groups), q8_0_row),
         StoredData::Q4_0 { nibbles, scales } => job.run((nibbles, values), (scales, groups), q4_0_row),
+        StoredData::Mxfp4 { nibbles, scales } => job.run((nibbles, values), (scales, groups), mxfp4_row),
         StoredData::Super { format, blocks } => {
             let format = *format;
             job.run((blocks, values), (&mut [(); 0], 0), |row, out, _| {
@@ -205,6 +206,17 @@ fn q4_0_row(row: &[f32], nibbles: &mut [u8], scales: &mut [f16]) {
         *stored = f16::from_f32(scale.clamp(f16::MIN.to_f32(), f16::MAX.to_f32()));
         let inverse = inverse(scale);
         let code = |value: f32| to_nibble(value * inverse + 8.5);
+        for (byte, pair) in bytes.iter_mut().zip(block.as_chunks::<2>().0) {
+            *byte = code(pair[0]) | code(pair[1]) << 4;
+        }
+    }
+}
+
+fn mxfp4_row(row: &[f32], nibbles: &mut [u8], scales: &mut [u8]) {
+    for ((block, bytes), scale) in row.chunks(BLOCK).zip(nibbles.chunks_mut(BLOCK / 2)).zip(scales) {
+        *scale = mxfp4::scale_of(largest(block));
+        let inverse = inverse(mxfp4::power(*scale));
+        let code = |value: f32| mxfp4::nearest(value * inverse);
         for (byte, pair) in bytes.iter_mut().zip(block.as_chunks::<2>().0) {
             *byte = code(pair[0]) | code(pair[1]) << 4;
         }

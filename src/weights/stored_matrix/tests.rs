@@ -8,8 +8,14 @@ use rand_chacha::ChaCha8Rng;
 
 use super::*;
 
-const QUANTISED: [Packing; 5] =
-    [Packing::Int8, Packing::Q8_0, Packing::Q4_0, Packing::Int4 { group: 32 }, Packing::Int4 { group: 7 }];
+const QUANTISED: [Packing; 6] = [
+    Packing::Int8,
+    Packing::Q8_0,
+    Packing::Q4_0,
+    Packing::Mxfp4,
+    Packing::Int4 { group: 32 },
+    Packing::Int4 { group: 7 },
+];
 
 fn all_rows(matrix: &StoredMatrix) -> Vec<f32> {
     let mut values = vec![0.0; matrix.rows * matrix.columns];
@@ -28,6 +34,7 @@ fn scale(matrix: &StoredMatrix, row: usize, column: usize) -> f32 {
         | StoredData::Q8_0 { scales, .. }
         | StoredData::Q4_0 { scales, .. }
         | StoredData::Int4 { scales, .. } => scales[row * groups + column / group].to_f32().abs(),
+        StoredData::Mxfp4 { scales, .. } => mxfp4::power(scales[row * groups + column / group]),
         _ => panic!("no scales"),
     }
 }
@@ -94,7 +101,8 @@ fn more_bits_in_blocks_of_256_are_nearer_to_normal_weights() {
         (squares / weights.len() as f64).sqrt() / 0.02
     };
     let [q4, q5, q6] = SuperBlock::ALL.map(|format| rms(Packing::Super(format)));
-    let (q4_0, q8_0) = (rms(Packing::Q4_0), rms(Packing::Q8_0));
+    let (q4_0, mxfp4, q8_0) = (rms(Packing::Q4_0), rms(Packing::Mxfp4), rms(Packing::Q8_0));
+    assert!(q4_0 < mxfp4 && mxfp4 < 1.5 * q4_0, "{mxfp4} for {q4_0}");
     assert!(q4 < 1.1 * q4_0 && q5 < 0.55 * q4 && q6 < q5 && q8_0 < q6, "{q4_0} {q4} {q5} {q6} {q8_0}");
 }
 
@@ -153,6 +161,8 @@ fn steps(packing: Packing) -> f32 {
         // A value opposite to the extreme one and as large wants +8, and the codes end at +7.
         Packing::Q4_0 => 1.01 + 8.0 / 2048.0,
         Packing::Int4 { .. } => 0.5 + 16.0 / 1024.0,
+        // The largest values are below 8, and the codes end at 6.
+        Packing::Mxfp4 => 2.0,
         _ => 0.0,
     }
 }
@@ -227,6 +237,7 @@ fn values_that_a_format_can_hold_come_back_exactly() {
         // Each group sees its extreme code.
         (Packing::Q8_0, codes(-127, -96, 64)),
         (Packing::Q4_0, codes(-8, 7, 64)),
+        (Packing::Mxfp4, [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.5, -6.0].repeat(7)),
         (Packing::Int4 { group: 32 }, codes(-3, 12, 64)),
         (Packing::Int4 { group: 17 }, codes(-15, 0, 51)),
     ];
@@ -254,6 +265,7 @@ fn bytes_are_those_of_the_arrays_with_rows_padded_to_whole_groups() {
     assert_eq!(bytes(Packing::Int8, 33), 3 * (33 + 2));
     assert_eq!(bytes(Packing::Q8_0, 33), 3 * 2 * 34);
     assert_eq!(bytes(Packing::Q4_0, 33), 3 * 2 * 18);
+    assert_eq!(bytes(Packing::Mxfp4, 33), 3 * 2 * 17);
     assert_eq!(bytes(Packing::Int4 { group: 32 }, 33), 3 * 2 * (16 + 4));
     assert_eq!(bytes(Packing::Int4 { group: 7 }, 8), 3 * (7 + 2 * 4));
     assert_eq!(bytes(Packing::Super(SuperBlock::Q4K), 512), 3 * 2 * 144);

@@ -4,12 +4,16 @@ use std::path::PathBuf;
 use candle_core::{Device, Tensor};
 
 use super::*;
-use crate::weights::{OpenModel, StoredData, Weights, open};
+use crate::machine::device::DeviceChoice;
+use crate::weights::{OpenModel, Weights, open};
 use hbmark_core::model::test_shapes;
 
+fn folder(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name)
+}
+
 fn fixture(name: &str) -> OpenModel {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name);
-    open(path.to_str().unwrap(), None, 0).unwrap()
+    open(folder(name).to_str().unwrap(), None, 0).unwrap()
 }
 
 fn streamed(model: &OpenModel, dtype: Dtype) -> (HashMap<String, StoredTensor>, Inventory) {
@@ -105,7 +109,7 @@ fn quantised_weights_are_packed_from_bf16_and_their_inventory_is_the_planned_one
     let architecture = small();
     let mut plain = HashMap::new();
     from_seed(&architecture, Dtype::Bf16, 5, &mut keep_in(&mut plain)).unwrap();
-    for dtype in [Dtype::Int8, Dtype::Fp8, Dtype::Int4, Dtype::Q8_0, Dtype::Q4_0] {
+    for dtype in [Dtype::Int8, Dtype::Fp8, Dtype::Int4, Dtype::Q8_0, Dtype::Q4_0, Dtype::Mxfp4] {
         let mut packed = HashMap::new();
         let inventory = from_seed(&architecture, dtype, 5, &mut keep_in(&mut packed)).unwrap();
         let planned = architecture.inventory(dtype);
@@ -169,6 +173,86 @@ fn a_folder_is_quantised_from_the_values_it_stores() {
 }
 
 #[test]
+fn experts_that_are_stored_by_input_are_handed_over_by_output() {
+    let model = fixture("gpt-oss");
+    let checkpoint = Checkpoint::open(&folder("gpt-oss"), &model.architecture.inventory(Dtype::F32)).unwrap();
+    let name = "model.layers.1.mlp.experts.gate_up_proj";
+    let source = checkpoint.sources().find(|source| source.name() == name).unwrap();
+    let &[count, input, out] = source.shape() else { panic!("{:?}", source.shape()) };
+    assert_ne!(input, out);
+    let stored = source.values::<f32>().unwrap();
+    let (plain, _) = streamed(&model, Dtype::F32);
+    let StoredTensor::Matrix(matrix) = &plain[name] else { panic!("{name}") };
+    assert_eq!((matrix.rows, matrix.columns), (count * out, input));
+    let values = plain[name].values();
+    for (expert, row, column) in [(0, 0, 0), (0, 1, 0), (1, 5, 7), (count - 1, out - 1, input - 1)] {
+        let wanted = stored[(expert * input + column) * out + row];
+        assert_eq!(values[(expert * out + row) * input + column].to_bits(), wanted.to_bits());
+    }
+    let (packed, _) = streamed(&model, Dtype::Q4_0);
+    let StoredTensor::Matrix(packed) = &packed[name] else { panic!("{name}") };
+    assert_eq!(packed, &StoredMatrix::quantize(matrix, Packing::Q4_0));
+    assert!(
+        matches!(&plain[&format!("{name}_bias")], StoredTensor::Vector(bias) if bias.len() == count * out)
+    );
+}
+
+#[test]
+fn blocks_of_mxfp4_are_read_as_they_are_stored() {
+    let model = fixture("gpt-oss-mxfp4");
+    assert_eq!((model.stored_dtype(), model.default_dtype(DeviceChoice::Cpu)), (Dtype::Mxfp4, Dtype::Mxfp4));
+    let (tensors, inventory) = streamed(&model, Dtype::Mxfp4);
+    let planned = model.architecture.inventory(Dtype::Mxfp4);
+    for (ours, planned) in inventory.tensors.iter().zip(&planned.tensors) {
+        assert_eq!((&ours.name, &ours.shape, ours.role), (&planned.name, &planned.shape, planned.role));
+        let matrix = matches!(ours.role, Role::Expert | Role::ExpertScale);
+        assert!(!matrix || ours.bytes == planned.bytes, "{}", ours.name);
+    }
+    let bytes = std::fs::read(folder("gpt-oss-mxfp4").join("model.safetensors")).unwrap();
+    for (name, shape) in [("gate_up_proj", (4 * 64, 64)), ("down_proj", (4 * 64, 32))] {
+        let name = format!("model.layers.0.mlp.experts.{name}_blocks");
+        let StoredTensor::Matrix(matrix) = &tensors[&name] else { panic!("{name}") };
+        assert_eq!((matrix.rows, matrix.columns), shape);
+        let StoredData::Mxfp4 { nibbles, scales } = &matrix.data else { panic!("{matrix:?}") };
+        for part in [nibbles, scales] {
+            assert!(bytes.windows(part.len()).any(|window| window == part), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_scale_that_is_no_number_and_blocks_of_another_type_are_refused() {
+    let tampered = |change: &dyn Fn(&mut Vec<u8>)| {
+        let copy = tempfile::tempdir().unwrap();
+        let source = folder("gpt-oss-mxfp4");
+        std::fs::copy(source.join("config.json"), copy.path().join("config.json")).unwrap();
+        let mut bytes = std::fs::read(source.join("model.safetensors")).unwrap();
+        change(&mut bytes);
+        std::fs::write(copy.path().join("model.safetensors"), bytes).unwrap();
+        let opened = open(copy.path().to_str().unwrap(), None, 0);
+        let streamed = opened.and_then(|model| model.stream(Dtype::Mxfp4, &mut |_, _| Ok(())));
+        streamed.unwrap_err().to_string()
+    };
+    let text = |bytes: &[u8], from: usize, text: &[u8]| {
+        from + bytes[from..].windows(text.len()).position(|window| window == text).unwrap()
+    };
+    const SCALES: &[u8] = b"model.layers.1.mlp.experts.down_proj_scales";
+    let error = tampered(&|bytes| {
+        let at = text(bytes, text(bytes, 0, SCALES), b"data_offsets\":[") + "data_offsets\":[".len();
+        let digits: String =
+            bytes[at..].iter().map(|byte| char::from(*byte)).take_while(char::is_ascii_digit).collect();
+        let header = usize::try_from(u64::from_le_bytes(*bytes.first_chunk().unwrap())).unwrap();
+        bytes[8 + header + digits.parse::<usize>().unwrap() + 3] = 255;
+    });
+    assert!(error.contains("down_proj_scales") && error.contains("NaN"), "{error}");
+    let error = tampered(&|bytes| {
+        let at = text(bytes, text(bytes, 0, SCALES), b"\"U8\"");
+        bytes[at + 1..at + 3].copy_from_slice(b"I8");
+    });
+    assert!(error.contains("down_proj_scales") && error.contains("I8"), "{error}");
+}
+
+#[test]
 fn gguf_streams_the_names_shapes_and_bytes_of_its_architecture() {
     for name in ["llama-q8_0.gguf", "qwen3-q8_0.gguf"] {
         let model = fixture(name);
@@ -194,11 +278,15 @@ fn gguf_streams_the_names_shapes_and_bytes_of_its_architecture() {
 #[test]
 fn what_cannot_be_streamed_is_refused_before_anything_is_handed_over() {
     let mut sink = |name: &str, _| panic!("{name} was handed over");
-    let error = fixture("llama-gqa").stream(Dtype::Gguf, &mut sink).unwrap_err().to_string();
+    let error = fixture("llama-gqa").stream(Dtype::Mxfp8, &mut sink).unwrap_err().to_string();
     assert_eq!(
         error,
-        "weights cannot be streamed as gguf: choose f32, bf16, f16, int8, fp8, q8_0, q4_0, q4_k, q5_k, q6_k or int4"
+        "weights cannot be streamed as mxfp8: choose f32, bf16, f16, int8, fp8, q8_0, q4_0, q4_k, q5_k, q6_k, mxfp4 or int4"
     );
+    let error = fixture("llama-gqa").stream(Dtype::Gguf, &mut sink).unwrap_err();
+    assert!(matches!(error, OpenError::NotGguf { .. }), "{error}");
+    let error = fixture("gpt-oss-mxfp4").stream(Dtype::F32, &mut sink).unwrap_err().to_string();
+    assert!(error.contains("mxfp4"), "{error}");
     let error = fixture("llama-q8_0.gguf").stream(Dtype::Bf16, &mut sink).unwrap_err();
     assert!(matches!(error, OpenError::GgufDtype { .. }), "{error}");
 }

@@ -49,6 +49,12 @@ impl Family {
     pub fn stores_norms_less_one(self) -> bool {
         matches!(self, Self::Gemma2 | Self::Gemma3)
     }
+
+    /// Whether its checkpoints hold plain matrices of all experts as `[experts, input, out]`: rows are multiplied with them as they are.
+    #[must_use]
+    pub fn stores_experts_by_input(self) -> bool {
+        matches!(self, Self::GptOss | Self::Llama4)
+    }
 }
 
 /// The rotary position embedding.

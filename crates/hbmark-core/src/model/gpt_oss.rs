@@ -27,6 +27,7 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
         "experts_per_token",
         &json!(fields.need_integer("num_experts_per_tok", 1..=limits::EXPERTS)?),
     )?;
+    fields.only("swiglu_alpha", &json!(1.702))?;
     let count = fields.need_integer("num_local_experts", 1..=limits::EXPERTS)?;
     let mixture = Mixture {
         count,

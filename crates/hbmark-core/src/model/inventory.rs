@@ -7,6 +7,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::format::MX_GROUP;
 use crate::units::Bytes;
 
 /// What a tensor is for; decides how often a step reads it.
@@ -51,6 +52,30 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
+    /// Rows and columns of a matrix: those of all experts below each other where they are one tensor, of which plain ones are
+    /// `[experts, input, out]` where a family stores them `by_input`. `None` where it is no matrix.
+    #[must_use]
+    pub fn rows_and_columns(&self, by_input: bool) -> Option<(usize, usize)> {
+        match *self.shape.as_slice() {
+            _ if self.role == Role::ExpertBias => None,
+            [rows, columns] => Some((rows, columns)),
+            [count, input, out] if by_input && self.storage != "mxfp4" => Some((count * out, input)),
+            [count, out, input] => Some((count * out, input)),
+            _ => None,
+        }
+    }
+
+    /// Its shape as checkpoints state it: blocks of mxfp4 are `[experts, out, blocks, 16]` bytes, two weights in each.
+    #[must_use]
+    pub fn shape_in_files(&self) -> Vec<usize> {
+        match self.shape.as_slice() {
+            [count, out, input] if self.storage == "mxfp4" && self.name.ends_with("_blocks") => {
+                vec![*count, *out, input.div_ceil(MX_GROUP), MX_GROUP / 2]
+            }
+            shape => shape.to_vec(),
+        }
+    }
+
     /// Elements of the tensor.
     #[must_use]
     pub fn elements(&self) -> u64 {

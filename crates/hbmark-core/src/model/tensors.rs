@@ -29,7 +29,7 @@ use sha2::{Digest, Sha256};
 
 use layers::{Lister, Names};
 
-pub use layers::{MixtureNames, NormNames};
+pub use layers::{MixtureNames, NormNames, sinks_name};
 
 use super::architecture::{Architecture, Biases, Dtype, Family};
 use super::config::limits;
@@ -288,8 +288,8 @@ impl List {
         family == Family::GptOss || self.format.published(&format!("{experts}.0.up_proj")).is_none()
     }
 
-    /// A matrix of all experts of a layer, `[experts, out, input]`.
-    fn stacked(&mut self, name: &str, shape: [usize; 3], bias: bool) {
+    /// A matrix of all experts of a layer, `[experts, out, input]`; plain ones are `[experts, input, out]` where a family has them `by_input`.
+    fn stacked(&mut self, name: &str, shape: [usize; 3], by_input: bool, bias: bool) {
         let [count, out, input] = shape;
         let own = matches!(self.format.matrices, Matrices::Plain | Matrices::Own(_) | Matrices::Uniform(_));
         match self.format.published(name) {
@@ -297,10 +297,16 @@ impl List {
                 let first = self.tensors.len();
                 self.published(name, &format.parts(layout, count * out, input), Role::Expert);
                 self.tensors[first].shape = shape.to_vec();
+                if let [_, scales, ..] = &mut self.tensors[first..]
+                    && let Some(groups) = scales.shape.last().copied()
+                {
+                    scales.shape = vec![count, out, groups];
+                }
                 for (tensor, suffix) in self.tensors[first..].iter_mut().zip(["_blocks", "_scales"]) {
                     tensor.name = format!("{name}{suffix}");
                 }
             }
+            None if own && by_input => self.float(name, &[count, input, out], Role::Expert),
             None if own => self.float(name, &shape, Role::Expert),
             None => self.packed_here(name, count * out, input, Role::Expert),
         }
@@ -323,7 +329,7 @@ impl List {
     fn linear(&mut self, name: &str, out: usize, input: usize, role: Role, bias: bool) {
         match self.format.published(name) {
             Some((format, layout)) => self.published(name, &format.parts(layout, out, input), role),
-            None => self.packed_here(name, out, input, role),
+            None => self.packed_here(&format!("{name}.weight"), out, input, role),
         }
         if bias {
             self.float(&format!("{name}.bias"), &[out], Role::Bias);
@@ -341,11 +347,11 @@ impl List {
         }
     }
 
-    /// A layer as this program would store it.
+    /// A matrix as this program would store it.
     fn packed_here(&mut self, name: &str, out: usize, input: usize, role: Role) {
         let shape = [out, input];
         let count = elements(&shape);
-        let weight = format!("{name}.weight");
+        let weight = name.to_owned();
         match self.format.matrices {
             Matrices::Plain | Matrices::Uniform(_) | Matrices::Own(_) => {
                 self.push(weight, &shape, self.format.float, role);
@@ -353,13 +359,13 @@ impl List {
             Matrices::Int8 | Matrices::Fp8PerChannel => {
                 let storage = if matches!(self.format.matrices, Matrices::Int8) { "int8" } else { "fp8" };
                 self.push_stored(weight, &shape, storage, count, role);
-                self.push(format!("{name}.weight_scale"), &[out, 1], Float::F16, scale_role(role));
+                self.push(format!("{name}_scale"), &[out, 1], Float::F16, scale_role(role));
             }
             Matrices::Int4 { group } => {
                 self.push_stored(weight, &shape, "int4", count.div_ceil(2), role);
                 let groups = [out, input.div_ceil(group)];
-                self.push(format!("{name}.weight_scale"), &groups, Float::F16, scale_role(role));
-                self.push(format!("{name}.weight_zero_point"), &groups, Float::F16, scale_role(role));
+                self.push(format!("{name}_scale"), &groups, Float::F16, scale_role(role));
+                self.push(format!("{name}_zero_point"), &groups, Float::F16, scale_role(role));
             }
             Matrices::Ggml { linear, .. } => self.blocks(weight, &shape, linear, role),
         }

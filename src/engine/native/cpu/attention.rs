@@ -151,6 +151,8 @@ pub struct Attention<'a> {
     pub rows: &'a Rows,
     pub shape: &'a AttentionShape,
     pub window: Option<usize>,
+    /// One more score of each head, whose V is zero.
+    pub sinks: Option<&'a [f32]>,
     pub layer: usize,
     pub query: &'a [f32],
     pub pool: &'a CachePool,
@@ -232,8 +234,12 @@ impl AttentionPlan {
         let scored = &mut scratch.scores[..count * CHUNK];
         let (largest, sums) = (&mut scratch.largest[..count], &mut scratch.sums[..count]);
         running.fill(0.0);
-        largest.fill(f32::NEG_INFINITY);
-        sums.fill(0.0);
+        // A sink is a score that the first KV split has seen before all others.
+        let sinks = work.sinks.filter(|_| unit.kv_split == 0);
+        for (i, (largest, sum)) in largest.iter_mut().zip(&mut *sums).enumerate() {
+            let sink = sinks.map(|sinks| sinks[unit.head * group + i % group]);
+            (*largest, *sum) = sink.map_or((f32::NEG_INFINITY, 0.0), |sink| (sink, 1.0));
+        }
         // What a bend divides scores by is divided out of the queries.
         let scale = shape.softcap.map_or(shape.scale, |cap| shape.scale / cap);
         for (i, query) in queries.chunks_exact_mut(dim).enumerate() {
@@ -590,7 +596,7 @@ unsafe fn accumulate_pv_block<S: Simd, E: Element, const Q: usize, const V: usiz
     }
 }
 
-/// Bytes of K and V that the units of a step read: whole tiles of K, rows of V, once per unit of rows.
+/// Bytes of sinks, and of K and V that the units of a step read: whole tiles of K, rows of V, once per unit of rows.
 #[must_use]
 pub fn bytes_read(work: &Attention<'_>) -> usize {
     let shape = work.shape;
@@ -605,5 +611,6 @@ pub fn bytes_read(work: &Attention<'_>) -> usize {
         }
     }
     let per_position = shape.head_dim + work.pool.value_stride;
-    positions * shape.kv_heads * per_position * work.pool.shape.element_bytes()
+    let kept = positions * shape.kv_heads * per_position * work.pool.shape.element_bytes();
+    kept + 4 * work.sinks.map_or(0, <[f32]>::len)
 }

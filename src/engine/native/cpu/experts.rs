@@ -12,7 +12,7 @@
 use std::ops::Range;
 
 use super::super::operations::{
-    ExpertMlp, ExpertScores, ExpertShape, ExpertWeights, Gate, MAX_EXPERT_GROUPS, SMALLEST_SUM,
+    ExpertMlp, ExpertScores, ExpertShape, ExpertWeights, MAX_EXPERT_GROUPS, SMALLEST_SUM,
 };
 use super::linear::{self, FusedMatrix, multiply_picked, panels_per_unit};
 use super::packed_activations::PackedActivations;
@@ -88,11 +88,11 @@ impl RoutedRows {
     }
 }
 
-/// Picks the experts of a row by their logits, or takes those of a script, and weighs them.
+/// Picks the experts of a row by their logits, which have the bias of a softmax already, or takes those of a script, and weighs them.
 fn choose(
     logits: &[f32],
     shape: &ExpertShape,
-    correction: Option<&[f32]>,
+    bias: Option<&[f32]>,
     scripted: Option<&[u32]>,
     chosen: &mut [Choice],
 ) {
@@ -104,12 +104,11 @@ fn choose(
         }
         (None, ExpertScores::Softmax) => largest(logits.iter().copied(), chosen),
         (None, ExpertScores::Sigmoid { groups, chosen_groups }) => {
-            let corrected =
-                |expert: usize| sigmoid(logits[expert]) + correction.map_or(0.0, |add| add[expert]);
+            let biased = |expert: usize| sigmoid(logits[expert]) + bias.map_or(0.0, |bias| bias[expert]);
             let (of_group, best) =
-                (logits.len() / groups, best_groups(groups, chosen_groups, logits.len(), corrected));
+                (logits.len() / groups, best_groups(groups, chosen_groups, logits.len(), biased));
             let score = |expert: usize| {
-                if best >> (expert / of_group) & 1 == 1 { corrected(expert) } else { f32::NEG_INFINITY }
+                if best >> (expert / of_group) & 1 == 1 { biased(expert) } else { f32::NEG_INFINITY }
             };
             largest((0..logits.len()).map(score), chosen);
         }
@@ -225,7 +224,8 @@ impl CpuOperations {
         hidden: &CpuBuffer,
     ) {
         let (set, router, shape) = (self.set, &experts.router, &experts.shape);
-        let correction = experts.correction.as_deref();
+        let bias = experts.router_bias.as_deref();
+        let by_softmax = bias.filter(|_| shape.scores == ExpertScores::Softmax);
         let per_row = shape.per_row;
         let width = shape.count + usize::from(shape.shared_gate);
         let writer = self.inputs.writer(Self::input_shape(router, count));
@@ -257,11 +257,14 @@ impl CpuOperations {
             worker.barrier();
             worker.parallel_for(FINISH, count, |row| {
                 let scripted = scripted.map(|experts| &experts[row * per_row..(row + 1) * per_row]);
-                // SAFETY: behind the barrier no member writes logits; members have different rows.
+                // SAFETY: behind the barrier members have different rows.
                 unsafe {
-                    let logits = &logits.whole()[row * width..(row + 1) * width];
-                    let (own, gate) = logits.split_at(shape.count);
-                    choose(own, shape, correction, scripted, chosen.part(row * per_row..(row + 1) * per_row));
+                    let logits = logits.part(row * width..(row + 1) * width);
+                    let (own, gate) = logits.split_at_mut(shape.count);
+                    for (logit, bias) in own.iter_mut().zip(by_softmax.unwrap_or_default()) {
+                        *logit += bias;
+                    }
+                    choose(own, shape, bias, scripted, chosen.part(row * per_row..(row + 1) * per_row));
                     shared_share.part(row..row + 1)[0] = gate.first().map_or(1.0, |gate| sigmoid(*gate));
                 }
             });
@@ -269,7 +272,7 @@ impl CpuOperations {
         self.routed.group(count, shape);
         self.met.experts += self.routed.met.len() as u64;
         self.met.layers += 1;
-        self.moved += (router.bytes() + 4 * norm.len() + 4 * correction.map_or(0, <[f32]>::len)) as u64;
+        self.moved += (router.bytes() + 4 * norm.len() + 4 * bias.map_or(0, <[f32]>::len)) as u64;
     }
 
     /// Gate and up of the experts of every row.
@@ -299,7 +302,7 @@ impl CpuOperations {
             // Columns of a row from `at` on.
             let store = |matrix: &FusedMatrix, first: usize, at: usize, sums: &[[f32; LANES]]| {
                 // SAFETY: the set is this processor's.
-                let products = unsafe { activated(set, Gate::Silu, matrix, first, sums, |_, _, _| {}) };
+                let products = unsafe { activated(set, shape.gate, matrix, first, sums, |_, _, _| {}) };
                 for (column, valid, product) in products {
                     let at = at + column;
                     // SAFETY: members have different experts or panels, which write different columns.
@@ -411,6 +414,7 @@ impl CpuOperations {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::native::operations::Gate;
 
     fn shape(count: usize, per_row: usize, renormalised: bool) -> ExpertShape {
         ExpertShape {
@@ -419,6 +423,7 @@ mod tests {
             width: 1,
             shared_width: 0,
             shared_gate: false,
+            gate: Gate::Silu,
             scores: ExpertScores::Softmax,
             renormalised,
             scale: 1.0,

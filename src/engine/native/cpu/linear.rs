@@ -17,7 +17,7 @@ use super::packed_activations::{InputRow, InputWriter};
 use super::packed_matrix::{GROUP, HEADER, PackedFormat, PackedMatrix, Precision, SUPER_HEADER};
 use super::simd::{InstructionSet, LANES, Simd, dispatch, nth};
 use super::thread_team::Worker;
-use crate::weights::stored_matrix::{SUPER_BLOCK, SuperBlock};
+use crate::weights::stored_matrix::{SUPER_BLOCK, SuperBlock, mxfp4};
 
 /// The most panels and rows of a tile.
 const MAX_PANELS: usize = 4;
@@ -257,6 +257,7 @@ unsafe fn tile<const P: usize, const B: usize>(
             PackedFormat::Int8 => tile_int8::<P, B>(set, tile),
             PackedFormat::Q8_0 => tile_q8_0::<P, B>(set, tile),
             PackedFormat::Q4_0 => tile_q4_0::<P, B>(set, tile),
+            PackedFormat::Mxfp4 => tile_mxfp4::<P, B>(set, tile),
             PackedFormat::Int4 { group } => tile_int4::<P, B>(set, tile, group),
             PackedFormat::Super(SuperBlock::Q4K) => tile_ranges::<0, P, B>(set, tile),
             PackedFormat::Super(SuperBlock::Q5K) => tile_ranges::<1, P, B>(set, tile),
@@ -352,6 +353,18 @@ unsafe fn bytes_group<S: Simd, const P: usize, const B: usize>(
     }
 }
 
+/// What the codes of mxfp4 stand for: twice their values, and [`MXFP4_OFFSET`] above the signed ones.
+const MXFP4: [u8; 16] = {
+    let mut table = [0; 16];
+    let mut code = 0;
+    while code < table.len() {
+        table[code] = mxfp4::DOUBLED[code].wrapping_add(MXFP4_OFFSET as i8).cast_unsigned();
+        code += 1;
+    }
+    table
+};
+const MXFP4_OFFSET: i32 = 12;
+
 /// What codes of q6_k are above the signed ones.
 const SIX_BIT_OFFSET: i32 = 32;
 
@@ -362,10 +375,17 @@ const SCALE_OFFSET: f32 = 128.0;
 const VECTOR: usize = 4 * LANES;
 
 /// So many octets of columns of weights in half bytes, with `HIGH` bits above each in a vector before them, × one row:
-/// `Σ q · x − offset · Σ x`, exact in 32 bits. `half` is the first half group of the row.
+/// `Σ q · x − offset · Σ x`, exact in 32 bits. `half` is the first half group of the row. With a table, q is what [`MXFP4`] has for the code.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "numbers of bits and bytes of a word")]
-unsafe fn codes<S: Simd, const HIGH: usize, const OCTETS: usize, const P: usize, const B: usize>(
+unsafe fn codes<
+    S: Simd,
+    const TABLE: bool,
+    const HIGH: usize,
+    const OCTETS: usize,
+    const P: usize,
+    const B: usize,
+>(
     weights: &[*const u8; P],
     at: usize,
     rows: &[InputRow; B],
@@ -399,6 +419,9 @@ unsafe fn codes<S: Simd, const HIGH: usize, const OCTETS: usize, const P: usize,
             for ((w, from), high) in w.iter_mut().zip(from).zip(high) {
                 let packed = S::load_packed(nth(from, octet + HIGH.min(1), VECTOR));
                 *w = [S::low_halves(packed), S::high_halves(packed)];
+                if TABLE {
+                    *w = [S::look_up(&MXFP4, w[0]), S::look_up(&MXFP4, w[1])];
+                }
                 if HIGH > 0 {
                     w[0] = S::merge(w[0], S::shift_right(high[0], down), mask);
                     w[1] = S::merge(w[1], S::shift_right(high[1], down), mask);
@@ -419,7 +442,7 @@ unsafe fn codes<S: Simd, const HIGH: usize, const OCTETS: usize, const P: usize,
 
 /// 32 columns of 4-bit weights × one row.
 #[inline(always)]
-unsafe fn nibbles_group<S: Simd, const P: usize, const B: usize>(
+unsafe fn nibbles_group<S: Simd, const TABLE: bool, const P: usize, const B: usize>(
     weights: &[*const u8; P],
     at: usize,
     rows: &[InputRow; B],
@@ -427,7 +450,7 @@ unsafe fn nibbles_group<S: Simd, const P: usize, const B: usize>(
     offset: i32,
 ) -> [[S::Ints; P]; B] {
     // SAFETY: the caller's promise: a group of each panel at `at`, and of each row.
-    unsafe { codes::<S, 0, { GROUP / 8 }, P, B>(weights, at, rows, 2 * group, offset) }
+    unsafe { codes::<S, TABLE, 0, { GROUP / 8 }, P, B>(weights, at, rows, 2 * group, offset) }
 }
 
 #[inline(always)]
@@ -505,13 +528,35 @@ unsafe fn q4_0_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
             let scales: [S::Floats; P] =
                 std::array::from_fn(|p| S::load_f16(weights[p].add(block + group % 2 * (HEADER / 2)).cast()));
             let at = block + HEADER + group % 2 * (GROUP / 2) * LANES;
-            let products = nibbles_group::<S, P, B>(weights, at, rows, group, NIBBLE_OFFSET);
+            let products = nibbles_group::<S, false, P, B>(weights, at, rows, group, NIBBLE_OFFSET);
             add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
         }
         tile.store::<S>(sums);
     }
 }
 dispatch! { fn tile_q4_0[const P: usize, const B: usize][P, B](tile: Tile<'_, P, B>) = q4_0_tile }
+
+#[inline(always)]
+unsafe fn mxfp4_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>) {
+    const CODES: usize = GROUP / 2 * LANES;
+    let Tile { columns, weights, rows, .. } = tile;
+    // SAFETY: groups of half bytes lie in every panel, and sixteen bytes of scales for each behind them.
+    unsafe {
+        let mut sums = [[S::zero(); P]; B];
+        let groups = columns / GROUP;
+        for group in 0..groups {
+            let at = groups * CODES + group * LANES;
+            let scales: [S::Floats; P] = std::array::from_fn(|p| {
+                // The table has twice the values.
+                S::mul(S::load_powers(weights[p].add(at)), S::splat(0.5))
+            });
+            let products = nibbles_group::<S, true, P, B>(weights, group * CODES, rows, group, MXFP4_OFFSET);
+            add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
+        }
+        tile.store::<S>(sums);
+    }
+}
+dispatch! { fn tile_mxfp4[const P: usize, const B: usize][P, B](tile: Tile<'_, P, B>) = mxfp4_tile }
 
 #[inline(always)]
 unsafe fn int4_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>, weight_group: usize) {
@@ -525,7 +570,7 @@ unsafe fn int4_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
             let block = group / per_block * block_bytes;
             let scales: [S::Floats; P] = std::array::from_fn(|p| S::load_f16(weights[p].add(block).cast()));
             let at = block + HEADER + group % per_block * (GROUP / 2) * LANES;
-            let products = nibbles_group::<S, P, B>(weights, at, rows, group, 0);
+            let products = nibbles_group::<S, false, P, B>(weights, at, rows, group, 0);
             for ((sums, products), row) in sums.iter_mut().zip(products).zip(rows) {
                 let of_row = S::splat(*row.scales.add(group));
                 #[expect(clippy::cast_precision_loss, reason = "32 bytes sum to less than 2^13")]
@@ -579,7 +624,8 @@ unsafe fn ranges_tile<S: Simd, const HIGH: usize, const P: usize, const B: usize
                     let scales: [S::Floats; P] = std::array::from_fn(|p| S::mul(d[p], byte(p, 0)));
                     let mins: [S::Floats; P] = std::array::from_fn(|p| S::mul(d_min[p], byte(p, 1)));
                     let at = SUPER_HEADER + within * group_bytes;
-                    let products = codes::<S, HIGH, { GROUP / 8 }, P, B>(&from, at, rows, 2 * group, 0);
+                    let products =
+                        codes::<S, false, HIGH, { GROUP / 8 }, P, B>(&from, at, rows, 2 * group, 0);
                     add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
                     for (sums, row) in sums.iter_mut().zip(rows) {
                         #[expect(clippy::cast_precision_loss, reason = "32 bytes sum to less than 2^13")]
@@ -621,7 +667,8 @@ unsafe fn q6_k_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
                         S::mul(d[p], S::add(scale, S::splat(-SCALE_OFFSET)))
                     });
                     let at = SUPER_HEADER + within * HALF_BYTES;
-                    let products = codes::<S, 2, { GROUP / 16 }, P, B>(&from, at, rows, half, SIX_BIT_OFFSET);
+                    let products =
+                        codes::<S, false, 2, { GROUP / 16 }, P, B>(&from, at, rows, half, SIX_BIT_OFFSET);
                     add_scaled::<S, P, B>(&mut sums, products, &scales, rows, half / 2);
                 }
             }

@@ -11,6 +11,7 @@
 //! | int8 | quads of columns × 16 quads of (q + 128); then 16 scales, f32 |
 //! | q8_0 | per 64 columns: 2 × 16 scales, f16; 16 × 16 quads of (q + 128) |
 //! | q4_0 | per 64 columns: 2 × 16 scales, f16; 8 × 16 × 4 bytes: columns 0–3 of each 8 in the low halves, 4–7 in the high |
+//! | mxfp4 | per 32 columns: as q4_0 without scales; then 16 scales, a byte each, for every 32 columns |
 //! | int4 | per group: 16 scales and 16 zeros, f16; then as q4_0 |
 //! | q4_k, q5_k | per 256 columns: 16 scales and 16 scales of minima, f16; 3 × 16 × 4 bytes of 6-bit scales and minima as in a file; then per 32 columns the fifth bits, 16 × 4 bytes, and the others as q4_0 |
 //! | q6_k | per 256 columns: 4 × 16 quads of (scale + 128); then per 16 columns the two high bits, 16 × 4 bytes, and the low four as q4_0; at the end 16 scales, f16 |
@@ -22,7 +23,7 @@ use half::f16;
 use super::huge_pages::{Arena, Region};
 use super::simd::LANES;
 use crate::engine::EngineError;
-use crate::weights::stored_matrix::{SUPER_BLOCK, SuperBlock, scale_and_min};
+use crate::weights::stored_matrix::{SUPER_BLOCK, SuperBlock, mxfp4, scale_and_min};
 use crate::weights::{StoredData, StoredMatrix};
 
 /// Columns of integer weights that share one scale of the activations.
@@ -49,6 +50,7 @@ pub enum PackedFormat {
     Int8,
     Q8_0,
     Q4_0,
+    Mxfp4,
     Int4 { group: usize },
     Super(SuperBlock),
 }
@@ -70,6 +72,7 @@ impl PackedFormat {
             }
             StoredData::Q8_0 { .. } => Self::Q8_0,
             StoredData::Q4_0 { .. } => Self::Q4_0,
+            StoredData::Mxfp4 { .. } => Self::Mxfp4,
             StoredData::Int4 { group, .. } if group.is_multiple_of(GROUP) && *group > 0 => {
                 Self::Int4 { group: *group }
             }
@@ -98,7 +101,7 @@ impl PackedFormat {
         match self {
             Self::F32 | Self::F16 => 1,
             Self::Bf16 => 2,
-            Self::Int8 => GROUP,
+            Self::Int8 | Self::Mxfp4 => GROUP,
             Self::Q8_0 | Self::Q4_0 => Q_BLOCK,
             Self::Int4 { group } => group,
             Self::Super(_) => SUPER_BLOCK,
@@ -112,6 +115,7 @@ impl PackedFormat {
             Self::F32 | Self::Bf16 => 4 * LANES,
             Self::F16 => 2 * LANES,
             Self::Int8 => columns * LANES,
+            Self::Mxfp4 => columns * LANES / 2,
             Self::Q8_0 => HEADER + columns * LANES,
             Self::Q4_0 | Self::Int4 { .. } => HEADER + columns * LANES / 2,
             Self::Super(format) => format.bytes() * LANES,
@@ -124,7 +128,9 @@ impl PackedFormat {
         match self {
             Self::F32 | Self::F16 => Precision::Floats,
             Self::Bf16 => Precision::Pairs,
-            Self::Int8 | Self::Q8_0 | Self::Q4_0 | Self::Int4 { .. } | Self::Super(_) => Precision::Quads,
+            Self::Int8 | Self::Q8_0 | Self::Q4_0 | Self::Mxfp4 | Self::Int4 { .. } | Self::Super(_) => {
+                Precision::Quads
+            }
         }
     }
 }
@@ -163,7 +169,12 @@ impl PackedMatrix {
     ) -> Result<Self, EngineError> {
         let format = PackedFormat::of(stored)?;
         let blocks = stored.columns.div_ceil(format.block_columns());
-        let tail = if format == PackedFormat::Int8 { 4 * LANES } else { 0 };
+        let tail = match format {
+            PackedFormat::Int8 => 4 * LANES,
+            // So many that every panel begins where a vector may.
+            PackedFormat::Mxfp4 => (blocks * LANES).next_multiple_of(VECTOR),
+            _ => 0,
+        };
         let panel_bytes = blocks * format.block_bytes() + tail;
         let panels = stored.rows.div_ceil(LANES);
         let mut region = arena.take(panels * panel_bytes).map_err(|error| EngineError::OutOfMemory {
@@ -227,6 +238,11 @@ impl PackedMatrix {
                 PackedFormat::Q4_0 => {
                     let scale = header(block, within / GROUP, lane);
                     (f32::from(nibble(&block[HEADER..], within, lane)) - 8.0) * scale
+                }
+                PackedFormat::Mxfp4 => {
+                    let scales = &panel[self.columns.div_ceil(block_columns) * block_bytes..];
+                    let scale = scales[column / GROUP * LANES + lane];
+                    mxfp4::value(nibble(block, within, lane), scale)
                 }
                 PackedFormat::Int4 { .. } => {
                     let (scale, zero) = (header(block, 0, lane), header(block, 1, lane));
@@ -371,14 +387,23 @@ fn pack_row(stored: &StoredMatrix, row: usize, lane: usize, format: PackedFormat
             let groups = columns.div_ceil(GROUP);
             let half_row = groups * GROUP / 2;
             let nibbles = &nibbles[row * half_row..(row + 1) * half_row];
-            pack_nibbles(nibbles, lane, panel, block_columns, block_bytes);
+            pack_nibbles(nibbles, lane, panel, block_columns, block_bytes, HEADER);
             scales(panel, &all[row * groups..(row + 1) * groups], GROUP, &|index| index % 2);
+        }
+        StoredData::Mxfp4 { nibbles, scales } => {
+            let groups = columns.div_ceil(GROUP);
+            let half_row = groups * GROUP / 2;
+            let nibbles = &nibbles[row * half_row..(row + 1) * half_row];
+            pack_nibbles(nibbles, lane, panel, block_columns, block_bytes, 0);
+            let of_rows = panel[groups * block_bytes..].chunks_exact_mut(LANES);
+            let own = &scales[row * groups..(row + 1) * groups];
+            of_rows.zip(own).for_each(|(of_rows, scale)| of_rows[lane] = *scale);
         }
         StoredData::Int4 { nibbles, scales: all, zeros, group } => {
             let groups = columns.div_ceil(*group);
             let half_row = groups * group / 2;
             let nibbles = &nibbles[row * half_row..(row + 1) * half_row];
-            pack_nibbles(nibbles, lane, panel, block_columns, block_bytes);
+            pack_nibbles(nibbles, lane, panel, block_columns, block_bytes, HEADER);
             scales(panel, &all[row * groups..(row + 1) * groups], *group, &|_| 0);
             scales(panel, &zeros[row * groups..(row + 1) * groups], *group, &|_| 1);
         }
@@ -400,12 +425,12 @@ fn pack_quads(quants: &[i8], lane: usize, panel: &mut [u8], columns: usize, byte
 }
 
 /// Half bytes from two columns to a byte to eight columns over a quad.
-fn pack_nibbles(nibbles: &[u8], lane: usize, panel: &mut [u8], columns: usize, bytes: usize) {
+fn pack_nibbles(nibbles: &[u8], lane: usize, panel: &mut [u8], columns: usize, bytes: usize, header: usize) {
     for column in 0..2 * nibbles.len() {
         let value =
             if column.is_multiple_of(2) { nibbles[column / 2] & 15 } else { nibbles[column / 2] >> 4 };
         let (index, high) = half_byte(column % columns, lane);
-        let block = column / columns * bytes + HEADER;
+        let block = column / columns * bytes + header;
         panel[block + index] |= if high { value << 4 } else { value };
     }
 }

@@ -72,6 +72,10 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn shift_right(value: Self::Packed, bits: u32) -> Self::Packed;
     /// Per lane: `value | (bits & mask)`.
     unsafe fn merge(value: Self::Packed, bits: Self::Packed, mask: u32) -> Self::Packed;
+    /// For each byte, of which the high half is 0, the byte of a table.
+    unsafe fn look_up(table: &[u8; 16], indices: Self::Packed) -> Self::Packed;
+    /// Sixteen bytes as powers of two: `2^(byte − 127)`; 0 for 0, whose power is denormal.
+    unsafe fn load_powers(from: *const u8) -> Self::Floats;
     /// Byte `index` of each lane, unsigned.
     unsafe fn byte(value: Self::Packed, index: u32) -> Self::Ints;
     unsafe fn splat_int(value: i32) -> Self::Ints;

@@ -88,6 +88,8 @@ pub struct DecodeAttention<'a, D: Device> {
     pub rows: usize,
     pub shape: AttentionShape,
     pub window: Option<usize>,
+    /// One more score of each head, whose V is zero.
+    pub sinks: Option<&'a DeviceTensor<D>>,
     pub cut: KvSplitPlan,
     pub query: &'a DeviceTensor<D>,
     pub step: &'a StepState<D>,
@@ -110,7 +112,7 @@ impl<D: Device> DecodeAttention<'_, D> {
     /// # Errors
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<(), EngineError> {
-        let Self { rows, shape, window, cut, query, step, pool, layer, out, .. } = self;
+        let Self { rows, shape, window, sinks, cut, query, step, pool, layer, out, .. } = self;
         let dim = shape.head_dim;
         if query.width != shape.query_width() || out.width != query.width || query.rows.min(out.rows) < *rows
         {
@@ -123,6 +125,7 @@ impl<D: Device> DecodeAttention<'_, D> {
         if !dim.is_multiple_of(8) || dim > MAX_HEAD_DIM || pool.shape.head_dim != dim {
             return launch_mismatch(device, "decode_attention", format!("heads of {dim}"));
         }
+        let sinks = sinks_argument(device, "decode_attention", shape, *sinks)?;
         let (dtype, known_dim) = match pool.shape.dtype {
             Dtype::F32 => ("f32", 0),
             Dtype::F16 => ("f16", if matches!(dim, 64 | 128) { dim } else { 0 }),
@@ -153,6 +156,7 @@ impl<D: Device> DecodeAttention<'_, D> {
                 size(tuning.min_split),
                 F32(shape.scale),
                 F32(shape.softcap.unwrap_or(0.0)),
+                sinks,
             ],
         })
     }
@@ -178,6 +182,8 @@ fn position_bytes(pool: &PoolShape) -> usize {
 pub struct PrefillAttention<'a, D: Device> {
     pub shape: AttentionShape,
     pub window: Option<usize>,
+    /// One more score of each head, whose V is zero.
+    pub sinks: Option<&'a DeviceTensor<D>>,
     pub query: &'a DeviceTensor<D>,
     pub step: &'a StepState<D>,
     pub pool: &'a Pool<D>,
@@ -199,7 +205,8 @@ impl<D: Device> PrefillAttention<'_, D> {
     /// # Errors
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, rows: &Rows) -> Result<u64, EngineError> {
-        let Self { shape, window, query, step, pool, layer, out } = self;
+        let Self { shape, window, sinks, query, step, pool, layer, out } = self;
+        let sinks = sinks_argument(device, "prefill_attention", shape, *sinks)?;
         let (dim, group) = (shape.head_dim, shape.group());
         if query.width != shape.query_width()
             || out.width != query.width
@@ -236,6 +243,7 @@ impl<D: Device> PrefillAttention<'_, D> {
                 window_argument(*window),
                 F32(shape.scale),
                 F32(shape.softcap.unwrap_or(0.0)),
+                sinks,
             ],
         })?;
         let positions: usize = rows
@@ -252,6 +260,21 @@ impl<D: Device> PrefillAttention<'_, D> {
             })
             .sum();
         Ok((positions * position_bytes(&pool.shape)) as u64)
+    }
+}
+
+/// The sinks of all heads as kernels take them: 0 where there are none.
+fn sinks_argument<D: Device>(
+    device: &D,
+    kernel: &str,
+    shape: &AttentionShape,
+    sinks: Option<&DeviceTensor<D>>,
+) -> Result<Argument, EngineError> {
+    match sinks {
+        Some(sinks) if sinks.width != shape.heads => {
+            launch_mismatch(device, kernel, format!("{} sinks of {} heads", sinks.width, shape.heads))
+        }
+        sinks => Ok(Address(sinks.map_or(0, |sinks| D::address(&sinks.memory)))),
     }
 }
 

@@ -24,6 +24,8 @@ pub enum KernelFormat {
     Int8,
     /// 8-bit floats (e4m3), and a scale per output.
     Fp8,
+    /// 4-bit floats (e2m1), and a byte of e8m0 for every vector.
+    Mxfp4,
 }
 
 impl KernelFormat {
@@ -35,6 +37,7 @@ impl KernelFormat {
             Packing::F32 => Some(Self::F32),
             Packing::Int8 => Some(Self::Int8),
             Packing::Fp8 => Some(Self::Fp8),
+            Packing::Mxfp4 => Some(Self::Mxfp4),
             Packing::Q8_0 | Packing::Q4_0 | Packing::Int4 { .. } | Packing::Super(_) => None,
         }
     }
@@ -48,6 +51,7 @@ impl KernelFormat {
             Self::F32 => "f32",
             Self::Int8 => "int8",
             Self::Fp8 => "fp8",
+            Self::Mxfp4 => "mxfp4",
         }
     }
 
@@ -58,6 +62,7 @@ impl KernelFormat {
             Self::Bf16 | Self::F16 => VECTOR / 2,
             Self::F32 => VECTOR / 4,
             Self::Int8 | Self::Fp8 => VECTOR,
+            Self::Mxfp4 => 2 * VECTOR,
         }
     }
 
@@ -110,13 +115,20 @@ impl<D: Device> Matrix<D> {
         let bytes = packed(parts, &order, vectors * VECTOR, threads_for(order.len() * vectors * VECTOR));
         let data = device.allocate(bytes.len())?;
         device.upload(&data, 0, &bytes)?;
-        let scales = matches!(format, KernelFormat::Int8 | KernelFormat::Fp8)
-            .then(|| {
+        let scales = match format {
+            KernelFormat::Int8 | KernelFormat::Fp8 => {
                 let scales: Vec<f32> =
                     order.iter().map(|&(part, row)| row_scale(&parts[part].matrix, row)).collect();
-                floats(device, &scales)
-            })
-            .transpose()?;
+                Some(floats(device, &scales)?)
+            }
+            KernelFormat::Mxfp4 => {
+                let bytes = group_scales(parts, &order, vectors);
+                let memory = device.allocate(bytes.len())?;
+                device.upload(&memory, 0, &bytes)?;
+                Some(memory)
+            }
+            KernelFormat::Bf16 | KernelFormat::F16 | KernelFormat::F32 => None,
+        };
         let bias = parts
             .iter()
             .any(|part| part.bias.is_some())
@@ -214,6 +226,10 @@ fn row_bytes(matrix: &StoredMatrix, row: usize, out: &mut [u8]) {
         StoredData::Bf16(values) => put(out, &values[range], half::bf16::to_le_bytes),
         StoredData::Int8 { quants, .. } => put(out, &quants[range], i8::to_le_bytes),
         StoredData::Fp8 { codes, .. } => put(out, &codes[range], u8::to_le_bytes),
+        StoredData::Mxfp4 { nibbles, .. } => {
+            let bytes = matrix.columns.div_ceil(MXFP4_GROUP) * MXFP4_GROUP / 2;
+            put(out, &nibbles[row * bytes..(row + 1) * bytes], u8::to_le_bytes);
+        }
         other => unreachable!("refused before: {other:?}"),
     }
 }
@@ -224,6 +240,24 @@ fn row_scale(matrix: &StoredMatrix, row: usize) -> f32 {
         StoredData::Fp8 { scales, .. } => scales[row].to_f32() * E4M3_BELOW_F16,
         _ => 1.0,
     }
+}
+
+/// Columns of mxfp4 that share a scale.
+const MXFP4_GROUP: usize = crate::weights::stored_matrix::BLOCK;
+
+/// Bytes of the scales of a row of so many vectors: whole loads of a stage (`tiled.cuh`).
+const SCALES_AT_ONCE: usize = 8;
+
+/// The scales of mxfp4, a byte for each vector of each row, rows padded with zeros.
+fn group_scales(parts: &[LinearPart], order: &[(usize, usize)], vectors: usize) -> Vec<u8> {
+    let stride = vectors.next_multiple_of(SCALES_AT_ONCE);
+    let mut bytes = vec![0; order.len() * stride];
+    for (&(part, row), out) in order.iter().zip(bytes.chunks_exact_mut(stride.max(1))) {
+        if let StoredData::Mxfp4 { scales, .. } = &parts[part].matrix.data {
+            out[..vectors].copy_from_slice(&scales[row * vectors..(row + 1) * vectors]);
+        }
+    }
+    bytes
 }
 
 #[cfg(test)]

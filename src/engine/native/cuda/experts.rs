@@ -8,8 +8,8 @@ use Argument::{Address, F32};
 use super::device::{Argument, Device, KernelLaunch, MAX_GRID_YZ};
 use super::device_matrix::{KernelFormat, Matrix};
 use super::kernels::{
-    BLOCKS_PER_MULTIPROCESSOR, DeviceTensor, THREADS, Tuning, WARPS, launch_mismatch, rows_at_once, size,
-    staged_inputs, stream, word,
+    BLOCKS_PER_MULTIPROCESSOR, DeviceTensor, THREADS, Tuning, WARPS, gate_arguments, launch_mismatch,
+    rows_at_once, size, staged_inputs, stream, word,
 };
 use super::operations::CudaOperations;
 use super::step::Scratch;
@@ -46,11 +46,12 @@ impl<D: Device> ExpertTable<D> {
             return launch_mismatch(device, "experts", what);
         }
         let mut table = |matrix: fn(&ExpertMlp<CudaOperations<D>>) -> &Matrix<D>| {
-            let none = shared.is_none().then_some([0, 0]);
+            let none = shared.is_none().then_some([0; 4]);
             let all = shared.into_iter().chain(routed).map(matrix);
             let entries = all.map(|matrix| {
-                let scales = matrix.scales.as_ref().map_or(0, D::address);
-                [D::address(&matrix.data), scales]
+                let [scales, bias] =
+                    [&matrix.scales, &matrix.bias].map(|memory| memory.as_ref().map_or(0, D::address));
+                [D::address(&matrix.data), scales, bias, 0]
             });
             let bytes: Vec<u8> =
                 none.into_iter().chain(entries).flatten().flat_map(u64::to_le_bytes).collect();
@@ -257,7 +258,7 @@ impl<D: Device> Route<'_, D> {
             );
             return launch_mismatch(device, "experts_router", what);
         }
-        let correction = experts.correction.as_ref();
+        let bias = experts.router_bias.as_ref();
         let (sigmoid, groups, chosen_groups) = match shape.scores {
             ExpertScores::Softmax => (0, 1, 1),
             ExpertScores::Sigmoid { groups, chosen_groups } => (1, groups, chosen_groups),
@@ -265,7 +266,7 @@ impl<D: Device> Route<'_, D> {
         let routing = [
             Address(self.logits),
             Address(self.scripted),
-            Address(correction.map_or(0, |correction| D::address(&correction.memory))),
+            Address(bias.map_or(0, |bias| D::address(&bias.memory))),
             Address(self.real_rows),
             Address(self.work),
             Address(self.arrived),
@@ -281,7 +282,7 @@ impl<D: Device> Route<'_, D> {
             size(plan.tile_rows),
             size(shape.per_row),
         ];
-        let of_vectors = 4 * (norm.width + correction.map_or(0, |correction| correction.width)) as u64;
+        let of_vectors = 4 * (norm.width + bias.map_or(0, |bias| bias.width)) as u64;
         let Some(TiledWorkspace { prepared, by_library, .. }) = *workspace else {
             let mut arguments = vec![
                 Address(D::address(&hidden.memory)),
@@ -311,7 +312,7 @@ impl<D: Device> Route<'_, D> {
     }
 }
 
-/// `inner[row][i] = silu(gate · norm(hidden)) ∘ (up · norm(hidden))` of each row's experts and the shared one.
+/// `inner[row][i] = gate(G · norm(hidden) + b) ∘ (U · norm(hidden) + b)` of each row's experts and the shared one.
 #[derive(Debug)]
 pub struct ExpertGateUp<'a, D: Device> {
     pub plan: ExpertPlan,
@@ -359,6 +360,7 @@ impl<D: Device> ExpertGateUp<'_, D> {
             let mut arguments = vec![Address(*prepared), out];
             arguments.extend(of_experts);
             arguments.push(size(weights.vectors));
+            arguments.extend(gate_arguments(shape.gate));
             let outputs = 2 * shape.width.max(shape.shared_width);
             let tile = (plan.tile_rows, plan.grid());
             tensor_core_linear::multiply_experts(
@@ -373,6 +375,7 @@ impl<D: Device> ExpertGateUp<'_, D> {
             let mut arguments = vec![Address(input), Address(D::address(&norm.memory)), F32(*eps), out];
             arguments.extend(of_experts);
             arguments.extend([weights.columns, weights.vectors].map(size));
+            arguments.extend(gate_arguments(shape.gate));
             let pairs = shape.width.max(shape.shared_width);
             let sizes = (pairs, weights.vectors);
             plan.stream(device, "experts_gate_up", weights.format, sizes, tuning, arguments)?;
@@ -381,7 +384,7 @@ impl<D: Device> ExpertGateUp<'_, D> {
     }
 }
 
-/// `hidden += Σ share · (down · inner[row][i])` over each row's experts and the shared one.
+/// `hidden += Σ share · (down · inner[row][i] + b)` over each row's experts and the shared one.
 #[derive(Debug)]
 pub struct ExpertDown<'a, D: Device> {
     pub plan: ExpertPlan,
@@ -475,6 +478,7 @@ impl<D: Device> ExpertDown<'_, D> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::native::operations::Gate;
 
     #[test]
     fn a_tile_has_all_of_few_rows_or_twice_the_average_of_many() {
@@ -484,6 +488,7 @@ mod tests {
             width: 768,
             shared_width: 512,
             shared_gate: true,
+            gate: Gate::Silu,
             scores: ExpertScores::Softmax,
             renormalised: true,
             scale: 1.0,

@@ -77,6 +77,16 @@ pub(super) fn launch_mismatch<T>(
     Err(EngineError::Device { device: device.name().into(), detail })
 }
 
+/// A gate as kernels take it (`elements.cuh`).
+pub(super) fn gate_arguments(gate: Gate) -> [Argument; 2] {
+    let (function, limit) = match gate {
+        Gate::Silu => (0, 0.0),
+        Gate::GeluTanh => (1, 0.0),
+        Gate::ClampedSwiglu { limit } => (2, limit),
+    };
+    [I32(function), F32(limit)]
+}
+
 /// A size as kernels take it; beyond 2^31 no launch is made.
 pub(super) fn size(value: usize) -> Argument {
     I32(i32::try_from(value).unwrap_or(i32::MAX))
@@ -108,13 +118,15 @@ pub(super) fn staged_inputs(
     let input = match format {
         KernelFormat::Bf16 | KernelFormat::Fp8 => 64,
         KernelFormat::F16 | KernelFormat::F32 => 128,
-        KernelFormat::Int8 => 32 + 4,
+        KernelFormat::Int8 | KernelFormat::Mxfp4 => 32 + 4,
     };
+    // Scales of groups are on their way beside the weights.
+    let scales = if format == KernelFormat::Mxfp4 { RING_BYTES / 4 } else { 0 };
     let whole = vectors * format.columns();
     let step = STEP * format.columns();
-    let fits = tuning.input_bytes * 32 / (rows_at_once * input);
+    let fits = tuning.input_bytes.saturating_sub(scales) * 32 / (rows_at_once * input);
     let chunk = if whole <= fits { whole } else { (fits / step * step).max(step) };
-    (chunk, word(RING_BYTES + (rows_at_once * chunk * input).div_ceil(32)))
+    (chunk, word(RING_BYTES + scales + (rows_at_once * chunk * input).div_ceil(32)))
 }
 
 /// Enqueues a streaming product: `arguments`, then the sizes that every such kernel takes. Returns the bytes of weights read.
@@ -353,7 +365,7 @@ impl<D: Device> GateUp<'_, D> {
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
         let Self { rows, hidden, norm, gate, weights, out, rounded, sums, workspace } = self;
-        let gelu = I32(i32::from(*gate == Gate::GeluTanh));
+        let gate = gate_arguments(*gate);
         let widths = (hidden.width, norm_width(hidden, *norm), 2 * out.width);
         if widths != (weights.columns, weights.columns, weights.outputs) || hidden.rows.min(out.rows) < *rows
         {
@@ -375,7 +387,7 @@ impl<D: Device> GateUp<'_, D> {
                     *rows,
                     weights,
                     prepared,
-                    vec![out_address, Address(*rounded), gelu],
+                    [out_address, Address(*rounded)].into_iter().chain(gate).collect(),
                 )?;
                 return Ok(bytes + norm_bytes(*norm));
             }
@@ -386,11 +398,15 @@ impl<D: Device> GateUp<'_, D> {
                 grid: [word(*rows), word(out.width.div_ceil(THREADS as usize)), 1],
                 threads: THREADS,
                 shared_bytes: 0,
-                arguments: vec![Address(*sums), out_address, gelu, size(out.width)],
+                arguments: [Address(*sums), out_address]
+                    .into_iter()
+                    .chain(gate)
+                    .chain([size(out.width)])
+                    .collect(),
             })?;
             return Ok(bytes + norm_bytes(*norm));
         }
-        let arguments = vec![
+        let mut arguments = vec![
             Address(D::address(&hidden.memory)),
             optional::<D>(norm.map(|(norm, _)| &norm.memory)),
             F32(norm.map_or(0.0, |(_, eps)| eps)),
@@ -398,8 +414,8 @@ impl<D: Device> GateUp<'_, D> {
             optional::<D>(weights.scales.as_ref()),
             optional::<D>(weights.bias.as_ref()),
             Address(D::address(&out.memory)),
-            gelu,
         ];
+        arguments.extend(gate);
         Ok(stream(device, "gate_up", weights, *rows, tuning, arguments)? + norm_bytes(*norm))
     }
 }
@@ -666,7 +682,7 @@ fn norm_bytes<D: Device>(norm: Option<(&DeviceTensor<D>, f32)>) -> u64 {
 /// What the cache of a model keeps, by the format of its weights.
 fn cache_dtype(format: KernelFormat) -> Dtype {
     match format {
-        KernelFormat::Bf16 | KernelFormat::Int8 | KernelFormat::Fp8 => Dtype::Bf16,
+        KernelFormat::Bf16 | KernelFormat::Int8 | KernelFormat::Fp8 | KernelFormat::Mxfp4 => Dtype::Bf16,
         KernelFormat::F16 => Dtype::F16,
         KernelFormat::F32 => Dtype::F32,
     }

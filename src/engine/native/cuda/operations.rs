@@ -532,15 +532,17 @@ impl<D: Device> Operations for CudaOperations<D> {
         rows: &Rows,
         shape: &AttentionShape,
         window: Option<usize>,
+        sinks: Option<&DeviceTensor<D>>,
         layer: usize,
         query: &DeviceTensor<D>,
         pool: &Pool<D>,
         out: &mut DeviceTensor<D>,
     ) -> Result<(), EngineError> {
         self.rounded = None;
+        self.moved += 4 * sinks.map_or(0, |sinks| sinks.width) as u64;
         if PrefillAttention::<D>::fits(rows, &pool.shape, self.tuning) {
             let kernel =
-                PrefillAttention { shape: *shape, window, query, step: &self.step, pool, layer, out };
+                PrefillAttention { shape: *shape, window, sinks, query, step: &self.step, pool, layer, out };
             self.moved += kernel.launch(&mut self.device, rows)?;
             return Ok(());
         }
@@ -563,6 +565,7 @@ impl<D: Device> Operations for CudaOperations<D> {
             rows: rows.len(),
             shape: *shape,
             window,
+            sinks,
             cut,
             query,
             step: &self.step,

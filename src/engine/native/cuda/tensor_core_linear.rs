@@ -53,8 +53,9 @@ impl Tiling {
 
     /// A stage: 128 bytes of each output, and the inputs that meet them.
     fn stage_bytes(self, inputs: Inputs) -> usize {
-        let scales = if inputs.grouped { VECTOR } else { 0 };
-        self.outputs * STAGE_VECTORS * VECTOR + self.rows * (inputs.vectors(STAGE_VECTORS) * VECTOR + scales)
+        let of_output = STAGE_VECTORS * (VECTOR + usize::from(inputs.outputs_grouped));
+        let of_row = (inputs.vectors(STAGE_VECTORS) + inputs.scale_vectors) * VECTOR;
+        self.outputs * of_output + self.rows * of_row
     }
 
     /// Shared memory.
@@ -71,28 +72,32 @@ const STAGE_VECTORS: usize = 8;
 struct Inputs {
     /// Vectors of inputs that meet one of weights.
     per_vector: usize,
-    /// Whether a scale comes with every 32 columns.
-    grouped: bool,
+    /// Vectors of scales that come with a stage of them, one for every 32 columns.
+    scale_vectors: usize,
+    /// Whether a byte comes with every vector of an output.
+    outputs_grouped: bool,
 }
 
 impl Inputs {
     /// Of formats that tensor cores take.
     fn of(format: KernelFormat) -> Option<Self> {
-        match format {
-            KernelFormat::Bf16 | KernelFormat::F16 => Some(Self { per_vector: 1, grouped: false }),
-            KernelFormat::Int8 => Some(Self { per_vector: 1, grouped: true }),
-            KernelFormat::Fp8 => Some(Self { per_vector: 2, grouped: false }),
-            KernelFormat::F32 => None,
-        }
+        let (per_vector, scale_vectors) = match format {
+            KernelFormat::Bf16 | KernelFormat::F16 => (1, 0),
+            KernelFormat::Int8 => (1, 1),
+            KernelFormat::Fp8 => (2, 0),
+            KernelFormat::Mxfp4 => (2, 2),
+            KernelFormat::F32 => return None,
+        };
+        Some(Self { per_vector, scale_vectors, outputs_grouped: format == KernelFormat::Mxfp4 })
     }
 
     fn vectors(self, of_weights: usize) -> usize {
         self.per_vector * of_weights
     }
 
-    /// Bytes of a prepared row; scales are whole vectors, one a stage.
+    /// Bytes of a prepared row; scales are those of whole stages.
     fn row_bytes(self, of_weights: usize) -> usize {
-        let scales = if self.grouped { of_weights.div_ceil(STAGE_VECTORS) } else { 0 };
+        let scales = of_weights.div_ceil(STAGE_VECTORS) * self.scale_vectors;
         (self.vectors(of_weights) + scales) * VECTOR
     }
 }
@@ -279,15 +284,18 @@ mod tests {
     #[test]
     fn a_tile_fits_the_shared_memory_of_a_block() {
         // An H100, and a GPU of 8.9 or 12.0.
-        let formats = [KernelFormat::Bf16, KernelFormat::Int8, KernelFormat::Fp8];
+        let formats = [KernelFormat::Bf16, KernelFormat::Int8, KernelFormat::Fp8, KernelFormat::Mxfp4];
         for operation in ["gate_up", "project_add"] {
             let rows_at = |format, rows, kib: usize| {
                 Tiling::of(operation, rows, Inputs::of(format).unwrap(), kib << 10).map(|tiling| tiling.rows)
             };
-            assert_eq!(formats.map(|format| rows_at(format, 128, 227)), [Some(128); 3]);
-            assert_eq!(formats.map(|format| rows_at(format, 128, 99)), [Some(128), Some(64), Some(32)]);
-            assert_eq!(formats.map(|format| rows_at(format, 8, 99)), [Some(16); 3]);
-            assert_eq!(formats.map(|format| rows_at(format, 8, 8)), [None; 3]);
+            assert_eq!(formats.map(|format| rows_at(format, 128, 227)), [Some(128); 4]);
+            assert_eq!(
+                formats.map(|format| rows_at(format, 128, 99)),
+                [Some(128), Some(64), Some(32), Some(32)]
+            );
+            assert_eq!(formats.map(|format| rows_at(format, 8, 99)), [Some(16); 4]);
+            assert_eq!(formats.map(|format| rows_at(format, 8, 8)), [None; 4]);
         }
     }
 

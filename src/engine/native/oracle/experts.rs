@@ -1,7 +1,7 @@
 //! The experts of a layer as formulas, one expert after another.
 
 use super::super::operations::{ExpertMlp, ExpertScores, ExpertShape, ExpertWeights, SMALLEST_SUM};
-use super::{Fault, Oracle, PlainBuffer, normed, silu, softmax, to_f32};
+use super::{Fault, Oracle, PlainBuffer, gated, normed, sigmoid, softmax, to_f32};
 
 impl Oracle {
     /// Routes the rows of a step.
@@ -19,17 +19,18 @@ impl Oracle {
         self.routed.clear();
         for (row, logits) in self.multiply(&experts.router, &inputs).iter().enumerate() {
             let (logits, gate) = logits.split_at(number);
-            let scores = scores(logits, &experts.shape);
+            let bias = experts.router_bias.as_deref();
+            let scores = scores(logits, &experts.shape, bias);
             let own: Vec<usize> = if let Some(experts) = scripted {
                 experts[row * per_row..(row + 1) * per_row].iter().map(|&expert| expert as usize).collect()
             } else {
-                let ranked = ranked(&scores, &experts.shape, experts.correction.as_deref());
+                let ranked = ranked(&scores, &experts.shape, bias);
                 largest(&ranked, per_row).iter().map(|expert| (expert + shift) % number).collect()
             };
             let gate = gate.first().map_or(1.0, |gate| sigmoid(*gate));
             self.routed.push((weighed(&scores, own, &experts.shape), gate));
         }
-        self.moved += 4 * experts.correction.as_ref().map_or(0, Vec::len) as u64;
+        self.moved += 4 * experts.router_bias.as_ref().map_or(0, Vec::len) as u64;
         let met = (0..number).filter(|expert| !self.rows_of(*expert).is_empty()).count();
         self.met.experts += met as u64;
         self.met.layers += 1;
@@ -53,13 +54,13 @@ impl Oracle {
                 continue;
             }
             let inputs: Vec<Vec<f32>> = own.iter().map(|(row, _)| input(*row)).collect();
-            for ((row, place), output) in own.iter().zip(self.gated(expert, &inputs)) {
+            for ((row, place), output) in own.iter().zip(self.gated(shape, expert, &inputs)) {
                 inner.row_mut(*row)[place * shape.width..][..shape.width].copy_from_slice(&output);
             }
         }
         if let Some(shared) = &experts.shared {
             let inputs: Vec<Vec<f32>> = (0..count).map(input).collect();
-            for (row, output) in self.gated(shared, &inputs).iter().enumerate() {
+            for (row, output) in self.gated(shape, shared, &inputs).iter().enumerate() {
                 inner.row_mut(row)[shape.per_row * shape.width..].copy_from_slice(output);
             }
         }
@@ -105,14 +106,14 @@ impl Oracle {
         }
     }
 
-    /// `silu(gate) ∘ up` of an expert for some inputs, as f32.
-    fn gated(&mut self, expert: &ExpertMlp<Self>, inputs: &[Vec<f32>]) -> Vec<Vec<f32>> {
+    /// `gate(gate) ∘ up` of an expert for some inputs, as f32.
+    fn gated(&mut self, shape: &ExpertShape, expert: &ExpertMlp<Self>, inputs: &[Vec<f32>]) -> Vec<Vec<f32>> {
         let split = expert.gate_up[0].matrix.rows;
-        let silu_times = |output: Vec<f64>| {
-            let (gate, up) = output.split_at(split);
-            gate.iter().zip(up).map(|(gate, up)| to_f32(silu(*gate) * up)).collect()
+        let meet = |output: Vec<f64>| {
+            let (gates, ups) = output.split_at(split);
+            gates.iter().zip(ups).map(|(x, up)| to_f32(gated(shape.gate, *x, *up))).collect()
         };
-        self.multiply(&expert.gate_up, inputs).into_iter().map(silu_times).collect()
+        self.multiply(&expert.gate_up, inputs).into_iter().map(meet).collect()
     }
 
     /// The rows that were routed to an expert, and its place among the experts of each.
@@ -132,23 +133,24 @@ fn largest(logits: &[f64], count: usize) -> Vec<usize> {
     order
 }
 
-fn sigmoid(x: f64) -> f64 {
-    1.0 / (1.0 + (-x).exp())
-}
-
 /// The score of every expert, of its logit.
-fn scores(logits: &[f64], shape: &ExpertShape) -> Vec<f64> {
+fn scores(logits: &[f64], shape: &ExpertShape, bias: Option<&[f32]>) -> Vec<f64> {
     match shape.scores {
-        ExpertScores::Softmax => softmax(logits),
+        ExpertScores::Softmax => {
+            let add = |expert: usize| bias.map_or(0.0, |bias| f64::from(bias[expert]));
+            softmax(&logits.iter().enumerate().map(|(expert, logit)| logit + add(expert)).collect::<Vec<_>>())
+        }
         ExpertScores::Sigmoid { .. } => logits.iter().map(|logit| sigmoid(*logit)).collect(),
     }
 }
 
-/// What experts are chosen by: scores with their correction, and less than any outside of the best groups.
-fn ranked(scores: &[f64], shape: &ExpertShape, correction: Option<&[f32]>) -> Vec<f64> {
-    let add = |expert: usize| correction.map_or(0.0, |correction| f64::from(correction[expert]));
-    let mut ranked: Vec<f64> = scores.iter().enumerate().map(|(expert, score)| score + add(expert)).collect();
+/// What experts are chosen by: of sigmoids, scores with their bias, and less than any outside of the best groups.
+fn ranked(scores: &[f64], shape: &ExpertShape, bias: Option<&[f32]>) -> Vec<f64> {
+    let mut ranked = scores.to_vec();
     if let ExpertScores::Sigmoid { groups, chosen_groups } = shape.scores {
+        for (ranked, bias) in ranked.iter_mut().zip(bias.unwrap_or_default()) {
+            *ranked += f64::from(*bias);
+        }
         let of_group = scores.len() / groups;
         let two_best = |group: &[f64]| largest(group, 2).iter().map(|expert| group[*expert]).sum();
         let sums: Vec<f64> = ranked.chunks(of_group).map(two_best).collect();

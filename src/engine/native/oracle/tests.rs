@@ -58,7 +58,7 @@ fn inputs_are_rounded_to_what_the_weights_are_multiplied_in() {
     // The scale of the first group is 2, that of the second 1/127 · 1: 5 / 2 is a tie and goes to 2, so 4.
     let mut wide = [0.0; 33];
     (wide[0], wide[1], wide[2], wide[32]) = (-254.0, 5.0, 7.0, 1.0);
-    let integers = [Packing::Int8, Packing::Q8_0, Packing::Q4_0, Packing::Int4 { group: 32 }];
+    let integers = [Packing::Int8, Packing::Q8_0, Packing::Q4_0, Packing::Mxfp4, Packing::Int4 { group: 32 }];
     for packing in integers.into_iter().chain(SuperBlock::ALL.map(Packing::Super)) {
         let seen = as_multiplied(&wide, &part(1, 33, &wide, packing).matrix);
         assert_eq!(seen[..4], [-254.0, 4.0, 8.0, 0.0]);
@@ -73,7 +73,7 @@ fn a_norm_divides_by_the_root_of_the_mean_square() {
 }
 
 #[test]
-fn gate_and_up_meet_in_silu_or_gelu() {
+fn gate_and_up_meet_in_silu_or_gelu_or_clamped() {
     let mut oracle = Oracle::new();
     // The norm of [1, 1] is [1, 1]: gate is 2 and 0, up is 3 and 5.
     let gate = part(2, 2, &[1.0, 1.0, 1.0, -1.0], Packing::F32);
@@ -89,6 +89,10 @@ fn gate_and_up_meet_in_silu_or_gelu() {
     let (silu, moved) = run(Some((&norm, 0.0)), Gate::Silu);
     assert_close(&silu, &[1.761_594_155_955_765 * 3.0, 0.0]);
     assert_close(&run(Some((&norm, 0.0)), Gate::GeluTanh).0, &[1.954_597_694_087_775 * 3.0, 0.0]);
+    // Gate and up of 2 and 3, and of 0 and 5, as 1.5 and 1.5, and 0: 2.5 · 1.5 / (1 + e^(−1.702 · 1.5)).
+    let clamped = run(Some((&norm, 0.0)), Gate::ClampedSwiglu { limit: 1.5 }).0;
+    let slope = f64::from(CLAMPED_SWIGLU_SLOPE);
+    assert_close(&clamped, &[2.5 * 1.5 / (1.0 + (-1.5 * slope).exp()), 0.0]);
     // [1, 1] is its own norm; without one its weights are not read.
     assert_eq!(run(None, Gate::Silu), (silu, Bytes(moved.0 - 8)));
 }
@@ -153,12 +157,13 @@ fn rows_go_through_their_experts_and_the_shared_one_and_are_added_by_their_share
             width: 1,
             shared_width: 1,
             shared_gate: true,
+            gate: Gate::Silu,
             scores: ExpertScores::Softmax,
             renormalised: false,
             scale: 1.0,
         },
         router: vec![part(4, 2, &router, Packing::F32)],
-        correction: None,
+        router_bias: None,
         routed: vec![expert(2.0), expert(3.0), expert(5.0)],
         shared: Some(expert(7.0)),
         table: (),
@@ -203,7 +208,7 @@ fn rows_go_through_their_experts_and_the_shared_one_and_are_added_by_their_share
         scale: 2.0,
         ..weights.shape
     };
-    weights.correction = Some(vec![0.275, 0.0, 0.0]);
+    weights.router_bias = Some(vec![0.275, 0.0, 0.0]);
     let one = silu * 2.0 * (2.0 * 0.5 + 3.0 * 0.8) + silu * 7.0 * 0.5;
     let other = -(silu * 2.0 * (2.0 * 0.5 + 5.0 * 0.75) + silu * 7.0 * 0.75);
     let (found, moved, _) = run(&weights, None);
@@ -213,7 +218,7 @@ fn rows_go_through_their_experts_and_the_shared_one_and_are_added_by_their_share
 
     // Each expert a group of its own, of which the best is chosen; a row must then have one of them.
     weights.shape.scores = ExpertScores::Sigmoid { groups: 3, chosen_groups: 1 };
-    (weights.shape.per_row, weights.shape.renormalised, weights.correction) = (1, true, None);
+    (weights.shape.per_row, weights.shape.renormalised, weights.router_bias) = (1, true, None);
     let mut inner = buffer(&[&[0.0; 2], &[0.0; 2]]);
     let mut out = buffer(&[&[0.0, 0.0], &[0.0, 0.0]]);
     oracle.route(&rows, (&norm, 0.0), &weights, None, &hidden).unwrap();
@@ -305,7 +310,7 @@ fn attention_is_causal_and_looks_no_further_than_its_window() {
     let mut attend = |window| {
         let mut out = buffer(&[&[0.0; 2], &[0.0; 2]]);
         // The rows at positions 1 and 2, whose keys are weighted 1 : 2 : 5.
-        oracle.attention(&rows(1, 2, &[1]), &shape, window, 1, &queries, &pool, &mut out).unwrap();
+        oracle.attention(&rows(1, 2, &[1]), &shape, window, None, 1, &queries, &pool, &mut out).unwrap();
         (out.values, oracle.take_bytes_moved())
     };
     let (all, read_all) = attend(None);
@@ -339,7 +344,7 @@ fn the_first_of_equal_largest_logits_wins_and_only_last_rows_have_any() {
 }
 
 #[test]
-fn scores_are_scaled_and_then_bent() {
+fn scores_are_scaled_and_then_bent_and_a_sink_is_one_more() {
     let (shape, _) = tiny();
     let mut oracle = Oracle::new();
     let mut pool = tiny_pool(&mut oracle, Dtype::F32);
@@ -351,8 +356,37 @@ fn scores_are_scaled_and_then_bent() {
     let shape = AttentionShape { scale: 0.5, softcap: Some(2.0), ..shape };
     let mut out = buffer(&[&[0.0; 2]]);
     let queries = buffer(&[&[1.0, 0.0]]);
-    oracle.attention(&rows(1, 1, &[0]), &shape, None, 0, &queries, &pool, &mut out).unwrap();
+    oracle.attention(&rows(1, 1, &[0]), &shape, None, None, 0, &queries, &pool, &mut out).unwrap();
     assert_close(&out.values, &[5.0, 0.0]);
+    // A sink, which is not bent, of ln 3: weights of 2, 1 and 3.
+    oracle.take_bytes_moved();
+    let sinks = vec![3f32.ln()];
+    oracle.attention(&rows(1, 1, &[0]), &shape, None, Some(&sinks), 0, &queries, &pool, &mut out).unwrap();
+    assert_close(&out.values, &[2.5, 0.0]);
+    assert_eq!(oracle.take_bytes_moved(), Bytes(2 * 2 * 2 * 4 + 4));
+}
+
+/// A fixture whose experts are stored in 4 bits.
+const QUANTISED: &str = "gpt-oss-mxfp4";
+
+#[test]
+fn the_oracle_gives_the_logits_of_transformers_with_experts_in_mxfp4() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(QUANTISED);
+    let reference = std::fs::read_to_string(path.join("reference.json")).unwrap();
+    let reference: Reference = serde_json::from_str(&reference).unwrap();
+    let model = crate::weights::open(path.to_str().unwrap(), None, 0).unwrap();
+    // As they are stored, inputs are rounded to 8 bits; dequantised, they are not.
+    let stored = NativeSession::load(Oracle::new(), &model, Dtype::Mxfp4, 16, &mut |_| {}).unwrap();
+    let (each, dtypes) = (crate::engine::native::weights::dequantised, (Dtype::Mxfp4, Dtype::F32));
+    let whole = NativeSession::assemble(Oracle::new(), &model, dtypes, 16, each, &mut |_| {}).unwrap();
+    for (mut session, tolerance) in [(stored, 6e-2), (whole, 1e-4)] {
+        for (sequence, case) in (0..).zip(&reference.cases) {
+            let tokens = std::slice::from_ref(&case.tokens);
+            session.step(&StepBatch::uniform(SequenceId(sequence), tokens, 0)).unwrap();
+            let error = relative_error(&session.logits().unwrap()[0], &case.logits);
+            assert!(error <= tolerance, "{} tokens: {error:.1e}", case.tokens.len());
+        }
+    }
 }
 
 #[test]
@@ -361,7 +395,7 @@ fn the_oracle_gives_the_logits_of_candle_on_every_fixture_model() {
     let mut compared = 0;
     for entry in std::fs::read_dir(fixtures).unwrap() {
         let path = entry.unwrap().path();
-        if !path.is_dir() {
+        if !path.is_dir() || path.ends_with(QUANTISED) {
             continue;
         }
         let model = crate::weights::open(path.to_str().unwrap(), None, 0).unwrap();
@@ -406,7 +440,7 @@ fn the_oracle_gives_the_logits_of_transformers_on_every_fixture_model() {
     let mut compared = 0;
     for entry in std::fs::read_dir(fixtures).unwrap() {
         let path = entry.unwrap().path();
-        if !path.is_dir() {
+        if !path.is_dir() || path.ends_with(QUANTISED) {
             continue;
         }
         let reference = std::fs::read_to_string(path.join("reference.json")).unwrap();
@@ -421,5 +455,5 @@ fn the_oracle_gives_the_logits_of_transformers_on_every_fixture_model() {
         }
         compared += 1;
     }
-    assert_eq!(compared, 26);
+    assert_eq!(compared, 27);
 }

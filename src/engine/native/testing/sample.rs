@@ -16,8 +16,8 @@ use hbmark_core::model::{
 };
 
 /// The dtypes of weights that the native engine multiplies with, but for those in blocks of 256, whose models are wider.
-pub const DTYPES: [Dtype; 7] =
-    [Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::Int8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Int4];
+pub const DTYPES: [Dtype; 8] =
+    [Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::Int8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Int4, Dtype::Mxfp4];
 /// Widths of a head: those of published models, and small ones that are no multiple of a register.
 const HEAD_DIMS: [usize; 8] = [64, 128, 16, 80, 256, 20, 96, 32];
 /// Query heads that share one head of K and V.
@@ -38,10 +38,11 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// The model of a seed. Seven seeds in a row have all dtypes of weights, eight all widths of a head, sixteen all groups.
+    /// The model of a seed. Eight seeds in a row have all dtypes of weights and all widths of a head, sixteen all groups; the order of dtypes
+    /// goes on by one with every eight seeds, so that each is paired with each width.
     #[must_use]
     pub fn random(seed: u64) -> Self {
-        Self::of_dtype(nth(&DTYPES, seed), seed)
+        Self::of_dtype(nth(&DTYPES, seed + seed / 8), seed)
     }
 
     /// As [`Self::random`], with weights stored in `dtype`.
@@ -71,11 +72,17 @@ impl Sample {
         dtype.map_or_else(|| Self::random(seed), |dtype| Self::of_dtype(dtype, seed))
     }
 
-    /// As [`Self::random`], with experts: those of five families in turn. The first layer has some, the second perhaps none.
+    /// As [`Self::random`], with experts: those of six families in turn. The first layer has some, the second perhaps none.
     #[must_use]
     pub fn mixture(dtype: Option<Dtype>, seed: u64) -> Self {
-        const FAMILIES: [Family; 5] =
-            [Family::Qwen3Moe, Family::Mixtral, Family::Qwen2Moe, Family::Glm4Moe, Family::MinimaxM2];
+        const FAMILIES: [Family; 6] = [
+            Family::Qwen3Moe,
+            Family::Mixtral,
+            Family::Qwen2Moe,
+            Family::Glm4Moe,
+            Family::GptOss,
+            Family::MinimaxM2,
+        ];
         let mut sample = Self::dense(dtype, seed);
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         random.set_stream(1);
@@ -83,6 +90,7 @@ impl Sample {
         let block = if matches!(sample.dtype, Dtype::Q4K | Dtype::Q5K | Dtype::Q6K) { 256 } else { 1 };
         let (by_sigmoid, gated) =
             (matches!(family, Family::Glm4Moe | Family::MinimaxM2), family == Family::Qwen2Moe);
+        let oss = family == Family::GptOss;
         let shared = gated || family == Family::Glm4Moe;
         let groups = if by_sigmoid { random.random_range(1..=3) } else { 1 };
         let count = random.random_range(3..=11_usize).div_ceil(groups) * groups;
@@ -99,29 +107,48 @@ impl Sample {
                     chosen_groups,
                     renormalised: random.random_bool(0.7),
                 }
+            } else if oss {
+                Routing::SoftmaxOfChosen
             } else {
                 Routing::Softmax { renormalised: !gated }
             },
-            activation: Activation::Silu,
+            // Low enough that some of the gates and of what goes up are beyond it.
+            activation: if oss { Activation::ClampedSwiglu { limit: 1.5 } } else { Activation::Silu },
             shared_width: if shared {
                 random.random_range(17..=130_usize).next_multiple_of(block)
             } else {
                 0
             },
             shared_gate: gated,
-            bias: false,
+            bias: oss,
             latent: None,
             routed_scaling_factor: if family == Family::Glm4Moe { 2.5 } else { 1.0 },
         };
         let mut a = sample.architecture;
         a.family = family;
         a.qk_norm = matches!(family, Family::Qwen3Moe | Family::MinimaxM2);
-        a.biases = Biases { qkv: shared, o: false, mlp: false };
+        a.biases = Biases { qkv: shared || oss, o: oss, mlp: oss };
         a.layers = random.random_range(1..=3);
         a.windows.clear();
-        let everywhere = matches!(family, Family::Mixtral | Family::MinimaxM2) || a.layers == 1;
+        let everywhere =
+            matches!(family, Family::Mixtral | Family::MinimaxM2 | Family::GptOss) || a.layers == 1;
         let dense = if everywhere { Vec::new() } else { vec![1] };
         sample.architecture = a.with_mixture(mixture, dense);
+        if oss {
+            let a = &mut sample.architecture;
+            let windows = [Reach::Window { tokens: 5 }, Reach::Full];
+            let layers: Vec<Layer> = (0..a.layers)
+                .map(|layer| Layer {
+                    mixer: Mixer::Attention(Attention {
+                        reach: windows[layer % 2],
+                        sinks: true,
+                        ..a.attention()
+                    }),
+                    ..a.layer(layer)
+                })
+                .collect();
+            a.stack = Some(Stack::new(layers));
+        }
         if by_sigmoid {
             let a = &mut sample.architecture;
             let dims = pick(&[a.head_dim, a.head_dim / 4 * 2], &mut random);
@@ -229,7 +256,8 @@ impl Sample {
                 StoredTensor::Vector(around(one, 0.1))
             }
             (Role::Bias, _) => StoredTensor::Vector(around(0.0, 0.3)),
-            // What corrects scores.
+            (Role::ExpertBias, _) => StoredTensor::Vector(around(0.0, 0.3)),
+            // What is added to scores.
             (Role::Router, [_]) => StoredTensor::Vector(around(0.0, 0.2)),
             (
                 role @ (Role::Embedding
@@ -238,8 +266,10 @@ impl Sample {
                 | Role::Expert
                 | Role::SharedExpert
                 | Role::Router),
-                &[rows, columns],
+                _,
             ) => {
+                let by_input = self.architecture.family.stores_experts_by_input();
+                let (rows, columns) = info.rows_and_columns(by_input)?;
                 let deviation = if role == Role::Embedding { 1.0 } else { 1.0 / (columns as f32).sqrt() };
                 let packing = Packing::named(&info.storage, self.architecture.int4_group())?;
                 let values = around(0.0, deviation);

@@ -65,6 +65,12 @@ impl NormNames {
     }
 }
 
+/// The name of a layer's sinks, behind that of its attention.
+#[must_use]
+pub fn sinks_name(family: Family) -> &'static str {
+    if family == Family::GptOss { "sinks" } else { "attention_sink_bias" }
+}
+
 /// Names of a layer's experts, behind the layer's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MixtureNames {
@@ -73,6 +79,8 @@ pub struct MixtureNames {
     pub router: &'static str,
     /// Gate, up and down of an expert.
     pub matrices: [&'static str; 3],
+    /// Gate with up, and down, of all experts, where a layer stores them as one.
+    pub stacked: [&'static str; 2],
     /// The expert every token passes, whose matrices are those of a dense layer, and its gate.
     pub shared: &'static str,
     pub shared_gate: &'static str,
@@ -104,6 +112,7 @@ impl MixtureNames {
                 Family::Mixtral | Family::MinimaxM2 => ["w1", "w3", "w2"],
                 _ => Self::DENSE,
             },
+            stacked: ["gate_up_proj", "down_proj"],
             shared: match family {
                 Family::Qwen2Moe | Family::Qwen3_5 | Family::Qwen3Next | Family::Llama4 => "shared_expert",
                 _ => "shared_experts",
@@ -204,7 +213,7 @@ impl Lister<'_> {
             self.norm(&format!("{prefix}.k_norm"), key);
         }
         if a.sinks {
-            let name = if self.family == Family::GptOss { "sinks" } else { "attention_sink_bias" };
+            let name = sinks_name(self.family);
             self.list.float(&format!("{prefix}.{name}"), &[a.heads], Role::Bias);
         }
     }
@@ -383,8 +392,11 @@ impl Lister<'_> {
         let fused = matches!(self.family, Family::GptOss | Family::Gemma4 | Family::Llama4 | Family::Qwen3_5);
         if fused && self.list.stacks_experts(prefix, self.family) {
             let (count, width) = (m.count, m.width);
-            self.list.stacked(&format!("{prefix}.gate_up_proj"), [count, 2 * width, hidden], m.bias);
-            self.list.stacked(&format!("{prefix}.down_proj"), [count, hidden, width], m.bias);
+            let by_input = self.family.stores_experts_by_input();
+            let [gate_up, down] =
+                MixtureNames::of(self.family).stacked.map(|name| format!("{prefix}.{name}"));
+            self.list.stacked(&gate_up, [count, 2 * width, hidden], by_input, m.bias);
+            self.list.stacked(&down, [count, hidden, width], by_input, m.bias);
             return;
         }
         for expert in 0..m.count {

@@ -2,13 +2,13 @@
 #![expect(unsafe_code, reason = "processor intrinsics")]
 
 use std::arch::x86_64::{
-    __m256, __m256i, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm256_add_epi32,
-    _mm256_add_ps, _mm256_and_si256, _mm256_castsi256_ps, _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32,
-    _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
-    _mm256_madd_epi16, _mm256_max_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_round_ps, _mm256_set1_epi8,
-    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi16, _mm256_slli_epi32,
-    _mm256_sllv_epi32, _mm256_srai_epi16, _mm256_srli_epi16, _mm256_srlv_epi32, _mm256_storeu_ps,
-    _mm256_stream_ps, _mm256_sub_ps,
+    __m256, __m256i, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm_loadl_epi64, _mm_loadu_si128,
+    _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_castsi256_ps,
+    _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32,
+    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_max_ps, _mm256_mul_ps,
+    _mm256_or_si256, _mm256_round_ps, _mm256_set1_epi8, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps,
+    _mm256_shuffle_epi8, _mm256_slli_epi16, _mm256_slli_epi32, _mm256_sllv_epi32, _mm256_srai_epi16,
+    _mm256_srli_epi16, _mm256_srlv_epi32, _mm256_storeu_ps, _mm256_stream_ps, _mm256_sub_ps,
 };
 
 use super::Simd;
@@ -165,6 +165,24 @@ impl Simd for Avx2 {
     unsafe fn high_halves(value: Self::Packed) -> Self::Packed {
         // SAFETY: above.
         halves(value, |v| unsafe { _mm256_and_si256(_mm256_srli_epi16::<4>(v), _mm256_set1_epi8(0x0f)) })
+    }
+    #[inline(always)]
+    unsafe fn look_up(table: &[u8; 16], indices: Self::Packed) -> Self::Packed {
+        // SAFETY: above.
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            halves(indices, |indices| _mm256_shuffle_epi8(table, indices))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_powers(from: *const u8) -> Self::Floats {
+        // SAFETY: above.
+        unsafe {
+            halves([from, from.add(8)], |p| {
+                let exponents = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponents))
+            })
+        }
     }
     #[inline(always)]
     unsafe fn shift_left(value: Self::Packed, bits: u32) -> Self::Packed {

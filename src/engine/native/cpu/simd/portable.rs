@@ -135,6 +135,16 @@ impl Simd for Portable {
         each(value, |v| v >> 4 & 0x0f0f_0f0f)
     }
     #[inline(always)]
+    unsafe fn look_up(table: &[u8; 16], indices: Self::Packed) -> Self::Packed {
+        each(indices, |lane| u32::from_le_bytes(lane.to_le_bytes().map(|byte| table[usize::from(byte & 15)])))
+    }
+    #[inline(always)]
+    unsafe fn load_powers(from: *const u8) -> Self::Floats {
+        // SAFETY: the trait's contract: sixteen bytes.
+        let bytes = unsafe { from.cast::<[u8; LANES]>().read_unaligned() };
+        bytes.map(|byte| f32::from_bits(u32::from(byte) << 23))
+    }
+    #[inline(always)]
     unsafe fn shift_left(value: Self::Packed, bits: u32) -> Self::Packed {
         each(value, |v| v << bits)
     }

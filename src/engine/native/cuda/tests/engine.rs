@@ -23,7 +23,7 @@ const F32_TOLERANCE: f64 = 1e-4;
 const ROUNDED_TOLERANCE: f64 = 2e-2;
 
 /// The fixtures with experts.
-const MIXTURES: [&str; 5] = ["qwen3-moe", "qwen2-moe", "mixtral", "glm4-moe", "minimax-m2"];
+const MIXTURES: [&str; 6] = ["qwen3-moe", "qwen2-moe", "mixtral", "glm4-moe", "minimax-m2", "gpt-oss"];
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models")
@@ -90,7 +90,7 @@ fn every_fixture_model_generates_what_it_does_on_the_cpu() {
     let mut compared = 0;
     for (index, entry) in std::fs::read_dir(fixtures()).unwrap().enumerate() {
         let path = entry.unwrap().path();
-        if !path.is_dir() {
+        if !path.is_dir() || path.ends_with("gpt-oss-mxfp4") {
             continue;
         }
         let model = crate::weights::open(path.to_str().unwrap(), None, 0).unwrap();

@@ -24,7 +24,7 @@ use crate::engine::native::{kv_dtype, random_kv};
 use crate::weights::{Packing, StoredMatrix};
 use hbmark_core::model::Dtype;
 
-const DTYPES: [Dtype; 5] = [Dtype::Bf16, Dtype::F16, Dtype::F32, Dtype::Int8, Dtype::Fp8];
+const DTYPES: [Dtype; 6] = [Dtype::Bf16, Dtype::F16, Dtype::F32, Dtype::Int8, Dtype::Fp8, Dtype::Mxfp4];
 
 /// A sample that the kernels run: K and V as its weights say, heads of whole vectors.
 fn runnable(nth: u64, draw: impl FnOnce(Dtype) -> Sample) -> Option<Sample> {
@@ -37,9 +37,9 @@ fn sample(seed: u64) -> Option<Sample> {
     runnable(seed, |dtype| Sample::of_dtype(dtype, seed))
 }
 
-/// Another order of dtypes for every five seeds, so that each is paired with each of five families.
+/// Another order of dtypes for every six seeds, so that each is paired with each of six families.
 fn mixture(seed: u64) -> Option<Sample> {
-    runnable(seed + seed / 5, |dtype| Sample::mixture(Some(dtype), seed))
+    runnable(seed + seed / 6, |dtype| Sample::mixture(Some(dtype), seed))
 }
 
 /// The same of every second seed, with the layers of other families.
