@@ -164,7 +164,11 @@ fn compile(nvcc: &Path, source: &Path, out: &Path, architectures: &str, line_inf
     let mut command = Command::new(nvcc);
     // What is measured is compiled as it says here.
     command.env_remove("NVCC_APPEND_FLAGS").env_remove("NVCC_PREPEND_FLAGS");
-    command.args(["-fatbin", "-O3", "-std=c++17", "-Xptxas", "-v,-warn-spills"]).args(line_info).arg("-o");
+    // Uncompressed, for `scripts/check_sass.py`: what travels is compressed as a whole.
+    command
+        .args(["-fatbin", "-no-compress", "-O3", "-std=c++17", "-Xptxas", "-v,-warn-spills"])
+        .args(line_info)
+        .arg("-o");
     command.arg(out.join(name).with_extension("fatbin")).arg(source);
     for architecture in architectures.split(',').map(str::trim) {
         let target = match architecture.strip_suffix("-ptx") {

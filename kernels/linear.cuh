@@ -3,7 +3,7 @@
 //   sums[row][output] = scale[output] * Σ_k weights[output][k] * input[row][k] + bias[output]
 //
 // Shapes   values [rows, width] f32; weights [outputs, vectors * COLUMNS], rows padded with zeros to whole 16-byte vectors; scales [outputs]
-//          f32 for int8 and fp8 only; for mxfp4 a byte of e8m0 for each vector, rows padded to 8 of them; bias [outputs] f32 or null. Outputs come in pairs (2p, 2p + 1): what belongs together is packed together.
+//          f32 for int8 and fp8 only; for mxfp4 a byte of e8m0 for each vector, rows padded to words; bias [outputs] f32 or null. Outputs come in pairs (2p, 2p + 1): what belongs together is packed together.
 // Grid     (any, passes of M rows along y, and along z beyond 65,535 of them). Block: 256 threads. Pairs go round the blocks, then round their
 //          warps: a warp owns a pair, a lane 16 bytes of it.
 // Shared   32 KiB of weights on their way, for mxfp4 8 KiB of scales, then M rows of inputs, `chunk` columns at a time, in the precision that the weights are multiplied in.
@@ -277,7 +277,7 @@ constexpr int SCALE_BYTES = 2 * THREADS * 4;
 template <class F>
 constexpr int SCALE_RING_BYTES = F::GROUP_SCALED ? GROUPS * SCALE_BYTES : 0;
 // Bytes of a row of such scales.
-__device__ inline int scale_stride(int vectors) { return (vectors + 7) / 8 * 8; }
+__device__ inline int scale_stride(int vectors) { return (vectors + 3) / 4 * 4; }
 
 // The weights of a warp's pairs on their way to shared memory, in the order in which they are multiplied.
 template <class F>
@@ -424,7 +424,7 @@ __device__ inline void multiply_rows(const LinearInput& in, const LinearWeights&
         if (pair >= pairs) continue;
         const int second = min(2 * pair + 1, weights.outputs - 1);
         const float scale0 = F::SCALED ? weights.scales[2 * pair] : 1, scale1 = F::SCALED ? weights.scales[second] : 1;
-        const float bias0 = weights.bias ? weights.bias[2 * pair] : 0, bias1 = weights.bias ? weights.bias[second] : 0;
+        const float bias0 = weights.bias ? in_global(weights.bias)[2 * pair] : 0, bias1 = weights.bias ? in_global(weights.bias)[second] : 0;
 #pragma unroll
         for (int m = 0; m < M; ++m) {
             sums[0][m] = warp_sum(sums[0][m]) * scale0 + bias0;

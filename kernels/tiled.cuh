@@ -202,10 +202,12 @@ __device__ inline void multiply_tile_of_rows(const uint4* inputs, int prepared, 
     const auto load_weights = [&](int at) {
         load_rows<V, Z::TILED_THREADS>(stage(at) + OUTPUTS_AT, weights.data, weights.vectors, first_output, weights.outputs, Z::BN, at);
         if constexpr (F::GROUP_SCALED) {
-            for (int i = threadIdx.x; i < Z::BN; i += Z::TILED_THREADS) {
-                const bool exists = first_output + i < weights.outputs;
-                const size_t row = exists ? first_output + i : 0;
-                copy_async<V>(stage(at) + OUTPUT_SCALES_AT + i * V, (const unsigned char*)weights.scales + row * scale_stride(weights.vectors) + at * V, exists);
+            const int apart = scale_stride(weights.vectors);
+            for (int i = threadIdx.x; i < Z::BN * V / 4; i += Z::TILED_THREADS) {
+                const int output = first_output + i * 4 / V, byte = at * V + i * 4 % V;
+                const bool exists = output < weights.outputs && byte < apart;
+                const unsigned char* from = (const unsigned char*)weights.scales + (exists ? (size_t)output * apart + byte : 0);
+                copy_async<4>(stage(at) + OUTPUT_SCALES_AT + i * 4, from, exists);
             }
         }
     };
@@ -296,8 +298,8 @@ __device__ inline void multiply_tile_of_rows(const uint4* inputs, int prepared, 
             sum.y *= first_output + output + 1 < weights.outputs ? weights.scales[first_output + output + 1] : 0;
         }
         if (weights.bias) {
-            sum.x += weights.bias[first_output + output];
-            sum.y += first_output + output + 1 < weights.outputs ? weights.bias[first_output + output + 1] : 0;
+            sum.x += in_global(weights.bias)[first_output + output];
+            sum.y += first_output + output + 1 < weights.outputs ? in_global(weights.bias)[first_output + output + 1] : 0;
         }
         finish(first_row + row, (first_output + output) / 2, sum.x, sum.y);
     }

@@ -431,7 +431,7 @@ FIXTURES = [
             "the router": filled("router.weight", 0.0),
         }
         | {name: filled(name, 0.0) for name in ("o_proj.bias", "router.bias", "gate_up_proj_bias", "down_proj_bias")},
-        v4=v4_spelling(),
+        v4=v4_spelling(layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
     ),
     # The middle layer has no positions.
     Fixture(

@@ -206,11 +206,16 @@ inline void __syncwarp(unsigned mask = 0xffffffffu) {
     const char nothing = 0;
     hbmark::emulation::exchange(mask, "syncwarp", &nothing, 1);
 }
+// Bytes of two words, chosen by four bits each; the highest of them spreads the sign instead.
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
-    const uint64_t both = (uint64_t)high << 32 | low;
-    unsigned out = 0;
-    for (int byte = 0; byte < 4; ++byte) out |= (unsigned)(uint8_t)(both >> 8 * (selector >> 4 * byte & 7)) << 8 * byte;
-    return out;
+    const uint64_t both = uint64_t(high) << 32 | low;
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) {
+        const unsigned choice = selector >> 4 * i & 15;
+        const uint8_t byte = uint8_t(both >> 8 * (choice & 7));
+        result |= unsigned(choice & 8 ? (byte & 0x80 ? 0xff : 0) : byte) << 8 * i;
+    }
+    return result;
 }
 inline int __dp4a(int a, int b, int sum) {
     for (int byte = 0; byte < 4; ++byte) sum += int8_t(a >> 8 * byte) * int8_t(b >> 8 * byte);

@@ -142,14 +142,3 @@ inline unsigned __vsubss4(unsigned a, unsigned b) {
 inline unsigned __vcmpne4(unsigned a, unsigned b) {
     return each_byte(a, b, [](uint8_t a, uint8_t b) { return a != b ? 0xff : 0; });
 }
-// Bytes of two words, chosen by four bits each; the highest of them spreads the sign instead.
-inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
-    const uint64_t both = uint64_t(high) << 32 | low;
-    unsigned result = 0;
-    for (int i = 0; i < 4; ++i) {
-        const unsigned choice = selector >> 4 * i & 15;
-        const uint8_t byte = uint8_t(both >> 8 * (choice & 7));
-        result |= unsigned(choice & 8 ? (byte & 0x80 ? 0xff : 0) : byte) << 8 * i;
-    }
-    return result;
-}

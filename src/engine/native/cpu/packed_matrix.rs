@@ -171,8 +171,7 @@ impl PackedMatrix {
         let blocks = stored.columns.div_ceil(format.block_columns());
         let tail = match format {
             PackedFormat::Int8 => 4 * LANES,
-            // So many that every panel begins where a vector may.
-            PackedFormat::Mxfp4 => (blocks * LANES).next_multiple_of(VECTOR),
+            PackedFormat::Mxfp4 => blocks * LANES,
             _ => 0,
         };
         let panel_bytes = blocks * format.block_bytes() + tail;

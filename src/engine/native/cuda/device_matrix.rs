@@ -245,8 +245,8 @@ fn row_scale(matrix: &StoredMatrix, row: usize) -> f32 {
 /// Columns of mxfp4 that share a scale.
 const MXFP4_GROUP: usize = crate::weights::stored_matrix::BLOCK;
 
-/// Bytes of the scales of a row of so many vectors: whole loads of a stage (`tiled.cuh`).
-const SCALES_AT_ONCE: usize = 8;
+/// Scales of a row that are copied together (`linear.cuh`).
+const SCALES_AT_ONCE: usize = 4;
 
 /// The scales of mxfp4, a byte for each vector of each row, rows padded with zeros.
 fn group_scales(parts: &[LinearPart], order: &[(usize, usize)], vectors: usize) -> Vec<u8> {

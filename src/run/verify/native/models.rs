@@ -59,6 +59,11 @@ pub const MIXTURES: &[(&str, &str)] = &[
         "minimax_m2, corrected sigmoids",
         r#""model_type":"minimax_m2","num_local_experts":7,"num_experts_per_tok":2,"tie_word_embeddings":false"#,
     ),
+    (
+        "gpt_oss, sinks and clamped gates",
+        r#""model_type":"gpt_oss","num_local_experts":6,"num_experts_per_tok":2,"sliding_window":5,"swiglu_limit":0.2,
+        "layer_types":["sliding_attention","full_attention","sliding_attention"],"tie_word_embeddings":false"#,
+    ),
 ];
 
 /// As [`COUNTED`], with experts and a shared one; with its gate the router fills a panel.
