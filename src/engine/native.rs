@@ -200,6 +200,13 @@ pub fn check_device(
     if !known.contains(&dtype) {
         return refuse(format!("dtype {dtype} on {device}"), KERNEL_FORMATS);
     }
+    let quantised = architecture.quantization.as_ref().is_some_and(|own| own.dtype() == Some(dtype));
+    if quantised && architecture.native_dtype == Some(Dtype::F16) {
+        return refuse(
+            format!("f16 beside {dtype} on {device}"),
+            "what a quantised folder leaves in 16 bits must be bf16, as its cache is",
+        );
+    }
     if !architecture.head_dim.is_multiple_of(8) || architecture.head_dim > 256 {
         return refuse(
             format!("heads of {} on {device}", architecture.head_dim),

@@ -61,7 +61,7 @@ pub enum OpenError {
     #[error("{path}: {problem}")]
     Tensors { path: PathBuf, problem: StoredError },
 
-    /// No engine reads quantised safetensors.
+    /// No engine reads these quantised safetensors: only gpt-oss as published.
     #[error(
         "{path} holds weights quantised by {how}, which no engine of this program loads; give the unquantised model or a GGUF file \
          (`hbmark predict` and `serve --virtual` take it)"

@@ -37,6 +37,8 @@ pub struct Checkpoint {
     shards: Vec<SizedFile>,
     /// Tensors to load: shard and place by name, in the expected order.
     wanted: Vec<(usize, StoredTensor)>,
+    /// Which of them are bytes: blocks of mxfp4 and their scales.
+    in_bytes: Vec<bool>,
     on_disk: Inventory,
 }
 
@@ -55,6 +57,7 @@ impl Checkpoint {
             stored.into_iter().map(|(shard, tensor)| (tensor.name.clone(), (shard, tensor))).collect();
 
         let mut wanted = Vec::with_capacity(expected.tensors.len());
+        let mut in_bytes = Vec::with_capacity(expected.tensors.len());
         let mut on_disk = Inventory::default();
         let mut missing = Vec::new();
         for info in expected.tensors.iter().filter(|t| t.role != Role::Unused) {
@@ -73,12 +76,13 @@ impl Checkpoint {
             }
             on_disk.tensors.push(listed(&tensor, info.role, info.layer));
             wanted.push((shard, tensor));
+            in_bytes.push(matches!(info.storage.as_str(), "mxfp4" | "e8m0"));
         }
         if let Some(first) = missing.first() {
             return Err(WeightsError::Missing {
                 path: folder.to_path_buf(),
                 name: first.name.clone(),
-                expected: first.shape.clone(),
+                expected: first.shape_in_files(),
                 others: missing.len() - 1,
             });
         }
@@ -96,7 +100,7 @@ impl Checkpoint {
             });
         }
         on_disk.tensors.extend(harmless.iter().map(|tensor| listed(tensor, Role::Unused, None)));
-        Ok(Self { folder: folder.to_path_buf(), shards, wanted, on_disk })
+        Ok(Self { folder: folder.to_path_buf(), shards, wanted, in_bytes, on_disk })
     }
 
     /// Every tensor of the files, with the bytes it takes there.
@@ -138,17 +142,17 @@ impl Checkpoint {
         Ok(LoadedWeights { tensors, on_disk: self.on_disk.clone(), loaded })
     }
 
-    /// Refuses tensors that are stored as something else than a plain float, but for the bytes of experts in mxfp4 where that is wanted.
+    /// Refuses tensors that are stored as something else than a plain float, but for blocks of mxfp4, which are bytes.
     ///
     /// # Errors
     /// [`WeightsError::StoredDtype`] with the first of them.
     pub(crate) fn check_storage(&self, wanted: Dtype) -> Result<(), WeightsError> {
-        let fits = |tensor: &StoredTensor, role: Role| match tensor.storage {
-            "F32" | "BF16" | "F16" => role != Role::ExpertScale,
-            "U8" => wanted == Dtype::Mxfp4 && matches!(role, Role::Expert | Role::ExpertScale),
+        let fits = |tensor: &StoredTensor, in_bytes: bool| match tensor.storage {
+            "F32" | "BF16" | "F16" => !in_bytes,
+            "U8" => in_bytes,
             _ => false,
         };
-        match self.wanted.iter().zip(&self.on_disk.tensors).find(|((_, t), info)| !fits(t, info.role)) {
+        match self.wanted.iter().zip(&self.in_bytes).find(|((_, tensor), bytes)| !fits(tensor, **bytes)) {
             None => Ok(()),
             Some(((shard, tensor), _)) => Err(WeightsError::StoredDtype {
                 path: self.shards[*shard].path().to_path_buf(),
@@ -156,6 +160,14 @@ impl Checkpoint {
                 storage: tensor.storage.to_owned(),
                 wanted,
             }),
+        }
+    }
+
+    /// Lets a tensor be stored otherwise.
+    #[cfg(test)]
+    pub(crate) fn store_as(&mut self, storage: &'static str, name: &str) {
+        for (_, tensor) in self.wanted.iter_mut().filter(|(_, tensor)| tensor.name == name) {
+            tensor.storage = storage;
         }
     }
 

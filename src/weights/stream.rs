@@ -46,6 +46,7 @@ fn seeded<T: PlainFloat>(
 }
 
 /// The storage of a quantised folder that can be streamed, as it is stored: gpt-oss as published.
+#[must_use]
 pub fn quantised_as(architecture: &Architecture) -> Option<Dtype> {
     let own = architecture.quantization.as_ref()?;
     let published = architecture.family == Family::GptOss && own.method == "mxfp4";
@@ -69,10 +70,15 @@ pub(super) fn from_folder(
     plan.deliver(
         |info| {
             // Both follow the architecture's order; scales are not asked for, and come behind their matrix where a checkpoint has them.
-            let missing = "a checkpoint holds the tensors of its architecture in their order";
-            let source = sources.next().filter(|source| source.name() == info.name).expect(missing);
+            let missing = || WeightsError::Missing {
+                path: folder.to_path_buf(),
+                name: info.name.clone(),
+                expected: info.shape_in_files(),
+                others: 0,
+            };
+            let source = sources.next().filter(|source| source.name() == info.name).ok_or_else(missing)?;
             if stored == Dtype::Mxfp4 && info.storage == "mxfp4" {
-                return mxfp4(&plan, info, [&source, &sources.next().expect(missing)]);
+                return mxfp4(&plan, info, [&source, &sources.next().ok_or_else(missing)?]);
             }
             read(&plan, info, &source, rounded)
         },

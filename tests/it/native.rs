@@ -85,8 +85,16 @@ fn chunked_prefill_equals_whole_prefill_bit_for_bit() {
 
 #[test]
 fn a_ragged_step_equals_its_sequences_one_by_one() {
-    const DTYPES: [Dtype; 7] =
-        [Dtype::F32, Dtype::Bf16, Dtype::Q8_0, Dtype::Q4_0, Dtype::Int8, Dtype::Int4, Dtype::F16];
+    const DTYPES: [Dtype; 8] = [
+        Dtype::F32,
+        Dtype::Bf16,
+        Dtype::Q8_0,
+        Dtype::Q4_0,
+        Dtype::Mxfp4,
+        Dtype::Int8,
+        Dtype::Int4,
+        Dtype::F16,
+    ];
     let models = ["qwen2", "qwen3-moe", "mixtral", "qwen2-moe", "glm4-moe", "minimax-m2", "gpt-oss"];
     for (name, dtype) in models.iter().flat_map(|name| DTYPES.map(|dtype| (name, dtype))) {
         let mut session = open(&fixtures().join(name), dtype);

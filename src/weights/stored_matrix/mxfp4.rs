@@ -61,7 +61,8 @@ mod tests {
         assert_eq!((value(7, 129), value(2, 0), power(254)), (24.0, 2f32.powi(-127), 2f32.powi(127)));
         assert!(value(1, NAN_SCALE).is_nan());
         for code in 0..16 {
-            assert_eq!(value(nearest(value(code, 127)), 127), value(code, 127), "{code}");
+            // The zero of the other sign is the first.
+            assert_eq!(nearest(value(code, 127)), if code == 8 { 0 } else { code });
         }
     }
 

@@ -189,9 +189,12 @@ fn experts_that_are_stored_by_input_are_handed_over_by_output() {
         let wanted = stored[(expert * input + column) * out + row];
         assert_eq!(values[(expert * out + row) * input + column].to_bits(), wanted.to_bits());
     }
-    let (packed, _) = streamed(&model, Dtype::Q4_0);
-    let StoredTensor::Matrix(packed) = &packed[name] else { panic!("{name}") };
-    assert_eq!(packed, &StoredMatrix::quantize(matrix, Packing::Q4_0));
+    for (dtype, packing) in [(Dtype::Q4_0, Packing::Q4_0), (Dtype::Mxfp4, Packing::Mxfp4)] {
+        let (packed, inventory) = streamed(&model, dtype);
+        let StoredTensor::Matrix(packed) = &packed[name] else { panic!("{name}") };
+        assert_eq!(packed, &StoredMatrix::quantize(matrix, packing));
+        assert_eq!(inventory.tensors.len(), model.architecture.inventory(dtype).tensors.len());
+    }
     assert!(
         matches!(&plain[&format!("{name}_bias")], StoredTensor::Vector(bias) if bias.len() == count * out)
     );
@@ -222,6 +225,7 @@ fn blocks_of_mxfp4_are_read_as_they_are_stored() {
 
 #[test]
 fn a_scale_that_is_no_number_and_blocks_of_another_type_are_refused() {
+    const SCALES: &[u8] = b"model.layers.1.mlp.experts.down_proj_scales";
     let tampered = |change: &dyn Fn(&mut Vec<u8>)| {
         let copy = tempfile::tempdir().unwrap();
         let source = folder("gpt-oss-mxfp4");
@@ -236,7 +240,6 @@ fn a_scale_that_is_no_number_and_blocks_of_another_type_are_refused() {
     let text = |bytes: &[u8], from: usize, text: &[u8]| {
         from + bytes[from..].windows(text.len()).position(|window| window == text).unwrap()
     };
-    const SCALES: &[u8] = b"model.layers.1.mlp.experts.down_proj_scales";
     let error = tampered(&|bytes| {
         let at = text(bytes, text(bytes, 0, SCALES), b"data_offsets\":[") + "data_offsets\":[".len();
         let digits: String =
@@ -250,6 +253,14 @@ fn a_scale_that_is_no_number_and_blocks_of_another_type_are_refused() {
         bytes[at + 1..at + 3].copy_from_slice(b"I8");
     });
     assert!(error.contains("down_proj_scales") && error.contains("I8"), "{error}");
+    // As many bytes as floats would be numbers.
+    let model = fixture("gpt-oss");
+    let expected = model.architecture.inventory(Dtype::Bf16);
+    let mut checkpoint = Checkpoint::open(&folder("gpt-oss"), &expected).unwrap();
+    assert!(checkpoint.check_storage(Dtype::Mxfp4).is_ok());
+    checkpoint.store_as("U8", "model.layers.0.mlp.experts.down_proj");
+    let error = checkpoint.check_storage(Dtype::Mxfp4).unwrap_err().to_string();
+    assert!(error.contains("experts.down_proj") && error.contains("U8"), "{error}");
 }
 
 #[test]

@@ -54,7 +54,8 @@ impl Ledger {
             Dtype::Int8 => scratch(floats(widest) / 32 * 9),
             _ => scratch(floats(widest) / 2),
         };
-        let by_library = plain && rows >= LIBRARY_ROWS;
+        // Beside experts in mxfp4 all else may be in bf16.
+        let by_library = (plain || dtype == Dtype::Mxfp4) && rows >= LIBRARY_ROWS;
         let sums = if by_library {
             scratch(floats(qkv.max(2 * ffn)))
         } else {

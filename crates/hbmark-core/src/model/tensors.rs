@@ -302,7 +302,10 @@ impl List {
                 {
                     scales.shape = vec![count, out, groups];
                 }
-                for (tensor, suffix) in self.tensors[first..].iter_mut().zip(["_blocks", "_scales"]) {
+                // As published, or as this program stores plain ones.
+                let own = matches!(self.format.matrices, Matrices::Own(_));
+                let suffixes = if own { ["_blocks", "_scales"] } else { ["", "_scale"] };
+                for (tensor, suffix) in self.tensors[first..].iter_mut().zip(suffixes) {
                     tensor.name = format!("{name}{suffix}");
                 }
             }

@@ -354,6 +354,7 @@ unsafe fn bytes_group<S: Simd, const P: usize, const B: usize>(
 }
 
 /// What the codes of mxfp4 stand for: twice their values, and [`MXFP4_OFFSET`] above the signed ones.
+#[expect(clippy::cast_possible_truncation, reason = "the offset is 12")]
 const MXFP4: [u8; 16] = {
     let mut table = [0; 16];
     let mut code = 0;

@@ -255,8 +255,7 @@ impl Sample {
                 let one = if self.architecture.family.stores_norms_less_one() { 0.0 } else { 1.0 };
                 StoredTensor::Vector(around(one, 0.1))
             }
-            (Role::Bias, _) => StoredTensor::Vector(around(0.0, 0.3)),
-            (Role::ExpertBias, _) => StoredTensor::Vector(around(0.0, 0.3)),
+            (Role::Bias | Role::ExpertBias, _) => StoredTensor::Vector(around(0.0, 0.3)),
             // What is added to scores.
             (Role::Router, [_]) => StoredTensor::Vector(around(0.0, 0.2)),
             (

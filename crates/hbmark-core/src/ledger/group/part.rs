@@ -509,7 +509,8 @@ fn module_of(name: &str) -> &str {
         "self_attn",
     ];
     // Of stacked experts the ending is part of the name: `down_proj_blocks`.
-    const ENDINGS: [&str; 6] = ["_blocks", "_weight_scale", "_scale_inv", "_scales", "_scale", "_bias"];
+    const ENDINGS: [&str; 7] =
+        ["_blocks", "_weight_scale", "_scale_inv", "_scales", "_scale", "_zero_point", "_bias"];
     name.rsplit('.')
         .find_map(|word| {
             let bare = ENDINGS.iter().find_map(|ending| word.strip_suffix(ending));

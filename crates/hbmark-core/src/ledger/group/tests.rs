@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::ledger::{ExpertRouting, Ledger, Prediction, Request, devices, links, predict};
 use crate::model::test_shapes as shapes;
-use crate::model::{Dtype, QkNorm, TensorInfo, presets};
+use crate::model::{Dtype, QkNorm, Role, TensorInfo, presets};
 use crate::result::{CellResult, CollectiveKind, GroupStep, GroupSummary, Phase, Status};
 use crate::units::Bytes;
 
@@ -167,6 +167,20 @@ fn biases_of_sums_are_stored_everywhere_and_read_once() {
     assert_eq!(read, resident - added_once);
     // Routers of 32 x 2880 and 32 biases, 49 norms of 2880.
     assert_eq!(parts[0].replicated.0, added_once + 24 * (32 * 2880 + 32) * 2 + 49 * 2880 * 2);
+}
+
+/// What this program packs itself has its scales and zeros split with its matrices.
+#[test]
+fn experts_that_are_one_tensor_are_split_in_every_storage() {
+    for name in ["gpt-oss-20b", "Llama-4-Scout-17B-16E"] {
+        let architecture = preset(name);
+        for dtype in [Dtype::Bf16, Dtype::Int8, Dtype::Int4, Dtype::Q4_0] {
+            let inventory = architecture.inventory(dtype);
+            let parts = stages(&architecture, &inventory, tensor(2), 0).unwrap();
+            let [whole, part] = [&inventory, &parts[0].inventory].map(|all| all.bytes_of(Role::Expert).0);
+            assert_eq!(part, whole / 2, "{name}, {dtype}");
+        }
+    }
 }
 
 /// 2880 channels are 90 blocks of mxfp4: over 8 GPUs 12 each and 6 for the last, as loaders deal them out.
