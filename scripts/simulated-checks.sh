@@ -71,7 +71,7 @@ done
 
 # Every row but those of clocks, which a machine with other work does not pass, and which the host's does not on a device that is simulated. What
 # is forgiven are times that differ, and not an error in their place.
-check verify 0 '[0-9]+ checks on cuda:0: ' env HBMARK_SIMULATED_CUDA=$little bash -c \
+check verify 0 '[0-9]+ checks on cuda:0: ' env HBMARK_SIMULATED_CUDA=$small,capacity=1400MiB,l2=1MiB bash -c \
     'rows=$("$1" verify --device cuda --quick); echo "$rows"; ! grep "^FAIL" <<<"$rows" | grep -vE "^FAIL  (timer .* wanted .* found |block .* the device timeline says |ceilings +read bandwidth is ordered )"' - "$hbmark"
 
 python3 - "$out/calls" <<'END'
