@@ -16,7 +16,6 @@ use criterion::measurement::{Measurement, ValueFormatter};
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
 
 use hbmark::run::bench::{Bench, SAMPLES};
-use hbmark_core::result::Phase;
 use hbmark_core::units::Nanos;
 use hbmark_report::output::{Format, render};
 
@@ -107,10 +106,7 @@ fn main() -> std::process::ExitCode {
         }
     };
     for phase in bench.phases() {
-        let mut group = criterion.benchmark_group(match phase {
-            Phase::Prefill => "prefill",
-            Phase::Decode => "decode",
-        });
+        let mut group = criterion.benchmark_group(phase.to_string());
         group.sampling_mode(SamplingMode::Flat);
         for cell in bench.cells(phase) {
             let (name, bytes) = (bench.name(cell), bench.bytes(cell));

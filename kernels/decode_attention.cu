@@ -8,8 +8,7 @@
 // Each split takes at least `least` positions, so a short row uses fewer splits than it is given; unused blocks return.
 // Shared: 64 KiB of K and V on their way, then what warps and splits are merged in; more only where that needs more.
 // rounded [rows, heads * head_dim] is null, or what the next product takes where the cache has 16 bits: out, in the cache's format (prepare_rows.cu).
-// partial [rows, heads, splits, head_dim] and statistics [rows, heads, splits] (largest score, sum) f32 are scratch; arrived [rows,
-// gridDim.y] is 0 before the first launch and after each.
+// partial [rows, heads, splits, head_dim], statistics [rows, heads, splits] and arrived [rows, gridDim.y] are those of splits.cuh.
 // Bytes: 2 * positions * kv_heads * head_dim elements per row and chunk of G. FLOPs: 4 * heads * head_dim * positions per row.
 // decode_attention_DTYPE_gG_dD: head_dim D known when compiled, or d0 for any. Idea: Flash-Decoding (Dao et al., 2023).
 //
@@ -19,12 +18,11 @@
 // they are read before the wait for the last kernel.
 
 #include "cache.cuh"
+#include "splits.cuh"
 
 constexpr int ATTENTION_WARPS = 8, ATTENTION_THREADS = ATTENTION_WARPS * WARP;
 // Bytes of K and V that a lane has on their way.
 constexpr int LANE_BYTES = 256;
-// Splits whose values are asked for together when they are merged.
-constexpr int MERGED_AT_ONCE = 16;
 
 struct AttentionWork {
     const float* query;
@@ -55,14 +53,6 @@ __device__ inline float2 merge_weights(float m, float other) {
     if (most == -INFINITY) return make_float2(0, 0);
     return make_float2(exp2f(m - most), exp2f(other - most));
 }
-
-__device__ inline void add_scaled(float4& sum, float weight, float4 x) {
-    sum.x += weight * x.x;
-    sum.y += weight * x.y;
-    sum.z += weight * x.z;
-    sum.w += weight * x.w;
-}
-__device__ inline float4 divided(float4 x, float by) { return make_float4(x.x / by, x.y / by, x.z / by, x.w / by); }
 
 // Eight elements of K or V that a lane copied, `apart` bytes from vector to vector.
 template <class T>
@@ -265,46 +255,10 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
     }
     if (splits == 1) return;
 
-    // Splits: whoever comes last has them all.
-    SHARED(unsigned, before);
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) before = atomicInc(work.arrived + (size_t)row * gridDim.y + blockIdx.y, splits - 1);
-    __syncthreads();
-    if (before != (unsigned)splits - 1) return;
-    __threadfence();
-    // What each split counts, [g][split], by a warp per head; the sum over them divides it.
-    float* counts = (float*)memory;
-    for (int g = warp; g < count; g += ATTENTION_WARPS) {
-        const float2* of_splits = work.statistics + ((size_t)row * work.heads + first_head + g) * gridDim.z;
-        float most = -INFINITY, sum = 0;
-        for (int s = lane; s < splits; s += WARP) most = fmaxf(most, __ldcg(of_splits + s).x);
-        most = warp_max(most);
-        for (int s = lane; s < splits; s += WARP) {
-            const float2 one = __ldcg(of_splits + s);
-            const float weight = exp2f(one.x - most);
-            sum += weight * one.y;
-            counts[g * splits + s] = weight;
-        }
-        sum = warp_sum(sum);
-        for (int s = lane; s < splits; s += WARP) counts[g * splits + s] /= sum;
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < count * fours; i += ATTENTION_THREADS) {
-        const int g = i / fours, four = i % fours;
-        const size_t head = (size_t)row * work.heads + first_head + g;
-        const float4* from = (const float4*)(work.partial + head * gridDim.z * head_dim) + four;
-        float4 value = make_float4(0, 0, 0, 0);
-        for (int s = 0; s < splits; s += MERGED_AT_ONCE) {
-            float4 one[MERGED_AT_ONCE];
-#pragma unroll
-            for (int u = 0; u < MERGED_AT_ONCE; ++u) one[u] = __ldcg(from + (size_t)min(s + u, splits - 1) * fours);
-#pragma unroll
-            for (int u = 0; u < MERGED_AT_ONCE; ++u)
-                if (s + u < splits) add_scaled(value, counts[g * splits + s + u], one[u]);
-        }
-        store_four<T>(work, head * fours + four, value);
-    }
+    if (!comes_last(work.arrived + (size_t)row * gridDim.y + blockIdx.y, splits)) return;
+    merge_splits<ATTENTION_WARPS>(
+        work.partial, work.statistics, gridDim.z, splits, count, head_dim, (float*)memory,
+        [&](int g) { return (size_t)row * work.heads + first_head + g; }, [&](size_t at, float4 value) { store_four<T>(work, at, value); });
 }
 
 // Two blocks on a multiprocessor, but where eight heads need the registers of both.

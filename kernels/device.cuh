@@ -143,3 +143,15 @@ __device__ inline unsigned long long device_nanoseconds() {
     return now;
 #endif
 }
+
+// Whether this is the last of so many blocks to come here, which then sees what the others wrote before. All its threads ask; arrived is 0 before the
+// first launch and after each.
+__device__ inline bool comes_last(unsigned* arrived, int blocks) {
+    SHARED(unsigned, before);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) before = atomicInc(arrived, blocks - 1);
+    __syncthreads();
+    __threadfence();
+    return (int)before == blocks - 1;
+}

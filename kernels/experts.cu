@@ -86,17 +86,6 @@ __device__ inline void keep_best_groups(const Routing& routing, float* scores) {
     __syncwarp();
 }
 
-// Whether this is the last of so many blocks to come here, which then sees what the others wrote before.
-__device__ inline bool comes_last(unsigned* arrived, int blocks) {
-    SHARED(unsigned, before);
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) before = atomicInc(arrived, blocks - 1);
-    __syncthreads();
-    __threadfence();
-    return (int)before == blocks - 1;
-}
-
 // The experts of a row and their shares, by one warp, with room for a copy of the row's logits.
 __device__ inline void choose(const Routing& routing, int row, float* copy) {
     const int lane = threadIdx.x % WARP, count = routing.count, per_row = routing.work.per_row;

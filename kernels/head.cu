@@ -1,11 +1,11 @@
 // Final norm, head, and the greedy next token.
 //
-//   logits[s][o] = bend(Σ_k head[o][k] * norm(hidden[last_rows[s]])[k]);   next[s] = the first largest of logits[s]
+//   logits[i][o] = bend(Σ_k head[o][k] * norm(hidden[row_of[i]])[k]);   next[i] = the first largest of logits[i]
 //
-// Shapes: hidden [any, columns] f32, last_rows [sequences], logits [sequences, outputs] f32, next [sequences].
-// best [sequences] (64 bits: a logit in order, then the complement of its index) and arrived [ceil(sequences / M)] belong to the kernel between
+// Shapes: hidden [any, columns] f32, row_of [rows], logits [rows, outputs] f32, next [rows].
+// best [rows] (64 bits: a logit in order, then the complement of its index) and arrived [ceil(rows / M)] belong to the kernel between
 // launches: 0xffffffff and 0 before the first, and again after each. Grid, block, shared memory, bytes: as linear.cuh, and 4 per logit.
-// Logits are bent towards softcap where that is above 0. head_DTYPE_mM: M sequences at a time. A logit that is not a number is never the largest.
+// Logits are bent towards softcap where that is above 0. head_DTYPE_mM: M rows at a time. A logit that is not a number is never the largest.
 
 #include "heads.cuh"
 #include "linear.cuh"
@@ -56,12 +56,12 @@ __device__ inline void head(const LinearInput& in, const LinearWeights& weights,
 }
 
 #define KERNEL(dtype, F, M)                                                                                                            \
-    HBMARK_KERNEL_BOUNDED(THREADS, resident(M), head_##dtype##_m##M, const float* hidden, const unsigned* last_rows,   \
+    HBMARK_KERNEL_BOUNDED(THREADS, resident(M), head_##dtype##_m##M, const float* hidden, const unsigned* row_of,      \
                           const float* norm, float norm_eps, const uint4* data,                              \
                           const float* scales, float* logits, unsigned long long* best,         \
-                          unsigned* arrived, unsigned* next, float softcap, int sequences, int columns, int outputs, \
+                          unsigned* arrived, unsigned* next, float softcap, int rows, int columns     , int outputs, \
                           int vectors, int chunk) {                                                                                    \
-        head<F, M>({hidden, last_rows, norm, norm_eps, sequences, columns}, {data, scales, nullptr, outputs, vectors}, logits, best,   \
+        head<F, M>({hidden, row_of, norm, norm_eps, rows, columns}, {data, scales, nullptr, outputs, vectors}, logits, best,   \
                    arrived, next, softcap, chunk);                                                                                              \
     }
 #define KERNELS(dtype, F) KERNEL(dtype, F, 1) KERNEL(dtype, F, 2) KERNEL(dtype, F, 4)

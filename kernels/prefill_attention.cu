@@ -3,14 +3,17 @@
 //   out[row][h] = Σ_p softmax_p(bend(q[h] · k[p] * scale), sinks[h]) * v[p],   p from max(0, position + 1 - window) to the row's own position
 //
 // Shapes: query, out [rows, heads * head_dim] f32; cache: cache.cuh in bf16 or f16, head_dim a multiple of 8, at most D.
-// Grid: (tiles of 64 queries of the longest sequence, kv_heads, sequences). Block: 128 threads. The queries of a sequence and a head of K and V are
-// its rows × the query heads of the group; a warp has 16 of them, a block 64, and all of them share each tile of 64 positions.
+// Grid: (tiles of 64 queries of the longest sequence × splits, kv_heads, sequences). Block: 128 threads. The queries of a sequence and a head of K and
+// V are its rows × the query heads of the group; a warp has 16 of them, a block 64, and all of them share each tile of 64 positions. Few queries over
+// many positions are split by positions, each split `least` tiles or more; a shorter sequence uses fewer, and blocks without a split return.
+// partial [rows, heads, splits, head_dim], statistics [rows, heads, splits] and arrived [sequences, kv_heads, tiles] are those of splits.cuh.
 // Shared: two tiles of K and of V, 64 * D elements each; one is multiplied while the next one comes.
 // Bytes: 2 * positions * kv_heads * head_dim elements per 64 queries. FLOPs: 4 * heads * head_dim per row and position that it sees; queries and
 // weights are rounded to the cache's dtype before they are multiplied. Minimum architecture: sm_80. Idea: FlashAttention-2 (Dao, 2023).
 // prefill_attention_DTYPE_dD.
 
 #include "cache.cuh"
+#include "splits.cuh"
 #include "tensor.cuh"
 
 constexpr int PREFILL_WARPS = 4, PREFILL_THREADS = PREFILL_WARPS * WARP;
@@ -25,6 +28,10 @@ struct PrefillWork {
     float scale, softcap;
     // [heads]: one more score of each, without a value; or null.
     const float* sinks;
+    int splits, least;
+    float* partial;
+    float2* statistics;
+    unsigned* arrived;
 };
 
 template <class T, int D>
@@ -36,12 +43,17 @@ __device__ inline void prefill_attention(const PrefillWork& work, const Cache& c
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int kv_head = blockIdx.y, sequence = blockIdx.z, head_dim = cache.head_dim, group = work.heads / cache.kv_heads;
     const int first_row = sequence > 0 ? work.last_rows[sequence - 1] + 1 : 0, rows = work.last_rows[sequence] + 1 - first_row;
-    const int first_query = blockIdx.x * QUERIES, queries = rows * group;
+    const int tile = blockIdx.x / work.splits, split = blockIdx.x % work.splits;
+    const int first_query = tile * QUERIES, queries = rows * group;
     if (first_query >= queries) return;
     const unsigned start = cache.starts[first_row];
     const int first_position = work.positions[first_row] + first_query / group;
     const int last_position = work.positions[first_row] + (min(first_query + QUERIES, queries) - 1) / group;
-    const int begin = max(0, first_position + 1 - work.window) / POSITIONS * POSITIONS, end = last_position + 1;
+    const int seen_from = max(0, first_position + 1 - work.window) / POSITIONS * POSITIONS;
+    const int tiles_seen = (last_position - seen_from) / POSITIONS + 1;
+    const int per_split = max((tiles_seen + work.splits - 1) / work.splits, work.least), splits = (tiles_seen + per_split - 1) / per_split;
+    if (split >= splits) return;
+    const int begin = seen_from + split * per_split * POSITIONS, end = min(begin + per_split * POSITIONS, last_position + 1);
 
     const auto keys_of = [&](int stage) { return memory + stage * 2 * TILE_BYTES; };
     const auto values_of = [&](int stage) { return memory + (stage * 2 + 1) * TILE_BYTES; };
@@ -81,7 +93,8 @@ __device__ inline void prefill_attention(const PrefillWork& work, const Cache& c
     const bool bends = work.softcap > 0;
     const float factor = bends ? work.scale / work.softcap : work.scale * LOG2_E, cap = work.softcap * LOG2_E;
     float o[D / 8][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
-    if (work.sinks) {
+    // The first split has seen the sinks.
+    if (work.sinks && split == 0) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int query = min(first_query + warp * 16 + lane / 4 + half * 8, queries - 1);
@@ -164,12 +177,24 @@ __device__ inline void prefill_attention(const PrefillWork& work, const Cache& c
         float sum = l[half] + __shfl_xor_sync(ALL_LANES, l[half], 1);
         sum += __shfl_xor_sync(ALL_LANES, sum, 2);
         if (own[half] < 0) continue;
+        const size_t head = places[half] / head_dim;
+        float* to = splits == 1 ? work.out + places[half] : work.partial + (head * work.splits + split) * head_dim;
+        const float by = splits == 1 ? sum : 1;
+        if (splits > 1 && lane % 4 == 0) work.statistics[head * work.splits + split] = make_float2(m[half], sum);
 #pragma unroll
         for (int n = 0; n < D / 8; ++n) {
             const int element = n * 8 + lane % 4 * 2;
-            if (element < head_dim) *(float2*)(work.out + places[half] + element) = make_float2(o[n][2 * half] / sum, o[n][2 * half + 1] / sum);
+            if (element < head_dim) *(float2*)(to + element) = make_float2(o[n][2 * half] / by, o[n][2 * half + 1] / by);
         }
     }
+    if (splits == 1) return;
+    if (!comes_last(work.arrived + ((size_t)sequence * gridDim.y + kv_head) * (gridDim.x / work.splits) + tile, splits)) return;
+    const auto head_of = [&](int i) {
+        const int query = first_query + i;
+        return (size_t)(first_row + query / group) * work.heads + kv_head * group + query % group;
+    };
+    merge_splits<PREFILL_WARPS>(work.partial, work.statistics, work.splits, splits, min(QUERIES, queries - first_query), head_dim, (float*)memory,
+                                head_of, [&](size_t at, float4 value) { ((float4*)work.out)[at] = value; });
 }
 
 #define KERNEL(dtype, T, D)                                                                                                               \
@@ -177,8 +202,10 @@ __device__ inline void prefill_attention(const PrefillWork& work, const Cache& c
                           const unsigned* positions, const unsigned* last_rows,                                 \
                           const unsigned long long* tables, const unsigned* starts, float* out,    \
                           unsigned long long layer_bytes, int layer, int heads, int kv_heads, int head_dim, int block_shift, int window,  \
-                          float scale, float softcap, const float* sinks) {                                                               \
-        prefill_attention<T, D>({query, positions, last_rows, out, heads, window, scale, softcap, sinks},                                 \
+                          float scale, float softcap, const float* sinks, int splits, int least, float* partial, float2* statistics,      \
+                          unsigned* arrived) {                                                                                            \
+        prefill_attention<T, D>({query, positions, last_rows, out, heads, window, scale, softcap, sinks, splits, least, partial,          \
+                                 statistics, arrived},                                                                                    \
                                 {tables, starts, layer_bytes, layer, kv_heads, head_dim, block_shift});                                   \
     }
 KERNEL(bf16, Bf16, 64) KERNEL(bf16, Bf16, 128) KERNEL(f16, F16, 64) KERNEL(f16, F16, 128)

@@ -77,6 +77,19 @@ struct TiledInt8 {
 
 // Eight outputs' codes are loaded as pairs of 16 bits: a lane gets four neighbours where it should have two and two. Their order in a sum is free,
 // so the inputs are put in the order in which codes come: of four, the first and third, and eight columns on the second and fourth.
+// Both registers of each output: the halves of each word that a lane gets, as `half_of` makes them of the word and 0 or 1.
+template <int NI, class HalfOf>
+__device__ inline void outputs_by_halves(unsigned (&b)[NI][2], unsigned char* tile, int first, int step, int lane, HalfOf half_of) {
+    static_assert(NI % 4 == 0, "a load is of 32 outputs");
+#pragma unroll
+    for (int n = 0; n < NI; n += 4) {
+        unsigned four[4];
+        load_tiles<false>(four, swizzled<8>(tile, first + n * 8 + lane, step));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) b[n + i][0] = half_of(four[i], 0), b[n + i][1] = half_of(four[i], 1);
+    }
+}
+
 struct TiledFp8 {
     using Cache = Bf16;
     static constexpr int INPUT_VECTORS = 16, COLUMNS = 16, GROUPS_OF_INPUTS = 0;
@@ -95,14 +108,7 @@ struct TiledFp8 {
     }
     template <int NI>
     __device__ static void outputs(unsigned (&b)[NI][2], unsigned char* tile, int first, int step, int lane) {
-        static_assert(NI % 4 == 0, "a load is of 32 outputs");
-#pragma unroll
-        for (int n = 0; n < NI; n += 4) {
-            unsigned four[4];
-            load_tiles<false>(four, swizzled<8>(tile, first + n * 8 + lane, step));
-#pragma unroll
-            for (int i = 0; i < 4; ++i) b[n + i][0] = alternate(four[i]), b[n + i][1] = alternate(four[i] >> 8);
-        }
+        outputs_by_halves(b, tile, first, step, lane, [](unsigned word, int half) { return alternate(word >> 8 * half); });
     }
     __device__ static void add(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&)[2]) {
         multiply_tile<Bf16>(sums, a, b);
@@ -127,14 +133,7 @@ struct TiledMxfp4 {
     __device__ static void put_one(unsigned short*, size_t, float) {}
     template <int NI>
     __device__ static void outputs(unsigned (&b)[NI][2], unsigned char* tile, int first, int step, int lane) {
-        static_assert(NI % 4 == 0, "a load is of 32 outputs");
-#pragma unroll
-        for (int n = 0; n < NI; n += 4) {
-            unsigned four[4];
-            load_tiles<false>(four, swizzled<8>(tile, first + n * 8 + lane, step));
-#pragma unroll
-            for (int i = 0; i < 4; ++i) b[n + i][0] = FormatMxfp4::four(four[i]), b[n + i][1] = FormatMxfp4::four(four[i] >> 16);
-        }
+        outputs_by_halves(b, tile, first, step, lane, [](unsigned word, int half) { return FormatMxfp4::four(word >> 16 * half); });
     }
     __device__ static void add(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&rows)[2], const float (&outputs)[2]) {
         int whole[4] = {};

@@ -26,6 +26,7 @@ mod run;
 mod selftest;
 mod serve;
 pub(crate) mod shared_args;
+mod speculate;
 mod verify;
 
 use std::io::{IsTerminal, Write};
@@ -66,6 +67,8 @@ enum Command {
     Compare(compare::Args),
     /// How many instances a rate needs, what they cost and what breaks first, from a sweep of `serve`: the arithmetic line by line.
     Capacity(capacity::Args),
+    /// What speculative decoding may gain: verify steps of a saved result and a draft model's time, over acceptance.
+    Speculate(speculate::Args),
     /// A short decision record of a saved result: what was asked, accepted and rejected, and how to reproduce it.
     Record(record::Args),
     /// Is every GPU of a cluster as fast as the next, and which is sick: plans for Slurm, Kubernetes or ssh, and the report.
@@ -151,6 +154,7 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<Outcome> {
         Command::Serve(args) => serve::execute(&args),
         Command::Compare(args) => compare::execute(&args),
         Command::Capacity(args) => capacity::execute(&args),
+        Command::Speculate(args) => speculate::execute(&args),
         Command::Record(args) => record::execute(&args),
         Command::Fleet(args) => fleet::execute(&args),
         Command::Predict(args) => predict::execute(&args),

@@ -50,10 +50,21 @@ pub struct SequenceStep {
     pub block_table: Vec<u32>,
 }
 
+/// Which tokens of a step get logits and a greedy next token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LogitsOf {
+    /// The last token of each sequence.
+    #[default]
+    LastToken,
+    /// Every token, sequence by sequence: as a verify step of speculative decoding needs them.
+    EveryToken,
+}
+
 /// A ragged set of sequences that advance together.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StepBatch {
     pub sequences: Vec<SequenceStep>,
+    pub logits: LogitsOf,
 }
 
 impl StepBatch {
@@ -71,6 +82,22 @@ impl StepBatch {
                     block_table: Vec::new(),
                 })
                 .collect(),
+            logits: LogitsOf::LastToken,
+        }
+    }
+
+    /// The same step with the logits of every token.
+    #[must_use]
+    pub fn with_every_logit(self) -> Self {
+        Self { logits: LogitsOf::EveryToken, ..self }
+    }
+
+    /// Rows of logits, and greedy next tokens, that the step gives.
+    #[must_use]
+    pub fn output_count(&self) -> usize {
+        match self.logits {
+            LogitsOf::LastToken => self.sequences.len(),
+            LogitsOf::EveryToken => self.token_count(),
         }
     }
 
@@ -114,12 +141,12 @@ pub trait Session {
     /// # Errors
     /// When the batch is outside the capabilities, when memory runs out, or when the device fails.
     fn step(&mut self, batch: &StepBatch) -> Result<(), EngineError>;
-    /// Waits for the last step and returns the last-position logits of each sequence, f32, `[batch, vocab]`.
+    /// Waits for the last step and returns the logits of the tokens that the step asked for, f32, `[outputs, vocab]`.
     ///
     /// # Errors
     /// When no step ran or the device fails.
     fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError>;
-    /// Waits for the last step and appends the greedy next token of each sequence to the caller's buffer: nothing is allocated while a
+    /// Waits for the last step and appends the greedy next token of each of them to the caller's buffer: nothing is allocated while a
     /// step is timed.
     ///
     /// # Errors
@@ -235,6 +262,27 @@ pub fn check_adapters(engine: &str, device: DeviceChoice) -> Result<(), EngineEr
         return Ok(());
     }
     Err(no_adapters(engine, &device.to_string()))
+}
+
+/// Checks that an engine gives the logits that a step asks for.
+///
+/// # Errors
+/// [`EngineError::Unsupported`] where it gives those of the last token alone.
+pub fn check_logits(capabilities: &Capabilities, batch: &StepBatch) -> Result<(), EngineError> {
+    if batch.logits == LogitsOf::LastToken || capabilities.every_token_logits {
+        return Ok(());
+    }
+    Err(no_verify_steps(&capabilities.engine))
+}
+
+/// That an engine does not give what speculative decoding needs.
+#[must_use]
+pub fn no_verify_steps(engine: &str) -> EngineError {
+    EngineError::Unsupported {
+        engine: engine.into(),
+        what: "verify steps".into(),
+        why: "it computes the logits of the last token of each sequence alone; choose --engine native".into(),
+    }
 }
 
 /// Why an engine could not open or step.

@@ -114,15 +114,16 @@ fn more_timed_steps_allocate_no_more() {
     let options = DeviceOptions { threads: Some(1), ..DeviceOptions::default() };
     let mut session =
         engine::open("native", &model, Dtype::Bf16, DeviceChoice::Cpu, options, &mut |_, _| {}).unwrap();
-    let cell =
-        Cell { phase: Phase::Decode, engine: "native".into(), dtype: Dtype::Bf16, batch: 3, context: 9 };
-    let mut input = CellInput::new(&cell, 0, 7, model.architecture.vocab_size);
-    input.fill(session.as_mut()).unwrap();
-    // Room for the marks of the longest block is made once, before its clock starts.
-    of_a_block(session.as_mut(), &input, 16_000);
-    let (few, many) =
-        (of_a_block(session.as_mut(), &input, 16), of_a_block(session.as_mut(), &input, 16_000));
-    assert_eq!(few, many, "allocations of 16 steps and of 16,000");
+    for (index, phase) in [Phase::Decode, Phase::Verify { draft_tokens: 3 }].into_iter().enumerate() {
+        let cell = Cell { phase, engine: "native".into(), dtype: Dtype::Bf16, batch: 3, context: 9 };
+        let mut input = CellInput::new(&cell, index, 7, model.architecture.vocab_size);
+        input.fill(session.as_mut()).unwrap();
+        // Room for the marks of the longest block is made once, before its clock starts.
+        of_a_block(session.as_mut(), &input, 16_000);
+        let (few, many) =
+            (of_a_block(session.as_mut(), &input, 16), of_a_block(session.as_mut(), &input, 16_000));
+        assert_eq!(few, many, "{phase}: allocations of 16 steps and of 16,000");
+    }
 }
 
 #[test]

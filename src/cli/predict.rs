@@ -4,13 +4,13 @@ use clap::Args as ClapArgs;
 use clap::builder::RangedU64ValueParser;
 
 use super::benchmark::command_line;
-use super::shared_args::parse_dtypes;
+use super::shared_args::{PhaseArgs, parse_dtypes};
 use super::{Outcome, print_result, say_doubt};
 use crate::run::config::{DEFAULT_MODEL, parse_axis};
 use crate::weights;
 use hbmark_core::ledger::{ExpertRouting, Group, devices};
 use hbmark_core::model::Dtype;
-use hbmark_core::result::{Phase, Status};
+use hbmark_core::result::Status;
 use hbmark_report::analysis::import::UserOverrides;
 use hbmark_report::analysis::{FailOn, Opened};
 use hbmark_report::output::Format;
@@ -36,9 +36,8 @@ pub struct Args {
     /// Storage of the KV cache [default: that of the weights, bf16 where they are quantised].
     #[arg(long, visible_alias = "kv-cache-dtype", value_parser = super::shared_args::kv_dtype())]
     kv_dtype: Option<Dtype>,
-    /// Phases to predict.
-    #[arg(long, value_delimiter = ',', default_value = "prefill,decode")]
-    phase: Vec<Phase>,
+    #[command(flatten)]
+    phases: PhaseArgs,
     /// Sequences in a step.
     #[arg(long, default_value = "1,8,32")]
     batch: String,
@@ -92,7 +91,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
             None => vec![model.stored_dtype()],
         },
         kv_dtype: args.kv_dtype,
-        phases: args.phase.clone(),
+        phases: args.phases.phases()?,
         batches: parse_axis("batch", &args.batch)?,
         contexts: parse_axis("context", &args.context)?,
         routing: args.expert_routing,

@@ -7,11 +7,11 @@ use clap::Args as ClapArgs;
 use clap::parser::ValueSource;
 
 use super::benchmark::{FREE, Resumable, WorkerArgs, arguments_of, command_line, give_up, reopen};
-use super::shared_args::{DeviceArgs, ModelArgs, OutputArgs, parse_dtypes};
+use super::shared_args::{DeviceArgs, ModelArgs, OutputArgs, PhaseArgs, parse_dtypes};
 use super::{Outcome, conclude, prepare_folder, print_result, save, say};
 use crate::engine::{DeviceOptions, ScriptedRouting};
 use crate::measure::protocol::{Depth, Stopping};
-use crate::run::config::{self, RunConfig};
+use crate::run::config::{self, PhaseName, RunConfig};
 use crate::run::device_worker::DeviceJob;
 use crate::run::dry_run::DryRun;
 use crate::run::journal::RunPlan;
@@ -19,12 +19,12 @@ use crate::run::{Finished, LocalDevice};
 use crate::weights::OpenModel;
 use crate::worker::journal::{self, Header, Journal};
 use hbmark_core::ledger::ExpertRouting;
-use hbmark_core::result::{KvFill, Phase, Report, Status, as_map};
+use hbmark_core::result::{KvFill, Report, Status, as_map};
 use hbmark_report::analysis::words::counted;
 
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Examples:\n  hbmark run\n  hbmark run --model Llama-3.2-1B --batch '1..8*2' --context 128,1024 --out results/1b\n  hbmark run --device cuda --model Llama-3.1-8B --dtype bf16 --batch 1,8,32 --context 512,4096\n\nLists take commas and ranges: 1,8,32   4k,128k   1..64*2   128..1024+128\nllama-bench's -m -p -n -t -r -o are understood: -r counts blocks of steps, -o is --format."
+    after_help = "Examples:\n  hbmark run\n  hbmark run --model Llama-3.2-1B --batch '1..8*2' --context 128,1024 --out results/1b\n  hbmark run --device cuda --model Llama-3.1-8B --dtype bf16 --batch 1,8,32 --context 512,4096\n  hbmark run --model Llama-3.2-1B --engine native --phase verify --draft-tokens 1,3,7\n\nLists take commas and ranges: 1,8,32   4k,128k   1..64*2   128..1024+128\nllama-bench's -m -p -n -t -r -o are understood: -r counts blocks of steps, -o is --format."
 )]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own on the command line")]
 pub struct Args {
@@ -40,9 +40,8 @@ pub struct Args {
     /// bf16 for native; on a GPU bf16]. Rows that blocks of 256 do not divide are in no _k.
     #[arg(long, env = "HBMARK_DTYPE")]
     dtype: Option<String>,
-    /// Phases to time.
-    #[arg(long, env = "HBMARK_PHASE", value_delimiter = ',', default_value = "prefill,decode")]
-    phase: Vec<Phase>,
+    #[command(flatten)]
+    phases: PhaseArgs,
     /// Sequences in a step [default: 1,4 on a CPU, 1,8,32 on a GPU].
     #[arg(long, env = "HBMARK_BATCH")]
     batch: Option<String>,
@@ -155,18 +154,17 @@ impl Args {
         };
         let device = self.device.choice()?;
         let (batches, contexts) = config::default_grid(device);
-        let mut phases = self.phase.clone();
-        phases.dedup();
+        let mut phases = self.phases.clone();
         let mut contexts = config::parse_axis("context", self.context.as_deref().unwrap_or(contexts))?;
         let mut prompts = None;
         if self.n_prompt.is_some() || self.n_gen.is_some() {
             prompts = lengths("n-prompt", self.n_prompt.as_ref())?;
             let depths = lengths("n-gen", self.n_gen.as_ref())?;
-            phases.clear();
-            phases.extend(prompts.as_ref().map(|_| Phase::Prefill));
-            phases.extend(depths.as_ref().map(|_| Phase::Decode));
+            phases.phase.clear();
+            phases.phase.extend(prompts.as_ref().map(|_| PhaseName::Prefill));
+            phases.phase.extend(depths.as_ref().map(|_| PhaseName::Decode));
             anyhow::ensure!(
-                !phases.is_empty(),
+                !phases.phase.is_empty(),
                 "-p 0 -n 0 leaves nothing to time; give one of them a length"
             );
             contexts = depths.or_else(|| prompts.clone()).unwrap_or_default();
@@ -180,7 +178,7 @@ impl Args {
                 Some(given) => parse_dtypes("dtype", given)?,
                 None => Vec::new(),
             },
-            phases,
+            phases: phases.phases()?,
             batches: config::parse_axis("batch", self.batch.as_deref().unwrap_or(batches))?,
             contexts,
             prompts,
@@ -319,7 +317,7 @@ fn same_settings(args: &Args, folder: &Path, was: &RunConfig) -> anyhow::Result<
         let key = match id {
             "engine" | "no_replay" => "engines",
             "dtype" => "dtypes",
-            "phase" => "phases",
+            "phase" | "draft_tokens" => "phases",
             "batch" => "batches",
             "context" | "n_gen" => "contexts",
             "quick" | "smoke" => "depth",

@@ -29,7 +29,7 @@ use ragged_batch::Rows;
 use rope::{RopeTables, distinct_ropes};
 
 use super::{
-    AdapterId, DeviceChoice, DeviceOptions, EngineError, MemoryUse, OperationTime, ScriptedRouting,
+    AdapterId, DeviceChoice, DeviceOptions, EngineError, LogitsOf, MemoryUse, OperationTime, ScriptedRouting,
     SequenceId, Session, StepBatch, Timeline,
 };
 use crate::engine::{LoraSession, StepProfiler, SyntheticKv};
@@ -149,6 +149,7 @@ pub fn capabilities(architecture: &Architecture, device: &str, host_memory: bool
         paged: true,
         prefix_sharing: true,
         graphs: !host_memory,
+        every_token_logits: true,
         host_memory,
     }
 }
@@ -399,6 +400,7 @@ impl<O: Operations> NativeSession<O> {
     fn prepare(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
         self.check_batch(batch)?;
         self.rows.clear();
+        self.rows.every_logit = batch.logits == LogitsOf::EveryToken;
         for step in &batch.sequences {
             let end = step.start_position + step.tokens.len();
             let table = self.tables.table(step, end)?;

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 
 use super::replay::CapturableSession;
 use super::{
-    EngineError, Mark, MemoryUse, OperationTime, SequenceId, Session, StepBatch, Timeline, TimelineKind,
+    EngineError, LogitsOf, Mark, MemoryUse, OperationTime, SequenceId, Session, StepBatch, Timeline,
+    TimelineKind,
 };
 use crate::engine::StepProfiler;
 use hbmark_core::model::{Architecture, Dtype, Inventory};
@@ -138,6 +139,7 @@ impl ScriptedSession {
             paged: true,
             prefix_sharing: true,
             graphs: false,
+            every_token_logits: true,
             host_memory: false,
         };
         Self {
@@ -240,22 +242,23 @@ impl ScriptedSession {
             }
             StepOutcome::Fails(error) => return Err(error),
         };
-        let missing = usize::from(self.faults.loses_a_token && batch.sequences.len() > 1);
-        let answered = batch.sequences.len() - missing;
-        self.tokens = Some(
-            batch
-                .sequences
-                .iter()
-                .take(answered)
-                .map(|s| {
-                    // From the last token and its position only, so that chunks of a prompt change nothing.
-                    let last = s.tokens.last().map_or(0, |&t| t as usize);
-                    let position = s.start_position + s.tokens.len();
-                    let token = (last * 31 + position * 17 + salt) % self.architecture.vocab_size;
-                    u32::try_from(token).expect("a vocabulary fits 32 bits")
-                })
-                .collect(),
-        );
+        let missing = usize::from(self.faults.loses_a_token && batch.output_count() > 1);
+        let answered = batch.output_count() - missing;
+        let vocab = self.architecture.vocab_size;
+        // From the token and its position only, so that chunks of a prompt change nothing.
+        let answer = |token: u32, position: usize| {
+            let next = (token as usize * 31 + (position + 1) * 17 + salt) % vocab;
+            u32::try_from(next).expect("a vocabulary fits 32 bits")
+        };
+        let outputs = batch.sequences.iter().flat_map(|step| {
+            let first = match batch.logits {
+                LogitsOf::LastToken => step.tokens.len().saturating_sub(1),
+                LogitsOf::EveryToken => 0,
+            };
+            let tokens = step.tokens.iter().enumerate().skip(first);
+            tokens.map(move |(index, token)| answer(*token, step.start_position + index))
+        });
+        self.tokens = Some(outputs.take(answered).collect());
         // The host's share passes after the device mark that follows a step, when the tokens are read.
         self.host_debt = host;
         if self.faults.marks_elsewhere {

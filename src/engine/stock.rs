@@ -18,7 +18,9 @@ use std::collections::{BTreeMap, HashMap};
 use candle_core::{D, DType, Tensor};
 
 use super::error_mapping::of_candle;
-use super::{Backend, DeviceChoice, EngineError, MemoryUse, SequenceId, Session, StepBatch, Timeline};
+use super::{
+    Backend, DeviceChoice, EngineError, MemoryUse, SequenceId, Session, StepBatch, Timeline, check_logits,
+};
 use hbmark_core::model::{Architecture, Dtype, Inventory};
 use hbmark_core::result::{Capabilities, EngineKind, Ragged};
 
@@ -136,6 +138,7 @@ impl StockSession {
 
     /// Checks that a batch is uniform and inside the limits; returns tokens per sequence and the position.
     fn check(&self, batch: &StepBatch) -> Result<(usize, usize), EngineError> {
+        check_logits(&self.capabilities, batch)?;
         let Some(first) = batch.sequences.first() else {
             return Self::refuse("an empty batch".into(), "a step needs at least one sequence".into());
         };
@@ -283,6 +286,7 @@ pub fn capabilities(variant: EngineKind, limits: Limits, device: &str, host_memo
         paged: false,
         prefix_sharing: false,
         graphs: variant == EngineKind::StockGraph,
+        every_token_logits: false,
         host_memory,
     }
 }

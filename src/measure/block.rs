@@ -49,26 +49,35 @@ impl CellInput {
     #[must_use]
     pub fn new(cell: &Cell, index: usize, seed: u64, vocab: usize) -> Self {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
-        // Both are below 2^28.
+        // Both are below 2^28, and draft tokens are few. A verify step has the cache
+        // and the first tokens of the decode step that it is held against.
         let step =
-            (cell.context as u64) << 30 | (cell.batch as u64) << 1 | u64::from(cell.phase == Phase::Decode);
+            (cell.context as u64) << 30 | (cell.batch as u64) << 1 | u64::from(cell.phase.is_over_cache());
         random.set_stream(step + 1);
         let vocab = u32::try_from(vocab).unwrap_or(u32::MAX);
-        let mut draw = |count: usize| -> Vec<Vec<u32>> {
+        let draw = |random: &mut ChaCha8Rng, count: usize| -> Vec<Vec<u32>> {
             (0..cell.batch).map(|_| (0..count).map(|_| random.random_range(0..vocab)).collect()).collect()
         };
         let first = SequenceId(index as u64 * SEQUENCES_PER_CELL);
-        let prompts = draw(cell.context);
+        let prompts = draw(&mut random, cell.context);
+        let mut tokens = if cell.phase.is_over_cache() { draw(&mut random, 1) } else { prompts.clone() };
+        let kv_seeds = (0..cell.batch).map(|_| random.random()).collect();
         let step = match cell.phase {
-            Phase::Prefill => StepBatch::uniform(first, &prompts, 0),
-            Phase::Decode => StepBatch::uniform(first, &draw(1), cell.context),
+            Phase::Prefill => StepBatch::uniform(first, &tokens, 0),
+            Phase::Decode => StepBatch::uniform(first, &tokens, cell.context),
+            Phase::Verify { draft_tokens } => {
+                for (tokens, drafted) in tokens.iter_mut().zip(draw(&mut random, draft_tokens)) {
+                    tokens.extend(drafted);
+                }
+                StepBatch::uniform(first, &tokens, cell.context).with_every_logit()
+            }
         };
         Self {
             phase: cell.phase,
             first,
             context: cell.context,
             prompts,
-            kv_seeds: (0..cell.batch).map(|_| random.random()).collect(),
+            kv_seeds,
             kv: KvFill::Synthetic,
             step,
             filled: false,
@@ -160,7 +169,7 @@ pub fn warm_up(
     let share = if whole { 1.0 } else { 0.1 };
     let min_seconds = protocol.warmup_min_seconds * share;
     let min_steps = match input.phase {
-        Phase::Decode => (protocol.warmup_min_steps as f64 * share).ceil(),
+        Phase::Decode | Phase::Verify { .. } => (protocol.warmup_min_steps as f64 * share).ceil(),
         // A prefill step is worth many decode steps; seconds decide.
         Phase::Prefill => 1.0,
     };
@@ -203,7 +212,8 @@ pub fn take_block(
 ) -> Result<Block, BlockError> {
     // Everything that the timed steps write into is there before the clock starts.
     let mut interval_ns = Vec::with_capacity(steps);
-    let mut now = Vec::with_capacity(input.step.sequences.len());
+    let wanted = input.step.output_count();
+    let mut now = Vec::with_capacity(wanted);
     session.timeline().reserve(2 * steps);
     session.experts_met();
     // The clocks start here: everything enqueued before has been waited for.
@@ -218,7 +228,7 @@ pub fn take_block(
         let end = session.timeline().host_now();
         interval_ns.push(end.0 - last_end.0);
         last_end = end;
-        check_tokens(&now, input.step.sequences.len(), tokens)?;
+        check_tokens(&now, wanted, tokens)?;
     }
     // The clocks stop here; reading the marks comes after.
     let wall_ns = last_end.0 - start.0;
@@ -249,8 +259,9 @@ fn check_tokens(now: &[u32], wanted: usize, first: &mut Vec<u32>) -> Result<(), 
     }
     match first.iter().zip(now).position(|(a, b)| a != b) {
         None => Ok(()),
-        Some(sequence) => {
-            let (first, then) = (first[sequence], now[sequence]);
+        Some(output) => {
+            // Of a verify step, outputs of a sequence stand together.
+            let (sequence, first, then) = (output, first[output], now[output]);
             Err(BlockError::Untrusted(Cause::TokensChanged { sequence, first, then }))
         }
     }
@@ -282,6 +293,17 @@ mod tests {
         let last = measured.last().unwrap();
         assert_eq!(last.reason, None);
         last.tokens.clone()
+    }
+
+    #[test]
+    fn a_verify_step_answers_first_what_the_decode_step_answers() {
+        let decode = tokens_of_last(&[cell("native", Phase::Decode, 3, 21)], true, &[1], 7);
+        let verify = Phase::Verify { draft_tokens: 3 };
+        let cells = [cell("native", Phase::Decode, 3, 21), cell("native", verify, 3, 21)];
+        let verified = tokens_of_last(&cells, true, &[2], 7);
+        assert_eq!(verified.len(), 12);
+        let first: Vec<u32> = verified.iter().step_by(4).copied().collect();
+        assert_eq!(first, decode);
     }
 
     #[test]

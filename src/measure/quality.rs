@@ -18,6 +18,9 @@ const GATE_SEQUENCE: SequenceId = SequenceId(u64::MAX / 2);
 /// Tokens of the gate's prompt: past a block edge of 16, cheap on a CPU.
 const PROMPT_TOKENS: usize = 21;
 
+/// Tokens of it that a verify step has: on both sides of that edge.
+const VERIFIED_TOKENS: usize = 6;
+
 /// Largest allowed difference of logits, relative to the largest logit, between a dtype and f32.
 ///
 /// *Source*: f32 reorders sums only. bf16 keeps 8 bits and f16 11 bits of mantissa; a few tens of layers accumulate a few units
@@ -77,8 +80,13 @@ pub fn gate(
         max_relative_error: Some(relative_error(&stepped, &whole)),
         token_hash: None,
     };
+    let verified = verify_error(session, &prompt, seed)?;
+    if let Some(error) = verified {
+        quality.check += "; verify step = decode steps";
+        quality.max_relative_error = quality.max_relative_error.map(|largest| largest.max(error));
+    }
     if let Some(reference) = reference {
-        quality.check = "finite logits; decode over a cache = one prefill; logits = f32 reference".into();
+        quality.check += "; logits = f32 reference";
         // Rounding decides between experts that are nearly equal to a router, so both follow one script, and shares are the routers' own.
         let mixture = session.architecture().experts.is_some();
         let found = if mixture {
@@ -93,7 +101,7 @@ pub fn gate(
         } else {
             relative_error(&whole, &prefill_logits(reference, &prompt)?)
         };
-        quality.max_relative_error = Some(found.max(relative_error(&stepped, &whole)));
+        quality.max_relative_error = quality.max_relative_error.map(|largest| largest.max(found));
     }
     let finite = whole.iter().chain(&stepped).all(|x| x.is_finite());
     quality.passed = finite && quality.max_relative_error.is_some_and(|e| e <= bound);
@@ -120,6 +128,38 @@ fn stepped_logits(session: &mut dyn Session, prompt: &[u32]) -> Result<Vec<f32>,
     let logits = session.logits()?.into_iter().next().ok_or(EngineError::NoStepRun)?;
     session.release(GATE_SEQUENCE);
     Ok(logits)
+}
+
+/// The largest difference between the logits of a verify step and those of as many decode steps; `None` of an engine without verify steps. A
+/// script picks the experts of a mixture: between experts that are nearly equal rounding decides.
+fn verify_error(session: &mut dyn Session, prompt: &[u32], seed: u64) -> Result<Option<f64>, EngineError> {
+    if !session.capabilities().every_token_logits {
+        return Ok(None);
+    }
+    let mixture = session.architecture().experts.is_some();
+    let script = ScriptedRouting { routing: ExpertRouting::Uniform, seed };
+    let before = session.script_experts(if mixture { Some(script) } else { None });
+    let (first, verified) = prompt.split_at(prompt.len().saturating_sub(VERIFIED_TOKENS));
+    if !first.is_empty() {
+        session.step(&StepBatch::uniform(GATE_SEQUENCE, &[first.to_vec()], 0))?;
+    }
+    let mut error: f64 = 0.0;
+    let mut stepped = Vec::with_capacity(verified.len());
+    for (token, position) in verified.iter().zip(first.len()..) {
+        session.step(&StepBatch::uniform(GATE_SEQUENCE, &[vec![*token]], position))?;
+        stepped.extend(session.logits()?);
+    }
+    session.step(&StepBatch::uniform(GATE_SEQUENCE, &[verified.to_vec()], first.len()).with_every_logit())?;
+    let found = session.logits()?;
+    if found.len() != stepped.len() {
+        error = f64::INFINITY;
+    }
+    for (found, stepped) in found.iter().zip(&stepped) {
+        error = error.max(relative_error(found, stepped));
+    }
+    session.release(GATE_SEQUENCE);
+    session.script_experts(before);
+    Ok(Some(error))
 }
 
 #[cfg(test)]

@@ -288,7 +288,7 @@ fn steps_of(phase: Phase, warm: &WarmupResult, protocol: &Protocol) -> usize {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded just here")]
     let by_time = by_time.clamp(1.0, 100_000.0) as usize;
     match phase {
-        Phase::Decode => by_time.max(protocol.block_min_steps),
+        Phase::Decode | Phase::Verify { .. } => by_time.max(protocol.block_min_steps),
         Phase::Prefill => by_time,
     }
 }

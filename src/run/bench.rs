@@ -12,7 +12,7 @@ use anyhow::Context;
 
 use crate::engine::{DeviceChoice, DeviceOptions};
 use crate::measure::protocol::{Depth, Protocol};
-use crate::run::config::{self, RunConfig};
+use crate::run::config::{self, PhaseName, RunConfig};
 use crate::run::device_worker::{CostedCell, DeviceJob, DeviceRequest, DeviceResponse, Opened};
 use crate::run::{LocalDevice, engine_run};
 use crate::weights::OpenModel;
@@ -253,9 +253,10 @@ fn config_from(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<RunConfig
     };
     let phases = or("HBMARK_PHASE", "prefill,decode")
         .split(',')
-        .map(|p| <Phase as clap::ValueEnum>::from_str(p.trim(), true).map_err(anyhow::Error::msg))
-        .collect::<anyhow::Result<Vec<Phase>>>()
-        .context("HBMARK_PHASE takes prefill, decode or both")?;
+        .map(|p| <PhaseName as clap::ValueEnum>::from_str(p.trim(), true).map_err(anyhow::Error::msg))
+        .collect::<anyhow::Result<Vec<PhaseName>>>()
+        .context("HBMARK_PHASE takes prefill, decode and verify, with commas")?;
+    let draft_tokens = get("HBMARK_DRAFT_TOKENS").filter(|v| !v.is_empty());
     let dtypes: Vec<Dtype> = match get("HBMARK_DTYPE").filter(|v| !v.is_empty()) {
         Some(given) => crate::run::config::parse_dtypes("dtype", &given)?,
         None => Vec::new(),
@@ -270,7 +271,7 @@ fn config_from(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<RunConfig
         ),
         device,
         dtypes,
-        phases,
+        phases: config::phases(&phases, draft_tokens.as_deref())?,
         batches: config::parse_axis("batch", &or("HBMARK_BATCH", batches))?,
         contexts: config::parse_axis("context", &or("HBMARK_CONTEXT", contexts))?,
         prompts: None,

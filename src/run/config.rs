@@ -11,7 +11,7 @@ use crate::engine::{DeviceChoice, DeviceOptions};
 use crate::measure::protocol::{Depth, Stopping};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::validation::AXIS_CAP;
-use hbmark_core::result::{EngineKind, KvFill, Phase};
+use hbmark_core::result::{EngineKind, KvFill, MAX_DRAFT_TOKENS, Phase};
 
 /// The model that runs when none is named: small enough for a laptop, real enough to be worth timing.
 pub const DEFAULT_MODEL: &str = "SmolLM2-135M";
@@ -199,6 +199,47 @@ impl RunConfig {
             _ => &self.contexts,
         }
     }
+}
+
+/// Names of phases on a command line; a verify step has draft tokens besides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum PhaseName {
+    /// Whole prompts.
+    Prefill,
+    /// One token of each sequence.
+    Decode,
+    /// Speculative decoding: a token and --draft-tokens of each sequence.
+    Verify,
+}
+
+/// Draft tokens of verify steps where none are given.
+const DRAFT_TOKENS: &str = "1,3,7";
+
+/// The phases of some names. Verify steps, which draft tokens ask for too, bring the decode step that they are held against.
+///
+/// # Errors
+/// [`ConfigError::List`], where draft tokens cannot be read or are too many.
+pub fn phases(names: &[PhaseName], draft_tokens: Option<&str>) -> Result<Vec<Phase>, ConfigError> {
+    let verify = draft_tokens.is_some() || names.contains(&PhaseName::Verify);
+    let mut phases = Vec::new();
+    if names.contains(&PhaseName::Prefill) {
+        phases.push(Phase::Prefill);
+    }
+    if verify || names.contains(&PhaseName::Decode) {
+        phases.push(Phase::Decode);
+    }
+    if verify {
+        let (flag, given) = ("draft-tokens", draft_tokens.unwrap_or(DRAFT_TOKENS));
+        let mut tokens = parse_axis(flag, given)?;
+        tokens.sort_unstable();
+        tokens.dedup();
+        if let Some(most) = tokens.last().filter(|most| **most > MAX_DRAFT_TOKENS) {
+            let problem = format!("{most} is above {MAX_DRAFT_TOKENS}");
+            return Err(ConfigError::List { flag: flag.to_owned(), given: given.to_owned(), problem });
+        }
+        phases.extend(tokens.into_iter().map(|draft_tokens| Phase::Verify { draft_tokens }));
+    }
+    Ok(phases)
 }
 
 /// Reads a comma-separated list of dtypes.

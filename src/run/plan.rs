@@ -3,15 +3,20 @@
 //! Enters: the axes of a run and what the engine can do. Leaves: cells in the order that reloads models least; what cannot
 //! run is a cell with the reason why, and what a cell's step costs by its shape. It runs nothing.
 
-use crate::engine::DeviceChoice;
+use crate::engine::{DeviceChoice, no_verify_steps};
 use hbmark_core::ledger::{Ledger, StepCost, StepShape, StockBackend};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{Capabilities, Cause, Cell, EngineKind, Phase};
 use hbmark_core::units::Bytes;
 
-/// Whether an engine times steps of one kind alone: a prefill hides its launches behind its kernels, so it is not replayed.
-fn only_decodes(engine: &str) -> bool {
-    EngineKind::of(engine) == Some(EngineKind::StockGraph)
+/// Whether an engine times steps of a phase: a prefill hides its launches behind its kernels, so it is not replayed; and candle's models compute
+/// the logits of last tokens alone.
+fn times(engine: &str, phase: Phase) -> bool {
+    match (EngineKind::of(engine), phase) {
+        (Some(EngineKind::StockGraph), Phase::Prefill) => false,
+        (Some(kind), Phase::Verify { .. }) => !kind.is_stock(),
+        _ => true,
+    }
 }
 
 /// The cells of one engine and dtype: phases outermost, then batch, then context. Of several phases an engine has those that it can.
@@ -24,8 +29,8 @@ pub fn cells<'a>(
     contexts: impl Fn(Phase) -> &'a [usize],
 ) -> Vec<Cell> {
     let mut cells = Vec::new();
-    let decodes = only_decodes(engine) && phases.contains(&Phase::Decode);
-    for &phase in phases.iter().filter(|phase| !decodes || **phase == Phase::Decode) {
+    let any = phases.iter().any(|phase| times(engine, *phase));
+    for &phase in phases.iter().filter(|phase| !any || times(engine, **phase)) {
         for &batch in batches {
             for &context in contexts(phase) {
                 cells.push(Cell { phase, engine: engine.to_owned(), dtype, batch, context });
@@ -45,8 +50,11 @@ pub fn obstacle(
     predicted: Bytes,
     available: Option<Bytes>,
 ) -> Option<Cause> {
-    if cell.phase == Phase::Prefill && only_decodes(&cell.engine) {
+    if cell.phase == Phase::Prefill && !times(&cell.engine, cell.phase) {
         return Some(Cause::DecodeOnly { engine: cell.engine.clone() });
+    }
+    if matches!(cell.phase, Phase::Verify { .. }) && !capabilities.every_token_logits {
+        return Some(no_verify_steps(&capabilities.engine).cause());
     }
     if cell.batch > capabilities.max_batch {
         return Some(Cause::BatchAboveLimit {
@@ -126,6 +134,7 @@ mod tests {
             paged: false,
             prefix_sharing: false,
             graphs: false,
+            every_token_logits: false,
             host_memory: true,
         }
     }
@@ -164,6 +173,22 @@ mod tests {
         let cell = Cell { phase: Phase::Prefill, engine: "stock-graph".into(), ..decode(1, 8) };
         let reason = obstacle(&cell, &capabilities(), Bytes(0), None).unwrap().to_string();
         assert_eq!(reason, "stock-graph replays decode steps alone; a prefill hides its launches");
+    }
+
+    #[test]
+    fn engines_without_the_logits_of_every_token_have_no_verify_cells_and_say_why() {
+        let verify = Phase::Verify { draft_tokens: 3 };
+        let phases = |engine, phases: &[Phase]| -> Vec<Phase> {
+            cells(engine, Dtype::Bf16, phases, &[1], |_| &[8]).iter().map(|cell| cell.phase).collect()
+        };
+        let both = [Phase::Decode, verify];
+        assert_eq!(phases("native", &both), both);
+        assert_eq!(phases("stock", &both), [Phase::Decode]);
+        assert_eq!(phases("stock", &[verify]), [verify]);
+        let cell = Cell { phase: verify, ..decode(1, 8) };
+        assert_eq!((cell.id().as_str(), cell.positions()), ("verify-3/stock/f32/b1/c8", 12));
+        let reason = obstacle(&cell, &capabilities(), Bytes(0), None).unwrap().to_string();
+        assert!(reason.contains("does not run verify steps"), "{reason}");
     }
 
     #[test]

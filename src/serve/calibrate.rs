@@ -205,7 +205,7 @@ impl Shapes<'_> {
                 Vec::new()
             },
         };
-        StepBatch { sequences: (0..sequences).map(sequence).collect() }
+        StepBatch { sequences: (0..sequences).map(sequence).collect(), ..StepBatch::default() }
     }
 
     /// A prompt whose blocks lie behind those of `sequences` sequences of `room` positions.
@@ -271,7 +271,7 @@ impl Shapes<'_> {
             // What is cached is computed: pages that were never written would be read faster than memory. One sequence after the other,
             // because an engine may take only one prompt at a time.
             for step in self.batch(sequences, start, 0, start + tokens).sequences {
-                self.session.step(&StepBatch { sequences: vec![step] })?;
+                self.session.step(&StepBatch { sequences: vec![step], ..StepBatch::default() })?;
             }
         }
         let mut batch = self.batch(sequences, tokens, start, start + tokens);

@@ -224,6 +224,7 @@ mod tests {
             paged: true,
             prefix_sharing: true,
             graphs: true,
+            every_token_logits: true,
             host_memory: false,
         }
     }

@@ -134,6 +134,36 @@ pub(super) fn from_gguf(path: &Path, sink: &mut Sink<'_>) -> Result<Inventory, O
     )
 }
 
+/// Matrices `[input, out]` one after another as `[out, input]`, on all cores.
+fn transposed<T: Copy + Send + Sync>(values: &[T], matrices: usize, input: usize, out: usize) -> Vec<T> {
+    // Rows and columns that are turned together: what they touch stays in the first cache.
+    const TILE: usize = 32;
+    let turn = |from: &[T], to: &mut [T]| {
+        for (first_row, first_column) in
+            (0..out).step_by(TILE).flat_map(|row| (0..input).step_by(TILE).map(move |column| (row, column)))
+        {
+            for row in first_row..out.min(first_row + TILE) {
+                for column in first_column..input.min(first_column + TILE) {
+                    to[row * input + column] = from[column * out + row];
+                }
+            }
+        }
+    };
+    let mut turned = values.to_vec();
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+    let (matrix, share) = ((input * out).max(1), matrices.div_ceil(cores).max(1));
+    std::thread::scope(|scope| {
+        for (from, to) in values.chunks(share * matrix).zip(turned.chunks_mut(share * matrix)) {
+            scope.spawn(move || {
+                from.chunks_exact(matrix)
+                    .zip(to.chunks_exact_mut(matrix))
+                    .for_each(|(from, to)| turn(from, to));
+            });
+        }
+    });
+    turned
+}
+
 fn is_matrix(info: &TensorInfo) -> bool {
     info.rows_and_columns(false).is_some()
 }
@@ -158,15 +188,11 @@ impl TensorPlan {
     }
 
     /// The values of a stored tensor, those of experts output by output.
-    fn by_output<T: Copy>(&self, values: Vec<T>, source: &Source<'_>) -> Vec<T> {
-        let &[_, input, out] = source.shape() else { return values };
-        if !self.experts_by_input {
-            return values;
+    fn by_output<T: Copy + Send + Sync>(&self, values: Vec<T>, source: &Source<'_>) -> Vec<T> {
+        match *source.shape() {
+            [experts, input, out] if self.experts_by_input => transposed(&values, experts, input, out),
+            _ => values,
         }
-        let of_expert = |expert: &[T]| -> Vec<T> {
-            (0..out).flat_map(|row| (0..input).map(move |column| expert[column * out + row])).collect()
-        };
-        values.chunks_exact(input * out).flat_map(of_expert).collect()
     }
 
     /// A tensor in the storage that the plan has for it.

@@ -255,7 +255,7 @@ fn results_depend_neither_on_threads_nor_on_the_other_rows() {
                 start_position: 0,
                 block_table: Vec::new(),
             });
-            session.step(&StepBatch { sequences: sequences.collect() }).unwrap();
+            session.step(&StepBatch { sequences: sequences.collect(), ..StepBatch::default() }).unwrap();
             assert_eq!(session.logits().unwrap(), alone, "{name}, {threads} threads");
         }
     }

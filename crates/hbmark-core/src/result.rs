@@ -24,8 +24,8 @@ pub use capabilities::{Capabilities, EngineKind, Ragged};
 pub use cause::{Cause, ConsistencyRule};
 pub use ceilings::{Ceilings, DeviceSpec, GpuCeilings, Spread};
 pub use cell::{
-    AllBlocks, Bound, Cell, CellName, CellResult, Measured, NoCellName, OperationRow, Phase, Quality, Status,
-    StepBytes, TimeSummary, cell_id,
+    AllBlocks, Bound, Cell, CellName, CellResult, MAX_DRAFT_TOKENS, Measured, NoCellName, NoPhase,
+    OperationRow, Phase, Quality, Status, StepBytes, TimeSummary, cell_id,
 };
 pub use environment::{
     Board, BuildEnvironment, CpuEnvironment, Environment, Fabric, FleetTask, GpuEnvironment, GpuMatch,

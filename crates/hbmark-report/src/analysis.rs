@@ -21,6 +21,7 @@ mod ladder_summary;
 pub mod opened;
 mod recheck;
 mod side_by_side;
+pub mod speculation;
 pub mod words;
 
 pub use checklist::{

@@ -84,6 +84,21 @@ pub fn measured() -> Report {
     report
 }
 
+/// The same machine with verify steps of 1, 3 and 7 draft tokens beside the decode step, at two batches: native, at 1.1 times its floors.
+#[must_use]
+pub fn verified() -> Report {
+    let mut report = report();
+    let drafts = [1, 3, 7].map(|draft_tokens| Phase::Verify { draft_tokens });
+    for phase in std::iter::once(Phase::Decode).chain(drafts) {
+        for batch in [1, 4] {
+            let cell = cell(&report, phase, "native", Dtype::Bf16, (batch, 128), 1.1);
+            report.cells.push(cell);
+        }
+    }
+    crate::analysis::judge::recompute(&mut report);
+    report
+}
+
 fn cell(
     report: &Report,
     phase: Phase,

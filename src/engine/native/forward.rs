@@ -91,7 +91,7 @@ impl ModelWidths {
 #[derive(Debug)]
 struct Activations<O: Operations> {
     rows: usize,
-    sequences: usize,
+    outputs: usize,
     hidden: O::Buffer,
     query: O::Buffer,
     attended: O::Buffer,
@@ -105,12 +105,12 @@ impl<O: Operations> Activations<O> {
         operations: &mut O,
         widths: &ModelWidths,
         rows: usize,
-        sequences: usize,
+        outputs: usize,
     ) -> Result<Self, EngineError> {
         let query = widths.attention.query_width();
         Ok(Self {
             rows,
-            sequences,
+            outputs,
             hidden: operations.buffer(rows, widths.hidden)?,
             query: operations.buffer(rows, query)?,
             attended: operations.buffer(rows, query)?,
@@ -119,7 +119,7 @@ impl<O: Operations> Activations<O> {
                 0 => None,
                 width => Some(operations.buffer(rows, width)?),
             },
-            logits: operations.buffer(sequences, widths.vocab)?,
+            logits: operations.buffer(outputs, widths.vocab)?,
         })
     }
 }
@@ -136,7 +136,8 @@ pub struct Forward<O: Operations> {
     ropes: RopeTables,
     activations: Option<Activations<O>>,
     next: Vec<u32>,
-    sequences: usize,
+    /// Of the last step.
+    outputs: usize,
 }
 
 impl<O: Operations> Forward<O> {
@@ -145,7 +146,7 @@ impl<O: Operations> Forward<O> {
     pub fn new(widths: ModelWidths, weights: ModelWeights<O>, ropes: RopeTables) -> Self {
         let adapters = Adapters::new(weights.layers.len());
         let script = None;
-        Self { widths, weights, adapters, script, ropes, activations: None, next: Vec::new(), sequences: 0 }
+        Self { widths, weights, adapters, script, ropes, activations: None, next: Vec::new(), outputs: 0 }
     }
 
     /// From the next step on a script picks the experts of a model that has any, or its routers do again.
@@ -193,11 +194,11 @@ impl<O: Operations> Forward<O> {
         pool: &mut O::Pool,
         done: &mut dyn FnMut(&mut O, Operation),
     ) -> Result<(), EngineError> {
-        let Self { widths, weights, adapters, script, ropes, activations, next, sequences } = self;
+        let Self { widths, weights, adapters, script, ropes, activations, next, outputs } = self;
         let act = activations.as_mut().expect("room was made above");
         let eps = widths.attention.norm_eps;
 
-        *sequences = rows.served();
+        *outputs = rows.served();
         let mixtures = weights.layers.iter().enumerate().filter_map(|(index, layer)| match &layer.mlp {
             Mlp::Experts(_) => Some(index),
             Mlp::Dense { .. } => None,
@@ -269,13 +270,13 @@ impl<O: Operations> Forward<O> {
         operations.end(rows)
     }
 
-    /// Waits, and returns the logits of the last step, `[sequences, vocab]`.
+    /// Waits, and returns the logits of the last step, `[outputs, vocab]`.
     ///
     /// # Errors
     /// When no step ran or the device fails.
     pub fn logits(&self, operations: &mut O) -> Result<Vec<Vec<f32>>, EngineError> {
         let activations = self.activations.as_ref().ok_or(EngineError::NoStepRun)?;
-        operations.read(&activations.logits, self.sequences)
+        operations.read(&activations.logits, self.outputs)
     }
 
     /// Waits, and returns the greedy next tokens of the last step.
@@ -291,13 +292,13 @@ impl<O: Operations> Forward<O> {
     fn ensure_capacity(&mut self, operations: &mut O, rows: &Rows) -> Result<(), EngineError> {
         let positions = rows.sequences.iter().map(super::ragged_batch::SequenceRows::positions_after).max();
         self.ropes.extend_to(positions.unwrap_or(0));
-        let (need_rows, need_sequences) = (rows.len(), rows.sequences.len());
-        let (have_rows, have_sequences) = self.activations.as_ref().map_or((0, 0), |a| (a.rows, a.sequences));
-        if need_rows > have_rows || need_sequences > have_sequences {
+        let (need_rows, need_outputs) = (rows.len(), rows.outputs());
+        let (have_rows, have_outputs) = self.activations.as_ref().map_or((0, 0), |a| (a.rows, a.outputs));
+        if need_rows > have_rows || need_outputs > have_outputs {
             // The old ones are freed first: a long prefill leaves no room for both.
             self.activations = None;
-            let (rows, sequences) = (need_rows.max(have_rows), need_sequences.max(have_sequences));
-            self.activations = Some(Activations::new(operations, &self.widths, rows, sequences)?);
+            let (rows, outputs) = (need_rows.max(have_rows), need_outputs.max(have_outputs));
+            self.activations = Some(Activations::new(operations, &self.widths, rows, outputs)?);
         }
         Ok(())
     }

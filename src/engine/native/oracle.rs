@@ -512,14 +512,14 @@ impl Operations for Oracle {
         logits: &mut PlainBuffer,
         next: &mut Vec<u32>,
     ) -> Result<(), EngineError> {
-        let last_rows = rows.sequences.iter().map(|sequence| sequence.rows.end - 1);
+        let with_logits = (0..rows.outputs()).map(|output| rows.output_row(output));
         let norm = Some((norm, self.eps(Fault::Head, norm_eps)));
-        let inputs = self.norm(hidden, last_rows, norm);
+        let inputs = self.norm(hidden, with_logits, norm);
         next.clear();
-        for (sequence, output) in self.multiply(head, &inputs).iter().enumerate() {
-            let logits = logits.row_mut(sequence);
-            for (logit, output) in logits.iter_mut().zip(output) {
-                *logit = to_f32(bent(*output, softcap));
+        for (output, sums) in self.multiply(head, &inputs).iter().enumerate() {
+            let logits = logits.row_mut(output);
+            for (logit, sum) in logits.iter_mut().zip(sums) {
+                *logit = to_f32(bent(*sum, softcap));
             }
             next.push(first_largest(logits));
         }

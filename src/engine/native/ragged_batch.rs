@@ -53,6 +53,8 @@ pub struct Rows {
     pub adapted: Vec<usize>,
     /// Padding sequences at the end: see [`pad`](Self::pad).
     pub padding: usize,
+    /// Every row has logits, and not only the last one of each sequence.
+    pub every_logit: bool,
     /// (adapter, row); kept to reuse its memory.
     pub(super) order: Vec<(usize, usize)>,
 }
@@ -74,6 +76,7 @@ impl Rows {
         self.adapters.clear();
         self.adapted.clear();
         self.padding = 0;
+        self.every_logit = false;
     }
 
     /// Pads to as many rows, with sequences of one token at their first position. Their K and V go to `block`, which no sequence may use; all of
@@ -85,10 +88,22 @@ impl Rows {
         }
     }
 
-    /// Sequences without the padding.
+    /// Rows that have logits, the padding among them.
+    #[must_use]
+    pub fn outputs(&self) -> usize {
+        if self.every_logit { self.len() } else { self.sequences.len() }
+    }
+
+    /// The row of an output.
+    #[must_use]
+    pub fn output_row(&self, output: usize) -> usize {
+        if self.every_logit { output } else { self.sequences[output].rows.end - 1 }
+    }
+
+    /// Outputs without the padding, whose sequences are one row each.
     #[must_use]
     pub fn served(&self) -> usize {
-        self.sequences.len() - self.padding
+        self.outputs() - self.padding
     }
 
     /// Sets the adapter of each sequence, in order of the sequences; rows of one adapter are grouped, whatever their order.
@@ -191,6 +206,12 @@ mod tests {
         assert_eq!(rows.table(&rows.sequences[1]), [2]);
         rows.pad(6, 11);
         assert_eq!((rows.len(), rows.served(), rows.slot(5)), (6, 2, (11, 0)));
+        assert_eq!(
+            (0..rows.outputs()).map(|output| rows.output_row(output)).collect::<Vec<_>>(),
+            [2, 3, 4, 5]
+        );
+        rows.every_logit = true;
+        assert_eq!((rows.outputs(), rows.served(), rows.output_row(1)), (6, 4, 1));
         rows.clear();
         assert!(rows.is_empty() && rows.padding == 0);
     }

@@ -424,11 +424,11 @@ pub fn operations_alone<O: Operations>(
             }
         }
 
-        let (sequences, mut next) = (rows.sequences.len(), Vec::new());
-        let mut logits = operations.buffer(sequences, widths.vocab)?;
+        let (with_logits, mut next) = (rows.outputs(), Vec::new());
+        let mut logits = operations.buffer(with_logits, widths.vocab)?;
         let (norm, eps) = with_eps(&model.norm);
         operations.head(rows, norm, eps, &model.head, model.softcap, &hidden, &mut logits, &mut next)?;
-        let logits = operations.read(&logits, sequences)?;
+        let logits = operations.read(&logits, with_logits)?;
         operations.await_next(&mut next)?;
         // Of two that are equal up to rounding either may be chosen.
         let chosen = next.iter().zip(&logits).map(|(token, logits)| logits.get(*token as usize).copied());

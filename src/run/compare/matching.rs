@@ -36,7 +36,7 @@ pub fn places(
     let grid = |side, other, (phase, batch, context): GridStep| CompareError::Grid {
         side,
         other,
-        id: format!("{phase:?} b{batch} c{context}").to_lowercase(),
+        id: format!("{phase} b{batch} c{context}"),
     };
     if let Some(step) = lacks(steps_a, steps_b) {
         return Err(grid('A', 'B', step));

@@ -17,7 +17,7 @@ use crate::measure::protocol::{self, BlockContext, Monitor, Protocol};
 use crate::measure::{operations, quality, weight_check};
 use crate::run::device_worker::{CostedCell, Opened};
 use crate::run::plan;
-use hbmark_core::ledger::{Ledger, StepCost};
+use hbmark_core::ledger::{Ledger, StepCost, StepShape};
 use hbmark_core::model::{Architecture, Dtype};
 use hbmark_core::result::{
     BlockTelemetry, Cause, Ceilings, Cell, CellResult, Environment, Finding, Phase, Quality, Report,
@@ -155,7 +155,7 @@ impl RunScenario {
         if let Err(fault) = weight_check::weights(session.inventory(), &wanted) {
             let ledger = Ledger::new(&architecture, &wanted, Dtype::Bf16);
             for cell in &self.cells {
-                let cost = cost(&ledger, cell.phase, cell.batch, cell.context);
+                let cost = ledger.step(plan::shape(cell));
                 let reason = Some(fault.clone());
                 report.cells.push(judge::unmeasured(cell, Dtype::Bf16, &cost, Status::Invalid, reason));
             }
@@ -261,7 +261,7 @@ impl RunScenario {
     fn ideal(&self, architecture: &Architecture) -> StepCost {
         let ledger = Ledger::new(architecture, &architecture.inventory(Dtype::Bf16), Dtype::Bf16);
         let cell = &self.cells[0];
-        cost(&ledger, cell.phase, cell.batch, cell.context)
+        ledger.step(plan::shape(cell))
     }
 
     /// A report of a machine of round numbers, without cells.
@@ -311,13 +311,6 @@ impl RunScenario {
     }
 }
 
-fn cost(ledger: &Ledger, phase: Phase, batch: usize, context: usize) -> StepCost {
-    match phase {
-        Phase::Decode => ledger.decode(batch, context),
-        Phase::Prefill => ledger.prefill(batch, context),
-    }
-}
-
 /// The device and the host of a world, step by step.
 struct Device {
     world: RunScenario,
@@ -360,7 +353,7 @@ impl Device {
         let per_sequence = info.tokens / info.batch.max(1);
         let phase = if per_sequence == 1 { Phase::Decode } else { Phase::Prefill };
         let context = if per_sequence == 1 { info.start_position } else { per_sequence };
-        let cost = cost(&self.ledger, phase, info.batch, context.max(1));
+        let cost = self.ledger.step(StepShape { phase, batch: info.batch, context: context.max(1) });
         let mut bytes = cost.bytes.ideal().as_f64();
         for fault in &self.world.faults {
             match fault {

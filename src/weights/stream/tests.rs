@@ -313,3 +313,16 @@ fn a_sink_that_fails_ends_the_stream_with_its_error() {
     assert!(error.starts_with("third has no tokenizer"), "{error}");
     assert_eq!(taken, 3);
 }
+
+#[test]
+fn matrices_are_turned_one_by_one() {
+    for (matrices, input, out) in [(1, 1, 1), (5, 33, 65), (3, 64, 7), (2, 0, 4)] {
+        let values: Vec<usize> = (0..matrices * input * out).collect();
+        let turned = super::transposed(&values, matrices, input, out);
+        assert_eq!(turned.len(), values.len());
+        for (at, value) in turned.into_iter().enumerate() {
+            let (matrix, row, column) = (at / (input * out), at / input % out, at % input);
+            assert_eq!(value, matrix * input * out + column * out + row);
+        }
+    }
+}

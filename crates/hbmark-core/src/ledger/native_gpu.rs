@@ -17,6 +17,8 @@ const LIBRARY_BYTES: u64 = 32 << 20;
 /// Rows from which products go to the tensor cores, and to the library.
 const TILED_ROWS: u64 = 5;
 const LIBRARY_ROWS: u64 = 65;
+/// Tokens of a sequence from which attention is on tensor cores.
+const TILED_QUERIES: usize = 2;
 /// The widest head whose prompts are attended to without partial sums.
 const TILED_HEAD: usize = 128;
 
@@ -45,7 +47,7 @@ impl Ledger {
         let floats = |width: u64| rows.saturating_mul(width).saturating_mul(4);
 
         let activations = floats(hidden + 2 * query + ffn + of_experts);
-        let logits = batch.saturating_mul(a.vocab_size as u64 * 4);
+        let logits = shape.logits().saturating_mul(a.vocab_size as u64 * 4);
         let (plain, wide) = (matches!(dtype, Dtype::Bf16 | Dtype::F16), dtype == Dtype::F32);
         let widest = hidden.max(query).max(ffn).max(of_experts);
         let prepared = match dtype {
@@ -64,7 +66,8 @@ impl Ledger {
             let of_router = experts.map_or(0, |experts| experts.count as u64 + 1);
             scratch(floats(of_heads.max(of_router)))
         };
-        let alone = wide || a.head_dim > TILED_HEAD || shape.queries() == 1;
+        let single_rows = shape.queries() < TILED_QUERIES;
+        let alone = wide || a.head_dim > TILED_HEAD || single_rows;
         let partial = if alone { scratch(floats(query)) } else { 0 };
         // What attention over single rows and the gate leave for the product behind them, in 16 bits.
         let by_attention = if alone && !wide { query } else { 0 };

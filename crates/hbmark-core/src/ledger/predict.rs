@@ -177,7 +177,8 @@ pub(in crate::ledger) fn blank(request: &Request<'_>, shape: StepShape) -> CellR
 }
 
 pub(in crate::ledger) fn tokens_per_second(shape: StepShape, time: Nanos) -> Option<f64> {
-    (time.0 > 0.0).then(|| (shape.batch * shape.queries()) as f64 / time.seconds())
+    let tokens = shape.batch * shape.phase.sure_tokens(shape.context);
+    (time.0 > 0.0).then(|| tokens as f64 / time.seconds())
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ use crate::units::{Bytes, Flops};
 pub struct StepShape {
     pub phase: Phase,
     pub batch: usize,
-    /// Decode: positions in the cache before the step. Prefill: tokens of each prompt.
+    /// Positions in the cache before the step. Prefill: tokens of each prompt.
     pub context: usize,
 }
 
@@ -57,19 +57,20 @@ impl StepShape {
     /// New tokens of each sequence.
     #[must_use]
     pub fn queries(&self) -> usize {
-        match self.phase {
-            Phase::Prefill => self.context,
-            Phase::Decode => 1,
-        }
+        self.phase.new_tokens(self.context)
+    }
+
+    /// Rows of logits: of every token of a step over the cache, of the last one of a prompt.
+    #[must_use]
+    pub fn logits(&self) -> u64 {
+        let per_sequence = if self.phase.is_over_cache() { self.queries() } else { 1 };
+        (self.batch as u64).saturating_mul(per_sequence as u64)
     }
 
     /// Positions of each sequence in the cache when the step is done.
     #[must_use]
     pub fn positions_after(&self) -> usize {
-        match self.phase {
-            Phase::Prefill => self.context,
-            Phase::Decode => self.context + 1,
-        }
+        self.phase.positions_after(self.context)
     }
 }
 
@@ -260,27 +261,36 @@ impl Ledger {
     pub fn step(&self, shape: StepShape) -> StepCost {
         match shape.phase {
             Phase::Prefill => self.prefill(shape.batch, shape.context),
-            Phase::Decode => self.decode(shape.batch, shape.context),
+            Phase::Decode | Phase::Verify { .. } => {
+                self.over_cache(shape.batch, shape.context, shape.queries())
+            }
         }
     }
 
     /// Cost of one decode step of `batch` sequences with `context` cached positions each.
     #[must_use]
     pub fn decode(&self, batch: usize, context: usize) -> StepCost {
-        let sequences = batch as u64;
-        let (weights, distinct_experts) = self.weights(batch);
+        self.over_cache(batch, context, 1)
+    }
+
+    /// Cost of one step of `tokens` new tokens for each of `batch` sequences with `context` cached positions, with the logits of all of them. The
+    /// cache is read once for the tokens of a sequence: of a window, what the first of them sees.
+    fn over_cache(&self, batch: usize, context: usize, tokens: usize) -> StepCost {
+        let (sequences, per_sequence) = (batch as u64, tokens as u64);
+        let all = sequences.saturating_mul(per_sequence);
+        let (weights, distinct_experts) = self.weights(batch.saturating_mul(tokens));
         let state = self.state_bytes();
         let bytes = StepBytes {
             weights,
             kv_read: times(self.read(context) + state, sequences),
-            kv_write: times(self.kv_bytes_per_token() + state, sequences),
-            other: Bytes(sequences.saturating_mul(self.embedding_row_bytes)),
+            // The state before the draft tokens is kept at the least: what stands of them can be replayed.
+            kv_write: times(self.kv_bytes_per_token(), all) + times(state, sequences),
+            other: Bytes(all.saturating_mul(self.embedding_row_bytes)),
             as_implemented: None,
         };
-        let per_sequence = self.linear_flops()
-            + 2.0 * self.head_elements as f64
-            + self.mixing_flops(Phase::Decode, context, 1);
-        StepCost { bytes, flops: Flops(per_sequence * batch as f64), distinct_experts }
+        let linear = (self.linear_flops() + 2.0 * self.head_elements as f64) * tokens as f64;
+        let flops = linear + self.mixing_flops(Phase::Decode, context, tokens);
+        StepCost { bytes, flops: Flops(flops * batch as f64), distinct_experts }
     }
 
     /// Cost of prefilling `batch` prompts of `tokens` each; logits of the last position only.
@@ -350,7 +360,7 @@ impl Ledger {
         let activations = tokens.saturating_mul(width * self.activation_bytes());
         // A stage without the head has none.
         let vocabulary = if self.head_elements == 0 { 0 } else { arch.vocab_size as u64 };
-        let logits = (shape.batch as u64).saturating_mul(vocabulary * 4);
+        let logits = shape.logits().saturating_mul(vocabulary * 4);
         self.resident + times(kept, shape.batch as u64) + Bytes(activations.max(logits))
     }
 
@@ -394,7 +404,7 @@ impl Ledger {
             let pairs = pairs.pairs(cached + tokens) - pairs.pairs(cached);
             let all = Reach::Full.pairs(cached + tokens) - Reach::Full.pairs(cached);
             let scores = match phase {
-                Phase::Decode => cache.decode_flops,
+                Phase::Decode | Phase::Verify { .. } => cache.decode_flops,
                 Phase::Prefill => cache.prefill_flops,
             };
             cache.layers as f64

@@ -123,10 +123,10 @@ impl Position {
 
 impl Ledger {
     /// Bytes that candle's own forward moves in a step, or `None` where that is not modelled: prefill (its traffic is
-    /// activations, which depend on the GEMM's tiling) and families without a stock path.
+    /// activations, which depend on the GEMM's tiling), verify steps, which it has none of, and families without a stock path.
     #[must_use]
     pub fn stock_bytes(&self, shape: StepShape, backend: StockBackend) -> Option<Bytes> {
-        if shape.phase == Phase::Prefill {
+        if shape.phase != Phase::Decode {
             return None;
         }
         let architecture = self.architecture();
@@ -159,7 +159,7 @@ impl Ledger {
         let cache = positions.saturating_mul(architecture.layers as u64 * 2 * position.one);
         let (caches, score_tensors) = match shape.phase {
             Phase::Prefill => (1, 3),
-            Phase::Decode => (2, 2),
+            Phase::Decode | Phase::Verify { .. } => (2, 2),
         };
         let scores = if position.flash_on_cpu() {
             0

@@ -125,11 +125,11 @@ pub fn accepted(blocks: &[Block]) -> impl Iterator<Item = &Block> {
     blocks.iter().filter(|b| b.rejected.is_none())
 }
 
-/// Which times of a block a phase is judged by: the interval between step ends for decode, the device span for prefill.
+/// Which times of a block a phase is judged by: the interval between step ends over a cache, the device span for prefill.
 #[must_use]
 pub fn judged_times(phase: Phase, block: &Block) -> &[f64] {
     match phase {
-        Phase::Decode => &block.interval_ns,
+        Phase::Decode | Phase::Verify { .. } => &block.interval_ns,
         Phase::Prefill => &block.step_ns,
     }
 }

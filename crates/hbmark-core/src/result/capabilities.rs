@@ -32,6 +32,9 @@ pub struct Capabilities {
     pub paged: bool,
     pub prefix_sharing: bool,
     pub graphs: bool,
+    /// A step can give the logits of every token of it, as speculative decoding needs to verify its draft tokens.
+    #[serde(default)]
+    pub every_token_logits: bool,
     /// Weights and KV lie in the memory of this process: its resident set is what the engine uses.
     #[serde(default)]
     pub host_memory: bool,

@@ -12,25 +12,98 @@ use crate::model::Dtype;
 use crate::stats;
 use crate::units::Bytes;
 
-/// Prefill or decode.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    JsonSchema,
-    clap::ValueEnum,
-)]
+/// What a step does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
+    /// Whole prompts into an empty cache.
     Prefill,
+    /// One token of each sequence on top of its cache.
     Decode,
+    /// Speculative decoding: the last token of each sequence and so many draft tokens behind it, with the logits of all of them.
+    Verify {
+        #[serde(deserialize_with = "draft_tokens")]
+        draft_tokens: usize,
+    },
+}
+
+/// Reads the number of draft tokens of a file: arithmetic over any other would not end.
+fn draft_tokens<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
+    let tokens = usize::deserialize(deserializer)?;
+    if (1..=MAX_DRAFT_TOKENS).contains(&tokens) {
+        return Ok(tokens);
+    }
+    Err(serde::de::Error::custom(format!("{tokens} draft tokens are not 1 to {MAX_DRAFT_TOKENS}")))
+}
+
+/// The most draft tokens of a verify step.
+pub const MAX_DRAFT_TOKENS: usize = 64;
+
+impl Phase {
+    /// Tokens that each sequence brings; `context` are those of a prompt.
+    #[must_use]
+    pub fn new_tokens(self, context: usize) -> usize {
+        match self {
+            Self::Prefill => context,
+            Self::Decode => 1,
+            Self::Verify { draft_tokens } => draft_tokens.saturating_add(1),
+        }
+    }
+
+    /// Tokens of each sequence that a step is sure to bring: those of a prompt, otherwise one. A verify step brings more where draft tokens are
+    /// accepted.
+    #[must_use]
+    pub fn sure_tokens(self, context: usize) -> usize {
+        if self.is_over_cache() { 1 } else { context }
+    }
+
+    /// Positions of each sequence in the cache when the step is done.
+    #[must_use]
+    pub fn positions_after(self, context: usize) -> usize {
+        match self {
+            Self::Prefill => context,
+            Self::Decode | Self::Verify { .. } => context.saturating_add(self.new_tokens(context)),
+        }
+    }
+
+    /// Whether its steps follow one another over a cache, so that what counts is the interval between their ends. The others are judged by the
+    /// device's span.
+    #[must_use]
+    pub fn is_over_cache(self) -> bool {
+        matches!(self, Self::Decode | Self::Verify { .. })
+    }
+}
+
+impl std::fmt::Display for Phase {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Prefill => f.pad("prefill"),
+            Self::Decode => f.pad("decode"),
+            Self::Verify { draft_tokens } => f.pad(&format!("verify-{draft_tokens}")),
+        }
+    }
+}
+
+/// A text that is no phase.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no phase; write prefill, decode or verify-3 for a verify step of 3 draft tokens")]
+pub struct NoPhase(String);
+
+impl std::str::FromStr for Phase {
+    type Err = NoPhase;
+    fn from_str(name: &str) -> Result<Self, NoPhase> {
+        let lower = name.to_ascii_lowercase();
+        match lower.as_str() {
+            "prefill" => Ok(Self::Prefill),
+            "decode" => Ok(Self::Decode),
+            other => other
+                .strip_prefix("verify-")
+                .and_then(|tokens| tokens.parse().ok())
+                .filter(|tokens| (1..=MAX_DRAFT_TOKENS).contains(tokens))
+                .map(|draft_tokens| Self::Verify { draft_tokens })
+                .ok_or_else(|| NoPhase(plain(name))),
+        }
+    }
 }
 
 /// The status of a cell.
@@ -132,7 +205,7 @@ pub struct TimeSummary {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct AllBlocks {
     pub step_ns: Spread,
-    /// Decode only.
+    /// Of steps over a cache.
     pub tpot_ns: Option<Spread>,
     pub tokens_per_s: Spread,
     pub blocks: usize,
@@ -188,7 +261,7 @@ pub struct OperationRow {
 /// One cell of the grid.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CellResult {
-    /// `decode/stock/f32/b1/c512`: stable, and what filters match.
+    /// `decode/stock/f32/b1/c512`, of a verify step `verify-3/native/bf16/b1/c512`: stable, and what filters match.
     pub id: String,
     pub phase: Phase,
     pub engine: String,
@@ -200,7 +273,8 @@ pub struct CellResult {
     pub reason: Option<Cause>,
     /// Device span of a step (D).
     pub step_ns: Option<TimeSummary>,
-    /// Interval between step ends (I), decode only: the typical time per output token of a steady decode.
+    /// Interval between step ends (I), not of prefills: the typical time per output token of a steady decode. A verify step's is that where
+    /// none of its draft tokens is accepted, and without the time that drafting takes.
     pub tpot_ns: Option<f64>,
     pub tpot_ci_low_ns: Option<f64>,
     pub tpot_ci_high_ns: Option<f64>,
@@ -211,7 +285,7 @@ pub struct CellResult {
     pub launch_cost_ns: Option<f64>,
     #[serde(default)]
     pub launch_share: Option<f64>,
-    /// Prompt tokens per second (prefill) or output tokens per second (decode), whole batch.
+    /// Prompt tokens per second (prefill) or output tokens per second (decode), whole batch; of a verify step without any accepted draft token.
     pub tokens_per_s: Option<f64>,
     /// The floor by the measured ceiling, or by the data sheet for `predict`.
     pub predicted_ns: Option<f64>,
@@ -259,10 +333,6 @@ pub struct CellResult {
 /// The stable name of a cell, which filters match: `decode/stock/f32/b1/c512`.
 #[must_use]
 pub fn cell_id(phase: Phase, engine: &str, dtype: Dtype, batch: usize, context: usize) -> String {
-    let phase = match phase {
-        Phase::Prefill => "prefill",
-        Phase::Decode => "decode",
-    };
     format!("{phase}/{engine}/{dtype}/b{batch}/c{context}")
 }
 
@@ -288,7 +358,7 @@ impl std::str::FromStr for CellName {
             let [phase, engine, dtype, batch, context] =
                 <[&str; 5]>::try_from(name.split('/').collect::<Vec<_>>()).ok()?;
             Some(Self {
-                phase: <Phase as clap::ValueEnum>::from_str(phase, true).ok()?,
+                phase: phase.parse().ok()?,
                 engine: engine.to_owned(),
                 dtype: <Dtype as clap::ValueEnum>::from_str(dtype, true).ok()?,
                 batch: batch.strip_prefix('b')?.parse().ok().filter(|b| *b > 0)?,
@@ -348,13 +418,10 @@ impl CellResult {
 }
 
 impl CellResult {
-    /// Tokens of one step: those of the prompts, or one a sequence.
+    /// Tokens that a step is sure to bring ([`Phase::sure_tokens`]).
     #[must_use]
     pub fn tokens(&self) -> usize {
-        match self.phase {
-            Phase::Decode => self.batch,
-            Phase::Prefill => self.batch * self.context,
-        }
+        self.batch * self.phase.sure_tokens(self.context)
     }
 
     /// Median and range over all blocks, from the raw samples; `None` without one.
@@ -367,7 +434,7 @@ impl CellResult {
         let rate = |ns: f64| self.tokens() as f64 / ns * 1e9;
         Some(AllBlocks {
             step_ns: spread(&|block| usable(&block.step_ns))?,
-            tpot_ns: (self.phase == Phase::Decode).then_some(judged),
+            tpot_ns: self.phase.is_over_cache().then_some(judged),
             tokens_per_s: Spread {
                 median: rate(judged.median),
                 low: rate(judged.high),
@@ -387,7 +454,9 @@ impl CellResult {
         }
         let step = self.step_ns.as_ref()?;
         Some(match self.phase {
-            Phase::Decode => (self.tpot_ns?, self.tpot_ci_low_ns.zip(self.tpot_ci_high_ns)),
+            Phase::Decode | Phase::Verify { .. } => {
+                (self.tpot_ns?, self.tpot_ci_low_ns.zip(self.tpot_ci_high_ns))
+            }
             Phase::Prefill => (step.typical.unwrap_or(step.median), step.ci_low.zip(step.ci_high)),
         })
     }
@@ -400,7 +469,7 @@ pub struct Cell {
     pub engine: String,
     pub dtype: Dtype,
     pub batch: usize,
-    /// Decode: positions in the KV cache before the step. Prefill: prompt tokens per sequence.
+    /// Positions in the KV cache before the step. Prefill: prompt tokens per sequence.
     pub context: usize,
 }
 
@@ -411,13 +480,10 @@ impl Cell {
         cell_id(self.phase, &self.engine, self.dtype, self.batch, self.context)
     }
 
-    /// Positions the cell needs: a decode step adds one to its context.
+    /// Positions the cell needs: a step over a cache adds its own to them.
     #[must_use]
     pub fn positions(&self) -> usize {
-        match self.phase {
-            Phase::Prefill => self.context,
-            Phase::Decode => self.context + 1,
-        }
+        self.phase.positions_after(self.context)
     }
 }
 
@@ -436,4 +502,37 @@ pub struct Measured {
     pub peak_memory: Option<Bytes>,
     /// Bytes a step of the cell really moved, where the engine counts them.
     pub moved: Option<Bytes>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cell_has_the_name_that_it_is_read_from() {
+        for (phase, name) in [
+            (Phase::Prefill, "prefill/native/bf16/b1/c512"),
+            (Phase::Decode, "decode/native/bf16/b1/c512"),
+            (Phase::Verify { draft_tokens: 3 }, "verify-3/native/bf16/b1/c512"),
+        ] {
+            assert_eq!(cell_id(phase, "native", Dtype::Bf16, 1, 512), name);
+            assert_eq!(name.parse::<CellName>().unwrap().phase, phase);
+        }
+        for name in ["verify", "verify-", "verify-0", "verify-65", "verify--1", "verify-3x", "draft"] {
+            let problem = name.parse::<Phase>().unwrap_err().to_string();
+            assert!(problem.contains(name) && problem.contains("verify-3"), "{problem}");
+        }
+    }
+
+    #[test]
+    fn a_file_has_draft_tokens_within_bounds_or_is_refused() {
+        let read = |tokens: &str| {
+            serde_json::from_str::<Phase>(&format!("{{\"verify\":{{\"draft_tokens\":{tokens}}}}}"))
+        };
+        assert_eq!(read("64").unwrap(), Phase::Verify { draft_tokens: 64 });
+        for tokens in ["0", "65", "18446744073709551615", "-1", "1.5"] {
+            assert!(read(tokens).is_err(), "{tokens}");
+        }
+        assert_eq!(serde_json::from_str::<Phase>("\"decode\"").unwrap(), Phase::Decode);
+    }
 }

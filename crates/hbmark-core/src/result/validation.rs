@@ -154,7 +154,7 @@ fn block(block: &Block, phase: Phase, named: &dyn Fn(&str) -> String) -> Result<
     if let Some(time) = block.step_ns.iter().chain(&block.interval_ns).find(|ns| !STEP_NS.contains(ns)) {
         return Err(impossible_value(named("a step"), time, "0 to 1e18 ns"));
     }
-    let times = if phase == Phase::Decode { block.interval_ns.len() } else { block.step_ns.len() };
+    let times = super::judged_times(phase, block).len();
     if block.rejected.is_none() && (block.step_ns.is_empty() || times == 0) {
         return Err(impossible_value(named("the length of a block that counts"), &0, "at least one step"));
     }

@@ -421,7 +421,7 @@ fn near_misses(report: &Case<'_>, cell: &CellResult) -> Vec<NearMiss> {
 /// The typical time of a cell.
 fn timed(cell: &CellResult) -> Option<f64> {
     let time = match cell.phase {
-        Phase::Decode => cell.tpot_ns,
+        Phase::Decode | Phase::Verify { .. } => cell.tpot_ns,
         Phase::Prefill => cell.step_ns.as_ref().map(|step| step.median),
     };
     time.filter(|time| time.is_finite() && *time > 0.0 && cell.status != Status::Predicted)
@@ -568,7 +568,7 @@ fn not_converged(_: &Case<'_>, cell: &CellResult) -> Option<String> {
 }
 
 fn memory_bound(report: &Case<'_>, cell: &CellResult) -> Option<String> {
-    if cell.phase != Phase::Decode
+    if !cell.phase.is_over_cache()
         || cell.bound != Some(Bound::Memory)
         || working_set_is_small(report, cell).is_some()
         || evidence::host_waits(cell).is_some()
@@ -589,15 +589,15 @@ fn memory_bound(report: &Case<'_>, cell: &CellResult) -> Option<String> {
 }
 
 fn compute_bound_prefill(_: &Case<'_>, cell: &CellResult) -> Option<String> {
-    compute_bound(cell, Phase::Prefill)
+    compute_bound(cell).filter(|_| !cell.phase.is_over_cache())
 }
 
 fn compute_bound_decode(_: &Case<'_>, cell: &CellResult) -> Option<String> {
-    compute_bound(cell, Phase::Decode)
+    compute_bound(cell).filter(|_| cell.phase.is_over_cache())
 }
 
-fn compute_bound(cell: &CellResult, phase: Phase) -> Option<String> {
-    if cell.phase != phase || cell.bound != Some(Bound::Compute) || evidence::host_waits(cell).is_some() {
+fn compute_bound(cell: &CellResult) -> Option<String> {
+    if cell.bound != Some(Bound::Compute) || evidence::host_waits(cell).is_some() {
         return None;
     }
     let share = explained(cell).filter(|share| (EXPLAINED..=1.1).contains(share))?;
@@ -668,7 +668,7 @@ fn copied_share(cell: &CellResult) -> Option<f64> {
 fn moves_more(report: &Case<'_>, cell: &CellResult) -> Option<String> {
     let share = copied_share(cell).filter(|_| copies_explain(cell))?;
     // A step that its necessary bytes explain needs no other name.
-    if memory_bound(report, cell).is_some() || compute_bound(cell, cell.phase).is_some() {
+    if memory_bound(report, cell).is_some() || compute_bound(cell).is_some() {
         return None;
     }
     let moved = cell.bytes.as_implemented?;

@@ -141,7 +141,7 @@ fn bytes(count: f64) -> Bytes {
 
 /// An operation that takes long and moves next to nothing.
 pub(super) fn extra_kernel(cell: &CellResult) -> Option<String> {
-    if cell.phase != Phase::Decode || cell.bound == Some(Bound::Compute) {
+    if !cell.phase.is_over_cache() || cell.bound == Some(Bound::Compute) {
         return None;
     }
     let whole: f64 = cell.operations.iter().map(|row| row.time_ns).sum();

@@ -5,7 +5,7 @@
 use super::words::counted;
 use hbmark_core::ledger::Roof;
 use hbmark_core::result::{
-    Bound, Cause, CellResult, Crossover, CrossoverKind, Finding, GroupStep, Phase, Report, Severity,
+    Bound, Cause, CellResult, Crossover, CrossoverKind, Finding, GroupStep, Report, Severity,
 };
 use hbmark_core::units::{Bytes, Flops, Nanos};
 
@@ -167,7 +167,7 @@ fn terms(report: &Report, cell: &CellResult) -> String {
     });
     match (cell.bound, reading, computing) {
         (Some(Bound::Compute), Some(reading), Some(computing)) => {
-            let tokens = if cell.phase == Phase::Prefill { cell.batch * cell.context } else { cell.batch };
+            let tokens = cell.batch * cell.phase.new_tokens(cell.context);
             format!(
                 "{}: {tokens} tokens take {computing}; reading {memory} takes {reading}{exchanged}",
                 Nanos(floor)
@@ -192,6 +192,7 @@ mod tests {
     use super::*;
     use crate::analysis::explain;
     use crate::samples;
+    use hbmark_core::result::Phase;
 
     #[test]
     fn a_prediction_is_explained_by_its_largest_term_and_what_would_help() {

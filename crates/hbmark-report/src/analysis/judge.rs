@@ -110,10 +110,10 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
     cell.step_ns = Some(summarise(&spans, &span_means, accepted(&cell.blocks).count()));
     // A prefill has none of these, whatever the file holds.
     (cell.tpot_ns, cell.tpot_ci_low_ns, cell.tpot_ci_high_ns, cell.host_bubble_ns) = (None, None, None, None);
-    // The cell's typical time: the interval between step ends for decode, the device span for prefill.
+    // The cell's typical time: the interval between step ends over a cache, the device span for prefill.
     let typical = stats::t_interval_log(&means, CONFIDENCE);
     let center = stats::geometric_mean(&means);
-    if cell.phase == Phase::Decode {
+    if cell.phase.is_over_cache() {
         cell.tpot_ns = Some(center);
         cell.tpot_ci_low_ns = typical.map(|i| i.low);
         cell.tpot_ci_high_ns = typical.map(|i| i.high);
@@ -159,7 +159,7 @@ fn unseen_work(
     ceilings: Option<&Ceilings>,
     datasheet: Option<&DeviceSpec>,
 ) -> Option<Cause> {
-    let span = cell.step_ns.as_ref().filter(|_| cell.phase == Phase::Decode)?.median;
+    let span = cell.step_ns.as_ref().filter(|_| cell.phase.is_over_cache())?.median;
     let of_span = Verdict::new(cost, Nanos(span), cell.dtype, ceilings, datasheet);
     of_span.invalid?;
     Some(Cause::WorkUnseen { timeline_ns: span, host_ns: cell.tpot_ns?, bytes: cost.bytes.ideal() })

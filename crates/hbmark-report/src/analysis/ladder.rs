@@ -17,7 +17,7 @@ use hbmark_core::units::Flops;
 pub enum LadderError {
     #[error("the result has no cell `{asked}`; it has {known}")]
     NoSuchCell { asked: String, known: String },
-    #[error("`{asked}` is a prefill, and external results are compared with decode cells only")]
+    #[error("`{asked}` is no decode, and external results are compared with decode cells only")]
     NotDecode { asked: String },
     #[error(
         "external results of different loads, {}, are steps of different work: give those of one load, or a ladder for each",
@@ -53,7 +53,8 @@ fn trusted_tpot(cell: &CellResult) -> Option<f64> {
     cell.tpot_ns.filter(|time| is_trusted(cell.status) && time.is_finite() && *time > 0.0)
 }
 
-fn is_trusted(status: Status) -> bool {
+/// Whether the time of a cell may stand for it.
+pub(super) fn is_trusted(status: Status) -> bool {
     status == Status::Ok
         || (status.is_doubtful() && !matches!(status, Status::Incomplete | Status::Smoke | Status::Simulated))
 }
@@ -85,7 +86,9 @@ impl<'a> Measured<'a> {
     fn new(cell: &'a CellResult, report: &Report) -> Option<Self> {
         let step = cell.step_ns.as_ref().filter(|_| is_trusted(cell.status))?;
         let (time_ns, low, high) = match cell.phase {
-            Phase::Decode => (cell.tpot_ns?, cell.tpot_ci_low_ns, cell.tpot_ci_high_ns),
+            Phase::Decode | Phase::Verify { .. } => {
+                (cell.tpot_ns?, cell.tpot_ci_low_ns, cell.tpot_ci_high_ns)
+            }
             Phase::Prefill => (step.typical.unwrap_or(step.median), step.ci_low, step.ci_high),
         };
         let interval = (low.unwrap_or(time_ns), high.unwrap_or(time_ns));

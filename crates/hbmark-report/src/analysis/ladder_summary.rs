@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use super::ladder::{KnownFloor, Measured, differ, elsewhere};
 use hbmark_core::ledger::{CACHE_MARGIN, CEILING_TOLERANCE};
-use hbmark_core::result::{Bound, CellResult, LaunchCost, Phase, Report, RungKind, Status, TimeScale};
+use hbmark_core::result::{Bound, CellResult, LaunchCost, Report, RungKind, Status, TimeScale};
 
 /// Summarizes a ladder. `lowest` is the cell whose floor is its lowest rung.
 pub(super) fn summarize(
@@ -18,10 +18,7 @@ pub(super) fn summarize(
     launches: Option<LaunchCost>,
     place: (usize, usize),
 ) -> String {
-    let phase = match selection[0].cell.phase {
-        Phase::Prefill => "prefill",
-        Phase::Decode => "decode",
-    };
+    let phase = selection[0].cell.phase;
     let mut story = format!("{phase} b{} c{}: ", place.0, place.1);
     let times = selection.iter().flat_map(|m| [m.time_ns, m.floor.map_or(0.0, |f| f.time_ns)]);
     let words = Words { scale: TimeScale::for_longest(times.fold(0.0, f64::max)) };

@@ -121,7 +121,7 @@ fn clocks(block: &Block, on_host: bool) -> Option<(Rule, String)> {
 
 fn length(phase: Phase, block: &Block, protocol: &ProtocolSummary) -> Option<(Rule, String)> {
     let (steps, least) = (block.step_ns.len(), protocol.block_min_steps);
-    if phase == Phase::Decode && steps < least {
+    if phase.is_over_cache() && steps < least {
         return Some((
             Rule::BlockLength,
             format!("it has {steps} steps, and the protocol takes at least {least}"),
@@ -201,7 +201,7 @@ fn prefills(report: &Report) -> BTreeMap<Place, f64> {
 
 /// A decode step computes one token where the prefill computes a context of them.
 fn swapped(cell: &CellResult, prefills: &BTreeMap<Place, f64>) -> Option<Cause> {
-    let decode = cell.tpot_ns.filter(|_| cell.context >= LONG_CONTEXT)?;
+    let decode = cell.tpot_ns.filter(|_| cell.phase == Phase::Decode && cell.context >= LONG_CONTEXT)?;
     let prefill = *prefills.get(&place(cell))?;
     (decode > prefill * DECODE_OVER_PREFILL).then(|| {
         let detail = format!(

@@ -14,6 +14,7 @@ pub mod record;
 pub(super) mod run;
 pub(super) mod serving;
 mod side_by_side;
+mod speculation;
 
 pub use foreign::Aliases;
 pub use glossary::Glossary;

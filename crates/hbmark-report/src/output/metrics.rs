@@ -93,7 +93,8 @@ impl Metric<CellResult> {
                 "tokens" => Some(all.tokens_per_s),
                 _ => None,
             });
-            range.map_or_else(|| Value::from((self.value)(cell)), Value::Doubtful)
+            let value = (self.value)(cell);
+            range.filter(|_| value.is_some()).map_or_else(|| Value::from(value), Value::Doubtful)
         };
         measured(self.title, self.unit, cells.iter().map(value))
     }
@@ -130,7 +131,7 @@ fn moved(cell: &CellResult) -> Option<&StepBytes> {
 
 /// Achieved bandwidth describes a step that is limited by memory; for a prefill it is FLOPs.
 fn bandwidth_matters(cell: &CellResult) -> bool {
-    cell.phase == Phase::Decode
+    cell.phase.is_over_cache()
 }
 
 /// Every metric of a cell, in the order of columns.
@@ -153,9 +154,12 @@ pub const METRICS: &[Metric<CellResult>] = &[
     row("step_ci_high", "ci high", Nanoseconds, Neither, Files, |c| c.step_ns.as_ref()?.ci_high),
     row("steps", "n", Count, Neither, Files, |c| Some(c.step_ns.as_ref()?.n as f64)),
     row("tpot", "TPOT", Nanoseconds, Lower, Table, |c| match &c.all_blocks {
+        // Of a verify step it hangs on how many draft tokens are accepted.
+        _ if c.phase != Phase::Decode => None,
         Some(all) => all.tpot_ns.map(|tpot| tpot.median),
         None => c.tpot_ns.or_else(|| predicted_tpot(c)),
     }),
+    row("interval", "interval", Nanoseconds, Lower, Files, |c| c.tpot_ns),
     row("interval_half_width", "±", Fraction, Lower, Table, half_width),
     row("host_bubble", "bubble", Nanoseconds, Lower, Files, |c| c.host_bubble_ns),
     row("launch_cost", "launches", Nanoseconds, Lower, Files, |c| c.launch_cost_ns),
@@ -180,8 +184,9 @@ pub const METRICS: &[Metric<CellResult>] = &[
     row("fraction_of_datasheet", "% sheet", Fraction, Higher, Table, |c| {
         c.fraction_of_datasheet.filter(|_| bandwidth_matters(c))
     }),
-    row("mfu", "MFU", Fraction, Higher, Table, |c| c.mfu.filter(|_| !bandwidth_matters(c))),
+    row("mfu", "MFU", Fraction, Higher, Table, |c| c.mfu.filter(|_| c.phase != Phase::Decode)),
     row("tokens", "tok/s", PerSecond, Higher, Table, |c| match &c.all_blocks {
+        _ if matches!(c.phase, Phase::Verify { .. }) => None,
         Some(all) => Some(all.tokens_per_s.median),
         None => c.tokens_per_s,
     }),
@@ -249,10 +254,10 @@ fn predicted_tpot(cell: &CellResult) -> Option<f64> {
     (cell.status == Status::Predicted && cell.phase == Phase::Decode).then_some(cell.predicted_ns).flatten()
 }
 
-/// Half of the interval's width, relative: of TPOT for decode, of the step for prefill.
+/// Half of the interval's width, relative: of the interval between steps over a cache, of the step for prefill.
 fn half_width(cell: &CellResult) -> Option<f64> {
     let (low, high) = match cell.phase {
-        Phase::Decode => (cell.tpot_ci_low_ns?, cell.tpot_ci_high_ns?),
+        Phase::Decode | Phase::Verify { .. } => (cell.tpot_ci_low_ns?, cell.tpot_ci_high_ns?),
         Phase::Prefill => {
             let step = cell.step_ns.as_ref()?;
             (step.ci_low?, step.ci_high?)

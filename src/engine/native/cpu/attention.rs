@@ -8,8 +8,8 @@
 
 use std::ops::Range;
 
-use super::bend;
 use super::cache::{CachePool, Element};
+use super::gates::bend;
 use super::simd::{InstructionSet, LANES, Simd, dispatch, exp, nth, prefetch};
 use super::thread_team::{DisjointSlice, Worker};
 use crate::engine::native::operations::AttentionShape;

@@ -14,11 +14,12 @@ use std::ops::Range;
 use super::super::operations::{
     ExpertMlp, ExpertScores, ExpertShape, ExpertWeights, MAX_EXPERT_GROUPS, SMALLEST_SUM,
 };
+use super::gates::activated;
 use super::linear::{self, FusedMatrix, multiply_picked, panels_per_unit};
 use super::packed_activations::PackedActivations;
 use super::simd::LANES;
 use super::thread_team::{DisjointSlice, Worker};
-use super::{CpuBuffer, CpuOperations, FINISH, MULTIPLY, PREPARE, activated, bias_of, valid_rows};
+use super::{CpuBuffer, CpuOperations, FINISH, MULTIPLY, PREPARE, bias_of, valid_rows};
 
 /// An expert of a row, and its share in the sum.
 #[derive(Debug, Clone, Copy, Default)]

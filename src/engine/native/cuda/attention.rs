@@ -9,7 +9,7 @@ use super::kernels::{DeviceTensor, Tuning, launch_mismatch, size, word};
 use super::step::{Pool, StepState};
 use crate::engine::EngineError;
 use crate::engine::native::operations::{AttentionShape, PoolShape};
-use crate::engine::native::ragged_batch::Rows;
+use crate::engine::native::ragged_batch::{Rows, SequenceRows};
 use hbmark_core::model::Dtype;
 
 /// Threads of a block, its warps, query heads that can share a load, and bytes of K and V that a thread has on their way
@@ -18,7 +18,7 @@ const THREADS: u32 = 256;
 const WARPS: usize = 8;
 const SHARED_HEADS: [usize; 4] = [1, 2, 4, 8];
 const LANE_BYTES: usize = 256;
-/// Splits whose values are asked for together when they are merged.
+/// Splits whose values are asked for together when they are merged (`splits.cuh`).
 const MERGED_AT_ONCE: usize = 16;
 
 /// The widest head of the attention kernels.
@@ -29,6 +29,10 @@ const PREFILL_THREADS: u32 = 128;
 const QUERIES: usize = 64;
 const POSITIONS: usize = 64;
 const PREFILL_DIMS: [usize; 2] = [64, 128];
+/// Tiles of queries of a sequence from which a prompt makes blocks enough by itself, and parts of its positions would be many bytes.
+const MOST_SPLIT_TILES: usize = 4;
+/// Its blocks that a multiprocessor holds.
+const PREFILL_RESIDENT: usize = 2;
 
 /// How decode attention is cut, by shape and window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -172,6 +176,41 @@ impl KvSplitPlan {
     }
 }
 
+/// How an attention is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttentionCut {
+    /// Rows by themselves.
+    Rows(KvSplitPlan),
+    /// Rows of each sequence together, for heads of K and V that so many query heads share.
+    Tiles { group: usize },
+}
+
+impl AttentionCut {
+    /// Bytes of K and V that the rows of a step read.
+    #[must_use]
+    pub fn bytes(&self, rows: &Rows, window: Option<usize>, pool: &PoolShape) -> u64 {
+        match self {
+            Self::Rows(cut) => cut.bytes(rows, window, pool),
+            Self::Tiles { group } => tile_bytes(rows, *group, window, pool),
+        }
+    }
+}
+
+/// Bytes of one position in one layer, for each tile of queries that sees it; whole tiles of positions before it count.
+fn tile_bytes(rows: &Rows, group: usize, window: Option<usize>, pool: &PoolShape) -> u64 {
+    let of_sequence = |sequence: &SequenceRows| {
+        let (queries, start) = (sequence.rows.len() * group, sequence.start_position);
+        let of_tile = |first: usize| {
+            let (low, high) = (start + first / group, start + (queries.min(first + QUERIES) - 1) / group);
+            let begin = window.map_or(0, |window| (low + 1).saturating_sub(window));
+            high + 1 - begin / POSITIONS * POSITIONS
+        };
+        (0..queries).step_by(QUERIES).map(of_tile).sum::<usize>()
+    };
+    let positions: usize = rows.sequences.iter().map(of_sequence).sum();
+    (positions * position_bytes(pool)) as u64
+}
+
 /// Bytes of K and V of one position in one layer.
 fn position_bytes(pool: &PoolShape) -> usize {
     2 * pool.kv_heads * pool.head_dim * pool.element_bytes()
@@ -189,9 +228,41 @@ pub struct PrefillAttention<'a, D: Device> {
     pub pool: &'a Pool<D>,
     pub layer: usize,
     pub out: &'a DeviceTensor<D>,
+    /// Blocks that share the positions of a tile of queries.
+    pub splits: usize,
+    /// `[rows, heads, splits, head_dim]` f32, where there are several.
+    pub partial: u64,
+    /// `[rows, heads, splits]` pairs of f32.
+    pub statistics: u64,
+    /// `[sequences, kv_heads, tiles]` words, zeros before the first launch.
+    pub arrived: u64,
+}
+
+/// Tiles of queries of the longest sequence.
+fn tiles(rows: &Rows, group: usize) -> usize {
+    rows.sequences.iter().map(|s| (s.rows.len() * group).div_ceil(QUERIES)).max().unwrap_or(0)
 }
 
 impl<D: Device> PrefillAttention<'_, D> {
+    /// Splits of each tile, so that few queries over many positions fill the device, and the words that splits meet at. `longest` positions are
+    /// the most that a row sees.
+    #[must_use]
+    pub fn splits(
+        device: &D,
+        rows: &Rows,
+        shape: &AttentionShape,
+        longest: usize,
+        tuning: Tuning,
+    ) -> (usize, usize) {
+        let tiles = tiles(rows, shape.group());
+        let ways = rows.sequences.len() * shape.kv_heads * tiles;
+        if tiles > MOST_SPLIT_TILES {
+            return (1, ways);
+        }
+        let most = longest.div_ceil(tuning.min_split.max(POSITIONS)).max(1);
+        (splits(ways, device.multiprocessors() as usize, PREFILL_RESIDENT, most), ways)
+    }
+
     /// Whether some sequence of a step brings as many rows as the tuning says, and there is a kernel for the heads and the cache.
     #[must_use]
     pub fn fits(rows: &Rows, pool: &PoolShape, tuning: Tuning) -> bool {
@@ -200,12 +271,12 @@ impl<D: Device> PrefillAttention<'_, D> {
         kernel && most >= tuning.min_prefill_rows
     }
 
-    /// Enqueues it; bytes of K and V.
+    /// Enqueues it.
     ///
     /// # Errors
     /// When the shapes do not fit or the device refuses.
-    pub fn launch(&self, device: &mut D, rows: &Rows) -> Result<u64, EngineError> {
-        let Self { shape, window, sinks, query, step, pool, layer, out } = self;
+    pub fn launch(&self, device: &mut D, rows: &Rows, tuning: Tuning) -> Result<(), EngineError> {
+        let Self { shape, window, sinks, query, step, pool, layer, out, splits, .. } = self;
         let sinks = sinks_argument(device, "prefill_attention", shape, *sinks)?;
         let (dim, group) = (shape.head_dim, shape.group());
         if query.width != shape.query_width()
@@ -220,11 +291,9 @@ impl<D: Device> PrefillAttention<'_, D> {
             return launch_mismatch(device, "prefill_attention", format!("heads of {dim}"));
         };
         let dtype = if pool.shape.dtype == Dtype::F16 { "f16" } else { "bf16" };
-        let tiles =
-            rows.sequences.iter().map(|s| (s.rows.len() * group).div_ceil(QUERIES)).max().unwrap_or(0);
         device.launch(&KernelLaunch {
             kernel: format!("prefill_attention_{dtype}_d{known_dim}"),
-            grid: [word(tiles), word(shape.kv_heads), word(rows.sequences.len())],
+            grid: [word(tiles(rows, group) * splits), word(shape.kv_heads), word(rows.sequences.len())],
             threads: PREFILL_THREADS,
             shared_bytes: word(2 * 2 * POSITIONS * known_dim * pool.shape.element_bytes()),
             arguments: vec![
@@ -244,22 +313,13 @@ impl<D: Device> PrefillAttention<'_, D> {
                 F32(shape.scale),
                 F32(shape.softcap.unwrap_or(0.0)),
                 sinks,
+                size(*splits),
+                size(tuning.min_split.div_ceil(POSITIONS)),
+                Address(self.partial),
+                Address(self.statistics),
+                Address(self.arrived),
             ],
-        })?;
-        let positions: usize = rows
-            .sequences
-            .iter()
-            .flat_map(|sequence| {
-                let (queries, start) = (sequence.rows.len() * group, sequence.start_position);
-                (0..queries).step_by(QUERIES).map(move |first| {
-                    let (low, high) =
-                        (start + first / group, start + (queries.min(first + QUERIES) - 1) / group);
-                    let begin = window.map_or(0, |window| (low + 1).saturating_sub(window));
-                    high + 1 - begin / POSITIONS * POSITIONS
-                })
-            })
-            .sum();
-        Ok((positions * position_bytes(&pool.shape)) as u64)
+        })
     }
 }
 

@@ -62,7 +62,7 @@ impl Default for Tuning {
             min_split: 64,
             min_tiled_rows: 5,
             min_library_rows: 65,
-            min_prefill_rows: 8,
+            min_prefill_rows: 2,
         }
     }
 }
@@ -420,10 +420,10 @@ impl<D: Device> GateUp<'_, D> {
     }
 }
 
-/// `logits = head · norm(hidden[last rows])`, and the first largest of each.
+/// `logits = head · norm(hidden[rows of outputs])`, and the first largest of each.
 #[derive(Debug)]
 pub struct Head<'a, D: Device> {
-    pub sequences: usize,
+    pub outputs: usize,
     pub hidden: &'a DeviceTensor<D>,
     pub norm: &'a DeviceTensor<D>,
     pub norm_eps: f32,
@@ -432,11 +432,11 @@ pub struct Head<'a, D: Device> {
     pub softcap: Option<f32>,
     pub step: &'a StepState<D>,
     pub logits: &'a DeviceTensor<D>,
-    /// 8 bytes per sequence, [`Self::NO_LOGIT`] before the first launch.
+    /// 8 bytes per output, [`Self::NO_LOGIT`] before the first launch.
     pub best: u64,
-    /// 4 bytes per sequence, zeros before the first launch.
+    /// 4 bytes per output, zeros before the first launch.
     pub arrived: u64,
-    /// 4 bytes per sequence.
+    /// 4 bytes per output.
     pub next: u64,
     /// Room for a product on tensor cores; `None` streams.
     pub workspace: Option<TiledWorkspace>,
@@ -451,22 +451,22 @@ impl<D: Device> Head<'_, D> {
     /// # Errors
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
-        let Self { sequences, hidden, norm, norm_eps, weights, softcap, step, logits, .. } = self;
+        let Self { outputs, hidden, norm, norm_eps, weights, softcap, step, logits, .. } = self;
         let Self { best, arrived, next, workspace, .. } = self;
         let softcap = F32(softcap.unwrap_or(0.0));
         let widths = (hidden.width, norm.width, logits.width);
-        if widths != (weights.columns, weights.columns, weights.outputs) || logits.rows < *sequences {
+        if widths != (weights.columns, weights.columns, weights.outputs) || logits.rows < *outputs {
             let what = format!(
-                "{sequences} rows of {} to {}, {} × {}",
+                "{outputs} rows of {} to {}, {} × {}",
                 hidden.width, logits.width, weights.outputs, weights.columns
             );
             return launch_mismatch(device, "head", what);
         }
         if let Some(TiledWorkspace { prepared, by_library, .. }) = *workspace {
             let prepare = Prepare {
-                rows: *sequences,
+                rows: *outputs,
                 input: D::address(&hidden.memory),
-                row_of: step.last_rows(),
+                row_of: step.output_rows(),
                 norm: Some((*norm, *norm_eps)),
                 parts: None,
             };
@@ -474,15 +474,13 @@ impl<D: Device> Head<'_, D> {
             let sums_at = D::address(&logits.memory);
             let logits = Address(sums_at);
             let bytes = if by_library {
-                tensor_core_linear::multiply_by_library(
-                    device, *sequences, weights, prepared, sums_at, false,
-                )?
+                tensor_core_linear::multiply_by_library(device, *outputs, weights, prepared, sums_at, false)?
             } else {
-                tensor_core_linear::multiply(device, "head", *sequences, weights, prepared, vec![logits])?
+                tensor_core_linear::multiply(device, "head", *outputs, weights, prepared, vec![logits])?
             };
             device.launch(&KernelLaunch {
                 kernel: "first_largest".into(),
-                grid: [word(weights.outputs.div_ceil(LOGITS_AT_ONCE)), word(*sequences), 1],
+                grid: [word(weights.outputs.div_ceil(LOGITS_AT_ONCE)), word(*outputs), 1],
                 threads: THREADS,
                 shared_bytes: 0,
                 arguments: vec![
@@ -498,7 +496,7 @@ impl<D: Device> Head<'_, D> {
         }
         let arguments = vec![
             Address(D::address(&hidden.memory)),
-            Address(step.last_rows()),
+            Address(step.output_rows()),
             Address(D::address(&norm.memory)),
             F32(*norm_eps),
             Address(D::address(&weights.data)),
@@ -509,7 +507,7 @@ impl<D: Device> Head<'_, D> {
             Address(*next),
             softcap,
         ];
-        Ok(stream(device, "head", weights, *sequences, tuning, arguments)? + 4 * norm.width as u64)
+        Ok(stream(device, "head", weights, *outputs, tuning, arguments)? + 4 * norm.width as u64)
     }
 }
 

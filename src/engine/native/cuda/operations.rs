@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use super::attention::{DecodeAttention, KvSplitPlan, MAX_HEAD_DIM, PrefillAttention};
+use super::attention::{AttentionCut, DecodeAttention, KvSplitPlan, MAX_HEAD_DIM, PrefillAttention};
 use super::device::Device;
 use super::device_matrix::{KernelFormat, Matrix, floats};
 use super::experts::{
@@ -41,10 +41,13 @@ fn padded(rows: usize, at_once: usize) -> usize {
 const TILED_AT_ONCE: usize = 8;
 const STREAMED_AT_ONCE: usize = 4;
 
-/// What steps have in common that one graph can serve: rows, and the power of two above the splits that their longest context could fill.
+/// What steps have in common that one graph can serve: rows and how many sequences bring them, the most of one of these, and the power of two
+/// above the splits that their longest context could fill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct StepKey {
     rows: usize,
+    sequences: usize,
+    most_rows: usize,
     splits: usize,
     /// Whether a script picks experts.
     scripted: bool,
@@ -63,7 +66,7 @@ struct CapturedGraph<D: Device> {
     graph: D::Graph,
     /// Bytes of everything but attention, which depends on positions.
     bytes: u64,
-    attentions: Vec<(KvSplitPlan, Option<usize>)>,
+    attentions: Vec<(AttentionCut, Option<usize>)>,
     routed: Vec<[u64; 2]>,
 }
 
@@ -144,14 +147,15 @@ pub struct CudaOperations<D: Device> {
     may_record: bool,
     moved: u64,
     attention_moved: u64,
-    attentions: Vec<(KvSplitPlan, Option<usize>)>,
+    attentions: Vec<(AttentionCut, Option<usize>)>,
     script: DeviceScript<D>,
     /// Of the layers with experts of the current step: bytes of an expert's gate and up, and of its down.
     routed: Vec<[u64; 2]>,
     /// Layers with experts, summed over steps, and the experts that were met when they were last asked for.
     routed_layers: u64,
     experts_told: u64,
-    sequences: usize,
+    /// Of the current step, without padding.
+    outputs: usize,
     replays: usize,
     next_bytes: Vec<u8>,
     /// Draws of K and V as a cache keeps them, by its dtype.
@@ -185,7 +189,7 @@ impl<D: Device> CudaOperations<D> {
             routed: Vec::new(),
             routed_layers: 0,
             experts_told: 0,
-            sequences: 0,
+            outputs: 0,
             replays: 0,
             next_bytes: Vec::new(),
             quantiles: None,
@@ -216,11 +220,13 @@ impl<D: Device> CudaOperations<D> {
         self.step.uploads
     }
 
-    /// Only steps of single tokens come again and again; `longest` is what their positions reach.
+    /// Only steps over a cache come again and again; `longest` is what their positions reach.
     fn key(&self, rows: &Rows) -> Option<StepKey> {
         let longest = longest(rows).div_ceil(self.tuning.min_split).next_power_of_two();
-        (self.may_record && is_decode(rows)).then_some(StepKey {
+        (self.may_record && comes_again(rows)).then_some(StepKey {
             rows: rows.len(),
+            sequences: rows.sequences.len(),
+            most_rows: rows.sequences.iter().map(|sequence| sequence.rows.len()).max().unwrap_or(0),
             splits: longest,
             scripted: self.script.is_set(),
         })
@@ -273,6 +279,21 @@ impl<D: Device> CudaOperations<D> {
         Ok(self.workspace.projected.address())
     }
 
+    /// Room for so many parts of attention, and words at which those who have them meet.
+    fn splits_workspace(&mut self, parts: usize, head_dim: usize, words: usize) -> Result<(), EngineError> {
+        self.grow(|space| &mut space.partial, 4 * parts * head_dim, &[])?;
+        self.grow(|space| &mut space.statistics, 8 * parts, &[])?;
+        self.grow(|space| &mut space.splits_arrived, 4 * words, &[0])
+    }
+
+    /// Counts K and V of an attention; in a recorded step they depend on the positions of each replay.
+    fn count_attention(&mut self, cut: AttentionCut, rows: &Rows, window: Option<usize>, pool: &PoolShape) {
+        let read = cut.bytes(rows, window, pool);
+        self.attentions.push((cut, window));
+        self.moved += read;
+        self.attention_moved += read;
+    }
+
     /// How the rows of a step meet experts, and where what routing leaves lies.
     fn expert_plan(
         &mut self,
@@ -315,9 +336,9 @@ impl<D: Device> CudaOperations<D> {
     }
 }
 
-/// Whether every sequence brings one token.
-fn is_decode(rows: &Rows) -> bool {
-    rows.len() == rows.sequences.len()
+/// Whether every sequence brings one token, or all tokens have logits, as in a verify step.
+fn comes_again(rows: &Rows) -> bool {
+    rows.every_logit || rows.len() == rows.sequences.len()
 }
 
 /// Positions of the longest sequence after the step.
@@ -417,7 +438,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         }
         moved?;
         self.rounded = None;
-        self.sequences = rows.served();
+        self.outputs = rows.served();
         self.attentions.clear();
         self.routed.clear();
         (self.moved, self.attention_moved) = (0, 0);
@@ -469,7 +490,7 @@ impl<D: Device> Operations for CudaOperations<D> {
     }
 
     fn padded(&self, rows: &Rows) -> usize {
-        if is_decode(rows) { padded(rows.len(), self.at_once) } else { rows.len() }
+        if comes_again(rows) { padded(rows.len(), self.at_once) } else { rows.len() }
     }
 
     fn allow_whole_graph(&mut self, allowed: bool) {
@@ -540,15 +561,33 @@ impl<D: Device> Operations for CudaOperations<D> {
     ) -> Result<(), EngineError> {
         self.rounded = None;
         self.moved += 4 * sinks.map_or(0, |sinks| sinks.width) as u64;
-        if PrefillAttention::<D>::fits(rows, &pool.shape, self.tuning) {
-            let kernel =
-                PrefillAttention { shape: *shape, window, sinks, query, step: &self.step, pool, layer, out };
-            self.moved += kernel.launch(&mut self.device, rows)?;
-            return Ok(());
-        }
         // Not what this step's positions reach, but the most of any step that a graph of this one will serve.
         let reach = longest(rows).div_ceil(self.tuning.min_split).next_power_of_two() * self.tuning.min_split;
         let longest = reach.min(window.unwrap_or(usize::MAX));
+        if PrefillAttention::<D>::fits(rows, &pool.shape, self.tuning) {
+            let (splits, words) = PrefillAttention::splits(&self.device, rows, shape, longest, self.tuning);
+            if splits > 1 {
+                self.splits_workspace(rows.len() * shape.heads * splits, shape.head_dim, words)?;
+            }
+            let space = &self.workspace;
+            let kernel = PrefillAttention {
+                shape: *shape,
+                window,
+                sinks,
+                query,
+                step: &self.step,
+                pool,
+                layer,
+                out,
+                splits,
+                partial: space.partial.address(),
+                statistics: space.statistics.address(),
+                arrived: space.splits_arrived.address(),
+            };
+            kernel.launch(&mut self.device, rows, self.tuning)?;
+            self.count_attention(AttentionCut::Tiles { group: shape.group() }, rows, window, &pool.shape);
+            return Ok(());
+        }
         let cut = KvSplitPlan::new(&self.device, shape, rows.len(), longest, self.tuning);
         let format = match pool.shape.dtype {
             Dtype::F32 => KernelFormat::F32,
@@ -556,10 +595,8 @@ impl<D: Device> Operations for CudaOperations<D> {
             _ => KernelFormat::Bf16,
         };
         let rounded = self.round_for_next(out, rows.len(), format)?;
-        let parts = rows.len() * shape.heads * cut.splits;
-        self.grow(|space| &mut space.partial, 4 * parts * shape.head_dim, &[])?;
-        self.grow(|space| &mut space.statistics, 8 * parts, &[])?;
-        self.grow(|space| &mut space.splits_arrived, 4 * rows.len() * shape.kv_heads * cut.chunks, &[0])?;
+        let words = rows.len() * shape.kv_heads * cut.chunks;
+        self.splits_workspace(rows.len() * shape.heads * cut.splits, shape.head_dim, words)?;
         let space = &self.workspace;
         let kernel = DecodeAttention {
             rows: rows.len(),
@@ -578,10 +615,7 @@ impl<D: Device> Operations for CudaOperations<D> {
             arrived: space.splits_arrived.address(),
         };
         kernel.launch(&mut self.device, self.tuning)?;
-        let read = cut.bytes(rows, window, &pool.shape);
-        self.attentions.push((cut, window));
-        self.moved += read;
-        self.attention_moved += read;
+        self.count_attention(AttentionCut::Rows(cut), rows, window, &pool.shape);
         Ok(())
     }
 
@@ -749,14 +783,14 @@ impl<D: Device> Operations for CudaOperations<D> {
         logits: &mut DeviceTensor<D>,
         _next: &mut Vec<u32>,
     ) -> Result<(), EngineError> {
-        let sequences = rows.sequences.len();
-        let workspace = self.tiled_workspace(sequences, head)?;
-        self.grow(|space| &mut space.best, 8 * sequences, &Head::<D>::NO_LOGIT.to_le_bytes())?;
-        self.grow(|space| &mut space.logits_arrived, 4 * sequences, &[0])?;
-        self.grow(|space| &mut space.next, 4 * sequences, &[])?;
+        let outputs = rows.outputs();
+        let workspace = self.tiled_workspace(outputs, head)?;
+        self.grow(|space| &mut space.best, 8 * outputs, &Head::<D>::NO_LOGIT.to_le_bytes())?;
+        self.grow(|space| &mut space.logits_arrived, 4 * outputs, &[0])?;
+        self.grow(|space| &mut space.next, 4 * outputs, &[])?;
         let space = &self.workspace;
         let kernel = Head {
-            sequences,
+            outputs,
             hidden,
             norm,
             norm_eps,
@@ -777,7 +811,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         next.clear();
         if let Some(memory) = self.workspace.next.memory() {
             // Kept from step to step: this is part of what is timed.
-            self.next_bytes.resize(4 * self.sequences, 0);
+            self.next_bytes.resize(4 * self.outputs, 0);
             self.device.download(memory, 0, &mut self.next_bytes)?;
             next.extend(self.next_bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)));
         }

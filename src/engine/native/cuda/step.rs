@@ -123,7 +123,8 @@ impl<D: Device> Scratch<D> {
 pub struct StepState<D: Device> {
     /// Rows there is room for.
     capacity: usize,
-    /// Tokens, positions, first blocks, and last rows of sequences: `capacity` words of each; then the number of rows without padding.
+    /// Tokens, positions, first blocks, last rows of sequences, and rows of outputs: `capacity` words of each; then the number of rows without
+    /// padding.
     words: Scratch<D>,
     words_there: Vec<u32>,
     words_next: Vec<u32>,
@@ -173,11 +174,12 @@ impl<D: Device> StepState<D> {
             self.capacity = rows.len().next_power_of_two();
         }
         self.words_next.clear();
-        self.words_next.resize(4 * self.capacity + 1, 0);
+        self.words_next.resize(5 * self.capacity + 1, 0);
         let (tokens, rest) = self.words_next.split_at_mut(self.capacity);
         let (positions, rest) = rest.split_at_mut(self.capacity);
         let (starts, rest) = rest.split_at_mut(self.capacity);
-        let (last_rows, real_rows) = rest.split_at_mut(self.capacity);
+        let (last_rows, rest) = rest.split_at_mut(self.capacity);
+        let (output_rows, real_rows) = rest.split_at_mut(self.capacity);
         // A sequence of padding is one row.
         real_rows.fill(word(rows.len() - rows.padding));
         tokens[..rows.len()].copy_from_slice(&rows.tokens);
@@ -187,6 +189,9 @@ impl<D: Device> StepState<D> {
         }
         for (last, sequence) in last_rows.iter_mut().zip(&rows.sequences) {
             *last = word(sequence.rows.end - 1);
+        }
+        for (output, row) in output_rows.iter_mut().take(rows.outputs()).enumerate() {
+            *row = word(rows.output_row(output));
         }
         self.addresses_next.clear();
         self.addresses_next.extend(rows.tables.iter().map(|block| pool.address(*block)));
@@ -256,10 +261,16 @@ impl<D: Device> StepState<D> {
         self.word_address(3)
     }
 
+    /// `[outputs]`: the row of each.
+    #[must_use]
+    pub fn output_rows(&self) -> u64 {
+        self.word_address(4)
+    }
+
     /// A word: rows without padding, which are the first.
     #[must_use]
     pub fn real_rows(&self) -> u64 {
-        self.word_address(4)
+        self.word_address(5)
     }
 
     /// Addresses of blocks.

@@ -64,6 +64,18 @@ pub fn decode(batch: usize, seed: u64) -> Vec<Script> {
     (0..batch).map(|_| Script { cached: edge(&mut random), brings: vec![1, 1] }).collect()
 }
 
+/// Two verify steps of so many sequences, with one to eight draft tokens each, their contexts beside the edges of blocks. To be run
+/// [with every logit](Scenario::with_every_logit).
+#[must_use]
+pub fn verify(batch: usize, seed: u64) -> Vec<Script> {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let script = |_| {
+        let cached = edge(&mut random);
+        Script { cached, brings: [(); 2].map(|()| random.random_range(2..=9)).to_vec() }
+    };
+    (0..batch).map(script).collect()
+}
+
 fn edge(random: &mut ChaCha8Rng) -> usize {
     *EDGES.choose(random).expect("there are edges")
 }
@@ -127,6 +139,15 @@ impl Scenario {
             })
             .collect();
         Self { block_size, blocks, filled, steps, seed }
+    }
+
+    /// The same with the logits of every row.
+    #[must_use]
+    pub fn with_every_logit(mut self) -> Self {
+        for rows in &mut self.steps {
+            rows.every_logit = true;
+        }
+        self
     }
 }
 

@@ -11,7 +11,7 @@ use crate::engine::EngineError;
 use crate::engine::native::cuda::device::Device;
 use crate::engine::native::cuda::operations::CudaOperations;
 use crate::engine::native::operations::Operations;
-use crate::engine::native::testing::scenario::decode;
+use crate::engine::native::testing::scenario::{decode, verify};
 use crate::engine::native::testing::{Runner, worst};
 
 /// Sequences of the batches: one, and what kernels take otherwise.
@@ -27,8 +27,13 @@ pub fn as_eager<D: Device>(
 ) -> Check {
     let cases = seeds.enumerate().filter_map(|(index, seed)| {
         let sample = kind.dense(None, seed)?;
-        let scripts = decode(BATCHES[index % BATCHES.len()], seed);
-        Some(of(&scripts, sample))
+        let batch = BATCHES[index % BATCHES.len()];
+        // Every second batch verifies draft tokens.
+        if index % 2 == 1 {
+            let (sample, scenario) = of(&verify(batch, seed), sample);
+            return Some((sample, scenario.with_every_logit()));
+        }
+        Some(of(&decode(batch, seed), sample))
     });
     over("graph = eager", "the same bits", cases, |sample, scenario| {
         let mut eager = Runner::new(make(THREADS)?, sample, scenario)?;

@@ -4,7 +4,7 @@ use super::{Extent, Kind, Nearest, Side, THREADS, checked};
 use crate::engine::EngineError;
 use crate::engine::native::operations::Operations;
 use crate::engine::native::oracle::Oracle;
-use crate::engine::native::testing::scenario::{BLOCK_SIZES, Script, decode};
+use crate::engine::native::testing::scenario::{BLOCK_SIZES, Script, decode, verify};
 use crate::engine::native::testing::{Runner, Sample, Scenario, same_in_pieces, same_scenario, worst};
 use crate::run::verify::{Check, Record};
 
@@ -14,6 +14,8 @@ pub const AREA: &str = "native steps";
 const DEPTHS: [usize; 6] = [700, 2049, 63, 1023, 256, 1];
 /// Numbers of threads that must give the same bits; more than a small machine has, and odd.
 const TEAMS: [usize; 3] = [1, 2, 5];
+/// Sequences of a verify step, at the most: each brings up to nine tokens.
+const MOST_VERIFIED: usize = 9;
 /// The tolerance where the bits must be the same.
 const SAME: f64 = 0.0;
 /// Tokens of a chunk: of no block's size.
@@ -41,6 +43,12 @@ pub fn against_the_oracle<O: Operations>(
     });
     let most = extent.batches.iter().max().copied().unwrap_or(0);
     record(over(name(format!("decode of 1 to {most} sequences")), "the oracle's", batches, same));
+    let few = extent.batches.iter().filter(|batch| **batch <= MOST_VERIFIED);
+    let verified = (150..).zip(few).flat_map(|(seed, batch)| {
+        kind.samples(None, seed).map(move |sample| of(&verify(*batch, seed), sample))
+    });
+    let verified = verified.map(|(sample, scenario)| (sample, scenario.with_every_logit()));
+    record(over(name("verify steps of 1 to 8 draft tokens".to_owned()), "the oracle's", verified, same));
     let long = extent.long.clone().filter_map(|seed| {
         // Experts know no context.
         let scripts = DEPTHS.map(|cached| Script { cached, brings: vec![1] });

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::{Ledger, RaggedPart, StepShape};
 use crate::ledger::{ExpertRouting, LayerRouting};
 use crate::model::{Architecture, Dtype, Family, Quantization, test_shapes as shapes};
-use crate::result::StepBytes;
+use crate::result::{Phase, StepBytes};
 use crate::units::Bytes;
 
 fn expected_distinct_experts(count: usize, per_token: usize, tokens: usize) -> f64 {
@@ -136,6 +136,43 @@ fn prefill_flops_follow_the_formula() {
     assert_eq!(cost.bytes.kv_read, Bytes(1024 * 131_072));
     assert_eq!(cost.bytes.weights, Bytes(15_009_849_344));
     assert_eq!(cost.bytes.other, Bytes(1024 * 8192));
+}
+
+/// A verify step beside the decode step: the cache is read once for all of its tokens, and each has logits.
+#[test]
+fn a_verify_step_reads_the_cache_once_and_writes_every_token() {
+    let ledger = ledger(&shapes::llama_3_1_8b(), Dtype::Bf16);
+    let shape = |draft_tokens| StepShape { phase: Phase::Verify { draft_tokens }, batch: 4, context: 1000 };
+    let (decode, verify) = (ledger.decode(4, 1000), ledger.step(shape(3)));
+    assert_eq!(verify.bytes.weights, decode.bytes.weights);
+    assert_eq!(verify.bytes.kv_read, decode.bytes.kv_read);
+    assert_eq!(verify.bytes.kv_write.0, 4 * decode.bytes.kv_write.0);
+    assert_eq!(verify.bytes.other.0, 4 * decode.bytes.other.0);
+    // Of linear layers and head four times; of attention 1001 + 1002 + 1003 + 1004 positions where the decode has 1001.
+    let attention = |positions: f64| 4.0 * 32.0 * 4.0 * 32.0 * 128.0 * positions;
+    let rest = 4.0 * (decode.flops.0 - attention(1001.0));
+    assert!((verify.flops.0 / (rest + attention(4010.0)) - 1.0).abs() < 1e-12);
+    assert_eq!((shape(3).queries(), shape(3).positions_after(), shape(3).logits()), (4, 1004, 16));
+    // No draft token at all is a decode step.
+    assert_eq!(ledger.step(shape(0)), decode);
+}
+
+/// By bytes at batch 1, uniform routing. Three draft tokens of Qwen3-30B: 128 · (1 − (120/128)⁴) = 29.1 experts, 1.23 + 28.99 · 29.1/128 =
+/// 7.82 B elements where a decode reads 1.23 + 1.81; at batch 64 nearly all experts are met either way.
+#[test]
+fn a_verify_step_of_a_mixture_meets_more_experts() {
+    let ratio = |architecture: &Architecture, dtype, batch, draft_tokens| {
+        let ledger = ledger(architecture, dtype);
+        let verify = StepShape { phase: Phase::Verify { draft_tokens }, batch, context: 1 };
+        ledger.step(verify).bytes.weights.as_f64() / ledger.decode(batch, 1).bytes.weights.as_f64()
+    };
+    let qwen = shapes::qwen3_30b_a3b();
+    assert!((ratio(&qwen, Dtype::Bf16, 1, 3) - 2.57).abs() < 0.005);
+    assert!((ratio(&qwen, Dtype::Bf16, 64, 3) - 1.015).abs() < 0.001);
+    // 16.19 B elements for every token and 20.43 B of its experts; two tokens meet 1.969 times as many experts, four 3.816 times.
+    let deepseek = shapes::deepseek_v3();
+    assert!((ratio(&deepseek, Dtype::Bf16, 1, 1) - 1.540).abs() < 0.002);
+    assert!((ratio(&deepseek, Dtype::Bf16, 1, 3) - 2.571).abs() < 0.002);
 }
 
 #[test]

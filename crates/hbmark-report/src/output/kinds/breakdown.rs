@@ -2,7 +2,7 @@
 //!
 //! Enters: a [`Report`] or a [`Ladder`]. Leaves: tables.
 
-use super::run::{phase_word, status_word};
+use super::run::status_word;
 use crate::output::document::{Block, Cells, Column, Document, Table, measured, numbers, words};
 use crate::output::metrics::Unit;
 use crate::output::{Kind, OutputError};
@@ -40,7 +40,7 @@ pub fn operations(report: &Report) -> Vec<Table> {
 pub fn of_ladder(ladder: &Ladder) -> Table {
     let (scale, rungs) = (ladder.scale(), &ladder.rungs);
     let time = match ladder.phase {
-        Phase::Prefill => "step",
+        Phase::Prefill | Phase::Verify { .. } => "step",
         Phase::Decode => "TPOT",
     };
     let name = |index: usize| {
@@ -59,7 +59,7 @@ pub fn of_ladder(ladder: &Ladder) -> Table {
         measured("bytes", Unit::Bytes, rungs.iter().map(|r| r.bytes.map(Bytes::as_f64))),
         Column { title: String::new(), cells: Cells::Bars(bars(ladder)), minor: false, key: false },
     ];
-    let title = format!("{}, batch {}, context {}", phase_word(ladder.phase), ladder.batch, ladder.context);
+    let title = format!("{}, batch {}, context {}", ladder.phase, ladder.batch, ladder.context);
     Table { title: Some(title), columns, closing: Some(ladder.story.clone()), ..Table::default() }
 }
 
@@ -106,7 +106,7 @@ fn of_operations(cell: &CellResult) -> Table {
 fn against_the_step(cell: &CellResult, sum: f64) -> String {
     let timed = match cell.phase {
         Phase::Prefill => cell.step_ns.as_ref().map(|step| step.median),
-        Phase::Decode => cell.tpot_ns,
+        Phase::Decode | Phase::Verify { .. } => cell.tpot_ns,
     };
     let Some(timed) = timed else { return format!("together {}; no whole step was timed", Nanos(sum)) };
     let apart = sum / timed - 1.0;

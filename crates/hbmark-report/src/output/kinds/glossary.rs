@@ -20,7 +20,33 @@ const fn entry(term: &'static str, formula: &'static str, meaning: &'static str)
 const ENTRIES: &[Entry] = &[
     entry("prefill", "", "a step that processes a whole prompt into an empty KV cache"),
     entry("decode", "", "a step that generates one token per sequence using the KV cache"),
-    entry("context", "", "decode: positions in the KV cache before the step; prefill: tokens of the prompt"),
+    entry(
+        "verify step",
+        "",
+        "a step of speculative decoding: the last token of each sequence and k draft tokens behind it, with logits of all of them",
+    ),
+    entry("draft tokens", "k", "tokens that a draft proposes for each sequence, and a verify step checks"),
+    entry(
+        "acceptance rate",
+        "p",
+        "the probability that a draft token is accepted where all before it were; assumed, never measured here",
+    ),
+    entry(
+        "acceptance length",
+        "L = 1 + p + … + p^k",
+        "tokens of a sequence that a verify step brings on average: those accepted and one more",
+    ),
+    entry(
+        "effective TPOT",
+        "(verify step + k · draft step) / L",
+        "time per output token of speculative decoding; the speed-up is TPOT over it",
+    ),
+    entry(
+        "break-even",
+        "(verify step + k · draft step) / decode step",
+        "the acceptance length at which speculation gains nothing and loses nothing, or the rate that brings it",
+    ),
+    entry("context", "", "positions in the KV cache before the step; prefill: tokens of the prompt"),
     entry(
         "pinned context",
         "",

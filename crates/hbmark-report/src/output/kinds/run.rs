@@ -8,7 +8,7 @@ mod blocks;
 mod context;
 mod group;
 mod page;
-mod palette;
+pub(super) mod palette;
 mod roofline;
 mod telemetry;
 mod waterfall;
@@ -18,7 +18,7 @@ use std::fmt::Write;
 
 pub use page::page;
 
-use super::breakdown;
+use super::{breakdown, speculation};
 use crate::output::document::{
     Block, Column, Document, Line, Table, Tone, facts, grouped, measured, numbers, split_constants, words,
 };
@@ -65,6 +65,7 @@ impl Kind for Report {
                 document.blocks.extend(tables.into_iter().map(Block::Table));
             }
         }
+        speculation::push(&mut document, self);
         document.section("about these cells", remarks(&self.cells));
         document.section("fitted over the grid", self.fits.iter().map(fit_line));
         document.section("crossovers", self.crossovers.iter().map(crossover_line));
@@ -242,15 +243,6 @@ pub fn status_word(status: Status) -> &'static str {
     }
 }
 
-/// The word for a phase.
-#[must_use]
-pub fn phase_word(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Prefill => "prefill",
-        Phase::Decode => "decode",
-    }
-}
-
 /// The word for a bound.
 #[must_use]
 pub fn bound_word(bound: Bound) -> &'static str {
@@ -274,7 +266,7 @@ fn parameters(count: u64) -> String {
 #[must_use]
 pub fn of_cells(cells: &[CellResult]) -> (Vec<(String, String)>, Vec<Column>) {
     let mut columns = vec![
-        words("phase", cells.iter().map(|c| phase_word(c.phase).to_owned())),
+        words("phase", cells.iter().map(|c| c.phase.to_string())),
         words("engine", cells.iter().map(|c| c.engine.clone())),
         words("dtype", cells.iter().map(|c| c.dtype.to_string())),
         words("KV dtype", cells.iter().map(|c| c.kv_dtype.to_string())),
@@ -286,14 +278,13 @@ pub fn of_cells(cells: &[CellResult]) -> (Vec<(String, String)>, Vec<Column>) {
     columns.push(words("bound", cells.iter().map(|c| c.bound.map_or("-", bound_word).to_owned())));
     columns.push(words("validity", cells.iter().map(|c| validity(c).to_owned())));
     // Where there is little room: which cell, its time, its share of the ceiling, and whether it counts. A decode's time is its TPOT.
-    let has = |phase| cells.iter().any(|c| c.phase == phase);
     let main = ["phase", "engine", "dtype", "batch", "context", "% ceiling", "validity"];
     // A prediction has no time but its floor.
     let predicted = cells.iter().all(|cell| cell.shown_time().is_none());
     let is_main = |title: &str| match title {
         "floor" | "tok/s" => predicted,
-        "step" => has(Phase::Prefill),
-        "TPOT" => has(Phase::Decode),
+        "step" => cells.iter().any(|c| c.phase != Phase::Decode),
+        "TPOT" => cells.iter().any(|c| c.phase == Phase::Decode),
         other => main.contains(&other),
     };
     let columns = columns.into_iter().map(|column| {
@@ -313,7 +304,7 @@ fn validity(cell: &CellResult) -> &'static str {
 fn sheet(cells: &[CellResult]) -> Vec<Column> {
     let mut columns = vec![
         words("id", cells.iter().map(|c| c.id.clone())),
-        words("phase", cells.iter().map(|c| phase_word(c.phase).to_owned())),
+        words("phase", cells.iter().map(|c| c.phase.to_string())),
         words("engine", cells.iter().map(|c| c.engine.clone())),
         words("dtype", cells.iter().map(|c| c.dtype.to_string())),
         words("kv_dtype", cells.iter().map(|c| c.kv_dtype.to_string())),

@@ -13,7 +13,7 @@ const SMALL: Tuning = Tuning {
     min_split: 16,
     min_tiled_rows: 5,
     min_library_rows: usize::MAX,
-    min_prefill_rows: 8,
+    min_prefill_rows: 2,
 };
 
 #[test]

@@ -9,7 +9,7 @@ use crate::output::document::{Block, Table, numbers, words};
 use crate::output::plot::axis::{Axis, Measure};
 use crate::output::plot::{Chart, Drawing, Key, Line, Mark, Plot, Shape, Span};
 use hbmark_core::result::cause::joined;
-use hbmark_core::result::{self, CellResult, Phase, Report};
+use hbmark_core::result::{self, CellResult, Report};
 
 /// Rows of the table; the file has all.
 const ROWS: usize = 400;
@@ -33,7 +33,7 @@ pub fn taken(report: &Report) -> Vec<Taken<'_>> {
         let time = typical.iter().find(|(id, _)| *id == cell.id).map(|(_, time)| *time);
         for block in &cell.blocks {
             let times = match cell.phase {
-                Phase::Decode if !block.interval_ns.is_empty() => &block.interval_ns,
+                phase if phase.is_over_cache() && !block.interval_ns.is_empty() => &block.interval_ns,
                 _ => &block.step_ns,
             };
             let mean_ns = times.iter().sum::<f64>() / times.len() as f64;

@@ -10,8 +10,8 @@ use crate::analysis::words::counted;
 use crate::output::External;
 use crate::output::document::{Block, Document, Line, Tone, facts};
 use crate::output::kinds::breakdown::operations;
-use crate::output::kinds::headline;
 use crate::output::kinds::provenance::{self, flat, pairs};
+use crate::output::kinds::{headline, speculation};
 use crate::output::metrics::Unit;
 use crate::output::text::single;
 use hbmark_core::result::{Ceilings, Phase, Report, ReportKind, Status};
@@ -38,6 +38,7 @@ pub fn page(report: &Report, externals: &[External]) -> Document {
     page.blocks.push(context::plot(report, &palette));
     page.anchored("batch", "TPOT and throughput against batch");
     page.blocks.push(batch::plot(report, &palette));
+    speculation::push_plot(&mut page, report);
     all_cells(&mut page, report);
     group::push(&mut page, report);
     all_operations(&mut page, report);

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use super::palette::{Palette, Timed, is_invalid, look, of_imported, timed};
-use super::{bound_word, phase_word, status_word};
+use super::{bound_word, status_word};
 use crate::output::External;
 use crate::output::document::{Block, Column, numbers, words};
 use crate::output::plot::axis::{Axis, Measure};
@@ -176,7 +176,9 @@ fn mark_look(dot: &Dot<'_>, palette: &Palette) -> (String, Shape) {
     let cell = dot.timed.cell;
     let (style, shape) = match (dot.imported, cell.phase) {
         (Some(imported), _) => (of_imported(imported.number), Shape::Triangle),
-        (None, Phase::Decode) => (palette.style(&cell.engine, cell.dtype), Shape::Circle),
+        (None, Phase::Decode | Phase::Verify { .. }) => {
+            (palette.style(&cell.engine, cell.dtype), Shape::Circle)
+        }
         (None, Phase::Prefill) => (palette.style(&cell.engine, cell.dtype), Shape::Square),
     };
     look(cell, style, shape)
@@ -216,7 +218,7 @@ fn legend(dots: &[Dot<'_>], ceilings: &[Ceiling], palette: &Palette) -> Vec<Key>
         let text = match dot.imported {
             _ if is_invalid(cell) => "INVALID".to_owned(),
             Some(row) => format!("{} (imported from {})", cell.engine, row.file),
-            None => format!("{} {} {}", phase_word(cell.phase), cell.engine, cell.dtype),
+            None => format!("{} {} {}", cell.phase, cell.engine, cell.dtype),
         };
         let (style, shape) = mark_look(dot, palette);
         let key = Key::mark(style, shape, text);

@@ -1,7 +1,7 @@
 //! The ladder of a cell as a waterfall: where the time of a step goes, floor by floor and engine by engine.
 
 use super::palette::Palette;
-use super::{phase_word, status_word};
+use super::status_word;
 use crate::output::document::{Block, Table};
 use crate::output::kinds::breakdown::of_ladder;
 use crate::output::plot::axis::{Axis, Measure};
@@ -31,7 +31,7 @@ pub fn plot(report: &Report, palette: &Palette) -> Block {
 }
 
 fn bars(ladder: &Ladder, palette: &Palette) -> Option<Drawing> {
-    let (phase, scale) = (phase_word(ladder.phase), ladder.scale());
+    let (phase, scale) = (ladder.phase, ladder.scale());
     let mut level = 0.0;
     let bar = |(index, rung): (usize, &hbmark_core::result::Rung)| {
         let from = level;
@@ -53,7 +53,7 @@ fn bars(ladder: &Ladder, palette: &Palette) -> Option<Drawing> {
     let bars: Vec<Bar> = ladder.rungs.iter().enumerate().map(bar).collect();
     let time = match ladder.phase {
         Phase::Decode => "time (TPOT)",
-        Phase::Prefill => "time (step)",
+        Phase::Prefill | Phase::Verify { .. } => "time (step)",
     };
     let axis = Axis::from_zero(time, Measure::Time, bars.iter().map(|bar| bar.to).chain([0.0]))?;
     Some(Drawing::Bars(Bars {
