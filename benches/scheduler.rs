@@ -17,6 +17,7 @@ fn config() -> SchedulerConfig {
         scheduling: Policy::Fcfs,
         max_waiting: None,
         max_loras: None,
+        speculation: None,
     }
 }
 

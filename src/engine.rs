@@ -46,25 +46,25 @@ pub struct SequenceStep {
     /// Position of the first token. A position below the sequence's length rewrites from there and drops the KV
     /// after it; so a decode is pinned at one context.
     pub start_position: usize,
+    /// Speculative decoding: so many of the tokens, the last ones, are draft tokens. Each of them, and the token before them, has logits and a greedy
+    /// next token; without any the last token alone.
+    pub draft_tokens: usize,
     /// Blocks of the paged KV pool in order; empty for engines that keep their own cache.
     pub block_table: Vec<u32>,
 }
 
-/// Which tokens of a step get logits and a greedy next token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum LogitsOf {
-    /// The last token of each sequence.
-    #[default]
-    LastToken,
-    /// Every token, sequence by sequence: as a verify step of speculative decoding needs them.
-    EveryToken,
+impl SequenceStep {
+    /// Tokens with logits.
+    #[must_use]
+    pub fn outputs(&self) -> usize {
+        (self.draft_tokens + 1).min(self.tokens.len())
+    }
 }
 
 /// A ragged set of sequences that advance together.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StepBatch {
     pub sequences: Vec<SequenceStep>,
-    pub logits: LogitsOf,
 }
 
 impl StepBatch {
@@ -79,26 +79,26 @@ impl StepBatch {
                     sequence: SequenceId(first.0 + index as u64),
                     tokens: tokens.clone(),
                     start_position,
+                    draft_tokens: 0,
                     block_table: Vec::new(),
                 })
                 .collect(),
-            logits: LogitsOf::LastToken,
         }
     }
 
-    /// The same step with the logits of every token.
+    /// The same step with all tokens of a sequence but the first as draft tokens.
     #[must_use]
-    pub fn with_every_logit(self) -> Self {
-        Self { logits: LogitsOf::EveryToken, ..self }
+    pub fn as_verify_step(mut self) -> Self {
+        for step in &mut self.sequences {
+            step.draft_tokens = step.tokens.len().saturating_sub(1);
+        }
+        self
     }
 
-    /// Rows of logits, and greedy next tokens, that the step gives.
+    /// Rows of logits, and greedy next tokens, that the step gives, sequence by sequence.
     #[must_use]
     pub fn output_count(&self) -> usize {
-        match self.logits {
-            LogitsOf::LastToken => self.sequences.len(),
-            LogitsOf::EveryToken => self.token_count(),
-        }
+        self.sequences.iter().map(SequenceStep::outputs).sum()
     }
 
     /// Tokens of all sequences together.
@@ -269,7 +269,7 @@ pub fn check_adapters(engine: &str, device: DeviceChoice) -> Result<(), EngineEr
 /// # Errors
 /// [`EngineError::Unsupported`] where it gives those of the last token alone.
 pub fn check_logits(capabilities: &Capabilities, batch: &StepBatch) -> Result<(), EngineError> {
-    if batch.logits == LogitsOf::LastToken || capabilities.every_token_logits {
+    if capabilities.every_token_logits || batch.sequences.iter().all(|step| step.draft_tokens == 0) {
         return Ok(());
     }
     Err(no_verify_steps(&capabilities.engine))

@@ -140,6 +140,7 @@ fn a_steady_step_of_256_sequences_allocates_nothing() {
         scheduling: Policy::Fcfs,
         max_waiting: None,
         max_loras: Some(3),
+        speculation: None,
     });
     for key in 0..256_usize {
         let prompt = (0..100).map(|i| u32::try_from(key * 100 + i).unwrap()).collect();

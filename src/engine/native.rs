@@ -29,7 +29,7 @@ use ragged_batch::Rows;
 use rope::{RopeTables, distinct_ropes};
 
 use super::{
-    AdapterId, DeviceChoice, DeviceOptions, EngineError, LogitsOf, MemoryUse, OperationTime, ScriptedRouting,
+    AdapterId, DeviceChoice, DeviceOptions, EngineError, MemoryUse, OperationTime, ScriptedRouting,
     SequenceId, Session, StepBatch, Timeline,
 };
 use crate::engine::{LoraSession, StepProfiler, SyntheticKv};
@@ -400,11 +400,10 @@ impl<O: Operations> NativeSession<O> {
     fn prepare(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
         self.check_batch(batch)?;
         self.rows.clear();
-        self.rows.every_logit = batch.logits == LogitsOf::EveryToken;
         for step in &batch.sequences {
             let end = step.start_position + step.tokens.len();
             let table = self.tables.table(step, end)?;
-            self.rows.push(&step.tokens, step.start_position, table);
+            self.rows.push_with_outputs(&step.tokens, step.start_position, table, step.outputs());
         }
         if !self.adapted.is_empty() {
             let adapted = &self.adapted;

@@ -8,8 +8,7 @@ use std::collections::BTreeMap;
 
 use super::replay::CapturableSession;
 use super::{
-    EngineError, LogitsOf, Mark, MemoryUse, OperationTime, SequenceId, Session, StepBatch, Timeline,
-    TimelineKind,
+    EngineError, Mark, MemoryUse, OperationTime, SequenceId, Session, StepBatch, Timeline, TimelineKind,
 };
 use crate::engine::StepProfiler;
 use hbmark_core::model::{Architecture, Dtype, Inventory};
@@ -251,11 +250,7 @@ impl ScriptedSession {
             u32::try_from(next).expect("a vocabulary fits 32 bits")
         };
         let outputs = batch.sequences.iter().flat_map(|step| {
-            let first = match batch.logits {
-                LogitsOf::LastToken => step.tokens.len().saturating_sub(1),
-                LogitsOf::EveryToken => 0,
-            };
-            let tokens = step.tokens.iter().enumerate().skip(first);
+            let tokens = step.tokens.iter().enumerate().skip(step.tokens.len() - step.outputs());
             tokens.map(move |(index, token)| answer(*token, step.start_position + index))
         });
         self.tokens = Some(outputs.take(answered).collect());

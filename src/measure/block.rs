@@ -69,7 +69,7 @@ impl CellInput {
                 for (tokens, drafted) in tokens.iter_mut().zip(draw(&mut random, draft_tokens)) {
                     tokens.extend(drafted);
                 }
-                StepBatch::uniform(first, &tokens, cell.context).with_every_logit()
+                StepBatch::uniform(first, &tokens, cell.context).as_verify_step()
             }
         };
         Self {

@@ -149,7 +149,7 @@ fn verify_error(session: &mut dyn Session, prompt: &[u32], seed: u64) -> Result<
         session.step(&StepBatch::uniform(GATE_SEQUENCE, &[vec![*token]], position))?;
         stepped.extend(session.logits()?);
     }
-    session.step(&StepBatch::uniform(GATE_SEQUENCE, &[verified.to_vec()], first.len()).with_every_logit())?;
+    session.step(&StepBatch::uniform(GATE_SEQUENCE, &[verified.to_vec()], first.len()).as_verify_step())?;
     let found = session.logits()?;
     if found.len() != stepped.len() {
         error = f64::INFINITY;

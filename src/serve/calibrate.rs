@@ -99,7 +99,7 @@ pub fn calibrate(
         mixed: 1.0,
     };
     if let Some(seen) = of(mixture) {
-        let parts = |cached, tokens| RaggedPart { cached, tokens };
+        let parts = |cached, tokens| RaggedPart::new(cached, tokens);
         let decodes = std::iter::repeat_n(parts(base, 1), slope_batch);
         calibration.mixed = seen / calibration.step(decodes.chain([parts(0, chunk)]));
     }
@@ -199,13 +199,14 @@ impl Shapes<'_> {
                 .map(|i| u32::try_from(splitmix64(index as u64, i) % self.vocab).unwrap_or(0))
                 .collect(),
             start_position: start,
+            draft_tokens: 0,
             block_table: if self.paged {
                 (index * blocks..(index + 1) * blocks).filter_map(|b| u32::try_from(b).ok()).collect()
             } else {
                 Vec::new()
             },
         };
-        StepBatch { sequences: (0..sequences).map(sequence).collect(), ..StepBatch::default() }
+        StepBatch { sequences: (0..sequences).map(sequence).collect() }
     }
 
     /// A prompt whose blocks lie behind those of `sequences` sequences of `room` positions.
@@ -271,7 +272,7 @@ impl Shapes<'_> {
             // What is cached is computed: pages that were never written would be read faster than memory. One sequence after the other,
             // because an engine may take only one prompt at a time.
             for step in self.batch(sequences, start, 0, start + tokens).sequences {
-                self.session.step(&StepBatch { sequences: vec![step], ..StepBatch::default() })?;
+                self.session.step(&StepBatch { sequences: vec![step] })?;
             }
         }
         let mut batch = self.batch(sequences, tokens, start, start + tokens);

@@ -226,8 +226,8 @@ impl<'a> ServingContext<'a> {
         let knobs = &spec.scheduler;
         let room = knobs.num_blocks.saturating_mul(knobs.block_size);
         let cached = (room / knobs.max_num_seqs.max(1)).min(knobs.max_model_len);
-        let decodes = std::iter::repeat_n(RaggedPart { cached, tokens: 1 }, knobs.max_num_seqs);
-        let prompt = RaggedPart { cached: 0, tokens: knobs.max_num_batched_tokens.min(room) };
+        let decodes = std::iter::repeat_n(RaggedPart::new(cached, 1), knobs.max_num_seqs);
+        let prompt = RaggedPart::new(0, knobs.max_num_batched_tokens.min(room));
         self.step_model.as_ref().map(|model| model.step(decodes.chain([prompt])))
     }
 

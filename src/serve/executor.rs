@@ -63,6 +63,7 @@ impl<'a> SessionExecutor<'a> {
                 sequence: SequenceId(0),
                 tokens: Vec::new(),
                 start_position: 0,
+                draft_tokens: 0,
                 block_table: Vec::new(),
             });
             step.sequence = SequenceId(seq.sequence);

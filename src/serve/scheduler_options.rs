@@ -130,6 +130,7 @@ impl SchedulerOptions {
             scheduling: self.scheduling,
             max_waiting: self.max_waiting,
             max_loras: self.max_loras,
+            speculation: None,
         }
     }
 

@@ -259,5 +259,6 @@ pub(super) fn no_limits(max_model_len: Option<usize>) -> SchedulerConfig {
         scheduling: Policy::Fcfs,
         max_waiting: None,
         max_loras: None,
+        speculation: None,
     }
 }

@@ -253,9 +253,10 @@ fn results_depend_neither_on_threads_nor_on_the_other_rows() {
                 sequence: SequenceId(id),
                 tokens: prompt.clone(),
                 start_position: 0,
+                draft_tokens: 0,
                 block_table: Vec::new(),
             });
-            session.step(&StepBatch { sequences: sequences.collect(), ..StepBatch::default() }).unwrap();
+            session.step(&StepBatch { sequences: sequences.collect() }).unwrap();
             assert_eq!(session.logits().unwrap(), alone, "{name}, {threads} threads");
         }
     }

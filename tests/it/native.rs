@@ -113,10 +113,11 @@ fn a_ragged_step_equals_its_sequences_one_by_one() {
             sequence: SequenceId(id),
             tokens: tokens.to_vec(),
             start_position,
+            draft_tokens: 0,
             block_table: Vec::new(),
         };
         let mut run = |steps: Vec<SequenceStep>| {
-            session.step(&StepBatch { sequences: steps, ..StepBatch::default() }).unwrap();
+            session.step(&StepBatch { sequences: steps }).unwrap();
             session.logits().unwrap()
         };
         run(vec![step(1, &sequences[0].1, 0), step(2, &sequences[1].1, 0)]);
@@ -240,10 +241,11 @@ fn a_decode_over_shared_blocks_equals_one_over_its_own() {
         sequence: SequenceId(0),
         tokens: tokens.to_vec(),
         start_position,
+        draft_tokens: 0,
         block_table: block_table.to_vec(),
     };
     let mut run = |steps: Vec<SequenceStep>| {
-        session.step(&StepBatch { sequences: steps, ..StepBatch::default() }).unwrap();
+        session.step(&StepBatch { sequences: steps }).unwrap();
         session.logits().unwrap()
     };
     // Block 5 holds the first 64 positions; two sequences go on from it in blocks of their own.
@@ -253,7 +255,7 @@ fn a_decode_over_shared_blocks_equals_one_over_its_own() {
     let own = run(vec![step(&[11], 64, &[0, 1])]);
     assert_eq!(both[1], own[0]);
     assert_ne!(both[0], own[0]);
-    let short = StepBatch { sequences: vec![step(&[1], 64, &[5])], ..StepBatch::default() };
+    let short = StepBatch { sequences: vec![step(&[1], 64, &[5])] };
     let error = session.step(&short).unwrap_err().to_string();
     assert!(error.contains("a block table of 1 for 65 positions"), "{error}");
 }

@@ -83,6 +83,7 @@ fn knobs() -> SchedulerConfig {
         scheduling: Policy::Fcfs,
         max_waiting: None,
         max_loras: None,
+        speculation: None,
     }
 }
 

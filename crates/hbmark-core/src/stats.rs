@@ -4,6 +4,7 @@
 //! from block means on a log scale (Student's t) or from order statistics; both assume independent inputs, which is why steps
 //! are blocked before they come here. Paired differences are tested by flipping their signs.
 
+mod hashing;
 mod intervals;
 mod paired;
 mod regression;
@@ -11,6 +12,7 @@ mod robust;
 mod series;
 mod summary;
 
+pub use hashing::splitmix64;
 pub use intervals::{Interval, batch_error, chance_of_at_least, order_statistic_interval, t_interval_log};
 pub use paired::{
     DRAWS, EXACT_PAIRS, OrderTest, balanced_order, least_order_p, least_pairs, minimum_detectable,

@@ -102,6 +102,7 @@ impl Queue {
                 scheduling: Policy::Fcfs,
                 max_waiting: None,
                 max_loras: None,
+                speculation: None,
             },
             sampling: Sampling::GREEDY,
             stop_at_eos: false,

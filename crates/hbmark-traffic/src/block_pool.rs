@@ -87,6 +87,8 @@ pub(super) enum SchedulerBug {
     ForgetsAdapters,
     /// One adapter too many runs at once.
     ExceedsAdapters,
+    /// A rejected draft token counts as computed.
+    KeepsRejectedDrafts,
 }
 
 /// A pool of blocks with reference counts and a prefix cache.

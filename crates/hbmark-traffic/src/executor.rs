@@ -3,9 +3,8 @@
 //! Enters: a [`Scheduler`] with a batch in flight. Leaves: one token per sequence, and the time of each phase of the host's work.
 
 use crate::clock::{Clock, VirtualClock};
-use crate::scheduler::Scheduler;
+use crate::scheduler::{ScheduledSequence, Scheduler};
 use crate::step_model::StepModel;
-use hbmark_core::ledger::RaggedPart;
 use hbmark_core::units::Nanos;
 
 /// Why a step gave no tokens.
@@ -89,8 +88,7 @@ impl Executor for PredictedExecutor {
         tokens: &mut Vec<u32>,
     ) -> Result<Phases, StepFailure> {
         let batch = &scheduler.batch().scheduled;
-        let time =
-            self.model.step(batch.iter().map(|seq| RaggedPart { cached: seq.start, tokens: seq.tokens }));
+        let time = self.model.step(batch.iter().map(ScheduledSequence::part));
         let time = Nanos(time.0 + self.adapter.0 * scheduler.batch().adapters as f64);
         self.clock.advance(time);
         // Made-up tokens that differ between requests, so that they share no prefix by accident.

@@ -17,7 +17,8 @@ use std::collections::BTreeSet;
 use adapters::AdapterUse;
 
 use super::block_pool::{BlockPool, CacheStats, PrefixId};
-use hbmark_core::result::serving::{Policy, SchedulerConfig};
+use hbmark_core::ledger::RaggedPart;
+use hbmark_core::result::serving::{DraftCounts, Policy, SchedulerConfig, SpeculativeConfig};
 
 #[cfg(test)]
 use super::block_pool::SchedulerBug;
@@ -85,11 +86,21 @@ pub struct ScheduledSequence {
     /// Position of the first token.
     pub start: usize,
     pub tokens: usize,
+    /// Of the tokens, the last ones that a draft proposed.
+    pub draft_tokens: usize,
     /// Whether the step computes the last known token, and so produces the next one.
     pub produces_token: bool,
     /// Whether this is the request's first step since it arrived or was preempted.
     pub is_first_step: bool,
     pub adapter: Option<u32>,
+}
+
+impl ScheduledSequence {
+    /// What its time depends on.
+    #[must_use]
+    pub fn part(&self) -> RaggedPart {
+        RaggedPart { cached: self.start, tokens: self.tokens, draft_tokens: self.draft_tokens }
+    }
 }
 
 /// One step.
@@ -178,6 +189,7 @@ pub struct Scheduler {
     /// A batch was handed out and not completed.
     in_flight: bool,
     adapters: AdapterUse,
+    drafts: Option<DraftCounts>,
 }
 
 impl Scheduler {
@@ -196,6 +208,7 @@ impl Scheduler {
     }
 
     fn over(config: SchedulerConfig, pool: BlockPool) -> Self {
+        let drafts = config.speculation.as_ref().map_or(0, SpeculativeConfig::num_speculative_tokens);
         Self {
             pool,
             requests: Vec::new(),
@@ -203,7 +216,13 @@ impl Scheduler {
             waiting: BTreeSet::new(),
             running: Vec::with_capacity(config.max_num_seqs.min(SchedulerConfig::MAX_NUM_SEQS) + 1),
             batch: Batch::default(),
-            emitted: Vec::with_capacity(config.max_num_seqs.min(SchedulerConfig::MAX_NUM_SEQS)),
+            emitted: Vec::with_capacity(
+                config.max_num_seqs.min(SchedulerConfig::MAX_NUM_SEQS) * (drafts + 1),
+            ),
+            drafts: config.speculation.as_ref().map(|speculation| DraftCounts {
+                num_accepted_tokens_per_pos: vec![0; speculation.num_speculative_tokens()],
+                ..DraftCounts::default()
+            }),
             found: Vec::new(),
             admitted: 0,
             sequences: 0,
@@ -330,15 +349,37 @@ impl Scheduler {
         while index < self.running.len() && *budget > 0 {
             let slot = self.running[index].1;
             let request = self.request(slot);
-            let tokens = (request.tokens.len() - request.computed).min(*budget);
+            let known = request.tokens.len() - request.computed;
+            let draft_tokens = self.draft_tokens(request, *budget);
+            let tokens = (known + draft_tokens).min(*budget);
             let positions = request.computed + tokens;
             if !self.ensure_blocks(slot, positions) {
                 // It had the lowest rank and was preempted itself.
                 break;
             }
-            self.push_scheduled(slot, tokens);
+            self.propose(slot, draft_tokens);
+            self.push_scheduled(slot, tokens, draft_tokens);
             *budget -= tokens;
             index += 1;
+        }
+    }
+
+    /// Draft tokens of a request that decodes: no more than the budget holds beside the last token, and than could be of use.
+    fn draft_tokens(&self, request: &RequestState, budget: usize) -> usize {
+        let Some(speculation) = &self.config.speculation else { return 0 };
+        let generated = request.tokens.len() - request.prompt_len;
+        if generated == 0 || request.tokens.len() - request.computed != 1 {
+            return 0;
+        }
+        speculation.num_speculative_tokens().min(budget - 1).min(request.output_len - generated - 1)
+    }
+
+    /// Puts draft tokens behind those of a request until the step is done: tokens of its prompt, as where a draft looks them up there.
+    fn propose(&mut self, slot: u32, draft_tokens: usize) {
+        let request = self.request_mut(slot);
+        for _ in 0..draft_tokens {
+            let from = request.tokens.len() % request.prompt_len;
+            request.tokens.push(request.tokens[from]);
         }
     }
 
@@ -410,12 +451,12 @@ impl Scheduler {
             self.adapters.start(adapter);
             let at = self.running.partition_point(|other| other.0 < rank);
             self.running.insert(at, (rank, slot));
-            self.push_scheduled(slot, tokens);
+            self.push_scheduled(slot, tokens, 0);
             *budget -= tokens;
         }
     }
 
-    fn push_scheduled(&mut self, slot: u32, tokens: usize) {
+    fn push_scheduled(&mut self, slot: u32, tokens: usize, draft_tokens: usize) {
         let request = self.request_mut(slot);
         let seq = ScheduledSequence {
             slot: Slot(slot),
@@ -423,6 +464,7 @@ impl Scheduler {
             sequence: request.sequence,
             start: request.computed,
             tokens,
+            draft_tokens,
             produces_token: request.computed + tokens == request.tokens.len(),
             is_first_step: !std::mem::replace(&mut request.started, true),
             adapter: request.adapter,
@@ -500,10 +542,27 @@ impl Scheduler {
         &self.emitted
     }
 
+    /// Draft tokens of a sequence of the batch in flight that are accepted: its next token is the one behind them.
+    #[must_use]
+    pub fn accepted(&self, seq: &ScheduledSequence) -> usize {
+        let speculation = self.config.speculation.as_ref().filter(|_| seq.draft_tokens > 0);
+        speculation.map_or(0, |speculation| speculation.accepted(seq.key, seq.start, seq.draft_tokens))
+    }
+
     fn advance(&mut self, seq: ScheduledSequence, token: u32) {
         let slot = seq.slot.0;
+        let accepted = self.accepted(&seq);
+        let rejected = seq.draft_tokens - accepted;
+        if let Some(counts) = self.drafts.as_mut().filter(|_| seq.draft_tokens > 0) {
+            counts.count(seq.draft_tokens, accepted);
+        }
         let request = self.requests[slot as usize].as_mut().expect("a scheduled request exists");
-        request.computed += seq.tokens;
+        request.computed += seq.tokens - rejected;
+        #[cfg(test)]
+        if self.pool.fault == Some(SchedulerBug::KeepsRejectedDrafts) && rejected > 0 {
+            request.computed += 1;
+        }
+        request.tokens.truncate(request.tokens.len() - rejected);
         if self.pool.caches_prefixes() {
             let size = self.config.block_size;
             while (request.cached_blocks + 1) * size <= request.computed {
@@ -517,12 +576,22 @@ impl Scheduler {
             return;
         }
         request.tokens.push(token);
-        let index = request.tokens.len() - request.prompt_len;
-        let finished = index == request.output_len || request.stop_tokens.contains(&token);
-        self.emitted.push(EmittedToken { key: request.key, token, index, finished });
-        if finished {
-            self.remove(seq.slot);
+        let first = request.tokens.len() - accepted - 1;
+        for at in first..request.tokens.len() {
+            let (token, index) = (request.tokens[at], at + 1 - request.prompt_len);
+            let finished = index == request.output_len || request.stop_tokens.contains(&token);
+            self.emitted.push(EmittedToken { key: request.key, token, index, finished });
+            if finished {
+                self.remove(seq.slot);
+                return;
+            }
         }
+    }
+
+    /// What became of draft tokens so far; `None` without speculative decoding.
+    #[must_use]
+    pub fn drafts(&self) -> Option<&DraftCounts> {
+        self.drafts.as_ref()
     }
 
     /// Ends the batch in flight after a failure of the engine, and drops every request in it. Returns their keys.

@@ -24,8 +24,7 @@ use super::scheduler::{EmittedToken, RejectReason, Request, Scheduler, Scheduler
 use super::step_model::Mixture;
 use super::workload::PlannedRequest;
 use crate::executor::StepFailure;
-use hbmark_core::ledger::RaggedPart;
-use hbmark_core::result::serving::{Failure, SchedulerConfig, Slo};
+use hbmark_core::result::serving::{DraftCounts, Failure, SchedulerConfig, Slo};
 use hbmark_core::units::Nanos;
 
 /// When a request is sent.
@@ -193,6 +192,8 @@ pub struct Run {
     pub asked_tokens: usize,
     pub end: f64,
     pub preemptions: u64,
+    /// Draft tokens of speculative decoding; `None` without it.
+    pub drafts: Option<DraftCounts>,
     pub cache: super::block_pool::CacheStats,
     /// The engine's error, if one ended or invalidated the run.
     pub failure: Option<String>,
@@ -417,6 +418,7 @@ pub fn run_with_scheduler(
     }
     server.run.end = server.now(clock);
     server.run.preemptions = server.scheduler.preemptions();
+    server.run.drafts = server.scheduler.drafts().cloned();
     server.run.cache = server.scheduler.cache_stats();
     observe(server.progress(server.run.end));
     Ok(server.run)
@@ -571,10 +573,11 @@ impl Server<'_, '_> {
         log.output_tokens = emitted.len();
         log.finished = emitted.iter().filter(|token| token.finished).count();
         self.output_tokens += emitted.len();
-        for token in &emitted {
-            self.record_token(token.key, token.token, end);
-            if token.finished {
-                self.leave(token.key, RequestOutcome::Served, end);
+        for together in emitted.chunk_by(|a, b| a.key == b.key) {
+            let key = together[0].key;
+            self.record_tokens(key, together, end);
+            if together.iter().any(|token| token.finished) {
+                self.leave(key, RequestOutcome::Served, end);
             }
         }
         if let Some(text) = &mut self.text {
@@ -599,7 +602,7 @@ impl Server<'_, '_> {
             self.run.records[*key].preemptions += 1;
         }
         for seq in &batch.scheduled {
-            log.mixture.add(RaggedPart { cached: seq.start, tokens: seq.tokens });
+            log.mixture.add(seq.part());
             let record = &mut self.run.records[seq.key];
             let prompt = record.prompt_tokens.saturating_sub(seq.start).min(seq.tokens);
             log.prompt_tokens += prompt;
@@ -618,18 +621,21 @@ impl Server<'_, '_> {
         }
     }
 
-    fn record_token(&mut self, key: usize, token: u32, now: f64) {
+    /// Records the tokens that a step brought of a request: several share the time since the last one.
+    fn record_tokens(&mut self, key: usize, tokens: &[EmittedToken], now: f64) {
         let record = &mut self.run.records[key];
-        record.output_tokens += 1;
+        record.output_tokens += tokens.len();
         record.first_token.get_or_insert(Nanos(now));
         if let Some(last) = record.last_token.replace(Nanos(now))
             && key >= self.run.measured.start
         {
-            self.run.gaps.push(now - last.0);
-            self.run.gap_request.push(u32::try_from(key).expect("a number of requests"));
+            let gap = (now - last.0) / tokens.len() as f64;
+            let request = u32::try_from(key).expect("a number of requests");
+            self.run.gaps.extend(tokens.iter().map(|_| gap));
+            self.run.gap_request.extend(tokens.iter().map(|_| request));
         }
         if let Some(output) = self.run.outputs.get_mut(key) {
-            output.push(token);
+            output.extend(tokens.iter().map(|token| token.token));
         }
     }
 

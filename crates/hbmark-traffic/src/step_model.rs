@@ -61,7 +61,7 @@ fn one() -> f64 {
 /// The properties of a step that its time depends on.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Mixture {
-    /// Sequences with one new token, and the sum of their cached positions.
+    /// Tokens of sequences that decode, one of each and their draft tokens, and the sum of the sequences' cached positions.
     pub decodes: f64,
     pub positions: f64,
     /// Tokens of prompts, and their (query, cached position) pairs.
@@ -78,8 +78,9 @@ impl Mixture {
     }
 
     pub fn add(&mut self, part: RaggedPart) {
-        if part.tokens == 1 {
-            self.decodes += 1.0;
+        if part.is_over_cache() {
+            // Tokens of a verify step weigh as so many sequences, which read the cache of one.
+            self.decodes += part.tokens as f64;
             self.positions += part.cached as f64;
         } else {
             self.queries += part.tokens as f64;
@@ -166,9 +167,10 @@ impl StepModel {
         match self {
             Self::Floor { ledger, roof } => Floor::new(&ledger.ragged(parts), roof).time(),
             Self::Fitted { ledger, fit } => {
-                let sequences = parts.clone().filter(|p| p.tokens == 1).count() as f64;
+                let decoding = parts.clone().filter(|p| p.is_over_cache());
+                let sequences = decoding.map(|p| p.tokens).sum::<usize>() as f64;
                 let kv = ledger.ragged(parts.clone()).bytes.kv_read.as_f64();
-                let flops = ledger.ragged(parts.filter(|p| p.tokens > 1)).flops.0;
+                let flops = ledger.ragged(parts.filter(|p| !p.is_over_cache())).flops.0;
                 let arithmetic = flops / fit.prefill_flops_per_ns;
                 // Weights are read once for both, while the products of a prefill run.
                 let fixed = fit.fixed_ns.max(arithmetic);
@@ -227,8 +229,8 @@ mod tests {
     use hbmark_core::model::{Dtype, test_shapes};
 
     fn parts(decodes: usize, cached: usize, prefill: &[usize]) -> impl Iterator<Item = RaggedPart> + Clone {
-        let decode = std::iter::repeat_n(RaggedPart { cached, tokens: 1 }, decodes);
-        decode.chain(prefill.iter().copied().map(|tokens| RaggedPart { cached: 0, tokens }))
+        let decode = std::iter::repeat_n(RaggedPart::new(cached, 1), decodes);
+        decode.chain(prefill.iter().copied().map(|tokens| RaggedPart::new(0, tokens)))
     }
 
     #[test]
@@ -289,7 +291,7 @@ mod tests {
         assert!((slower.step(parts(0, 0, &[34])).0 - 430.0).abs() < 1e-9);
         // Beyond the last point the last piece goes on: 10 ns a token.
         assert!((time(parts(0, 0, &[128]).collect()) - 1370.0).abs() < 1e-9);
-        let later = vec![RaggedPart { cached: 100, tokens: 4 }];
+        let later = vec![RaggedPart::new(100, 4)];
         assert!((time(later) - 170.0).abs() < 1e-9);
     }
 }

@@ -216,6 +216,7 @@ pub fn spec(offered: Offered) -> PointSpec {
             scheduling: Policy::Fcfs,
             max_waiting: None,
             max_loras: None,
+            speculation: None,
         },
         sampling: Sampling::GREEDY,
         stop_at_eos: false,

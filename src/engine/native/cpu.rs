@@ -606,7 +606,7 @@ impl Operations for CpuOperations {
         logits: &mut CpuBuffer,
         next: &mut Vec<u32>,
     ) -> Result<(), EngineError> {
-        let (set, count, width) = (self.set, rows.outputs(), logits.width);
+        let (set, count, width) = (self.set, rows.outputs.len(), logits.width);
         let panels = head.panels();
         self.largest.clear();
         self.largest.resize(count * panels, (f32::NEG_INFINITY, 0));
@@ -615,7 +615,7 @@ impl Operations for CpuOperations {
         let out = DisjointSlice::new(&mut logits.values);
         self.team.run(&|worker: &Worker<'_>| {
             worker.parallel_for(PREPARE, count, |output| {
-                let row = rows.output_row(output);
+                let row = rows.outputs[output] as usize;
                 // SAFETY: members have different rows; the set is this processor's.
                 unsafe { writer.pack(set, output, hidden.row(row), Some((norm, norm_eps))) };
             });

@@ -292,7 +292,7 @@ impl<O: Operations> Forward<O> {
     fn ensure_capacity(&mut self, operations: &mut O, rows: &Rows) -> Result<(), EngineError> {
         let positions = rows.sequences.iter().map(super::ragged_batch::SequenceRows::positions_after).max();
         self.ropes.extend_to(positions.unwrap_or(0));
-        let (need_rows, need_outputs) = (rows.len(), rows.outputs());
+        let (need_rows, need_outputs) = (rows.len(), rows.outputs.len());
         let (have_rows, have_outputs) = self.activations.as_ref().map_or((0, 0), |a| (a.rows, a.outputs));
         if need_rows > have_rows || need_outputs > have_outputs {
             // The old ones are freed first: a long prefill leaves no room for both.

@@ -579,7 +579,7 @@ pub trait Operations: std::fmt::Debug {
     fn await_expert_bytes(&mut self) -> Result<[Bytes; 2], EngineError> {
         Ok([Bytes(0); 2])
     }
-    /// `logits[output] = head · norm(hidden[row of output])` ([`Rows::output_row`]), bent towards `softcap` where there is one, and its first
+    /// `logits[output] = head · norm(hidden[row of output])` ([`Rows::outputs`]), bent towards `softcap` where there is one, and its first
     /// largest entry.
     ///
     /// # Errors

@@ -512,7 +512,7 @@ impl Operations for Oracle {
         logits: &mut PlainBuffer,
         next: &mut Vec<u32>,
     ) -> Result<(), EngineError> {
-        let with_logits = (0..rows.outputs()).map(|output| rows.output_row(output));
+        let with_logits = rows.outputs.iter().map(|row| *row as usize);
         let norm = Some((norm, self.eps(Fault::Head, norm_eps)));
         let inputs = self.norm(hidden, with_logits, norm);
         next.clear();

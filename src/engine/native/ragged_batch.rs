@@ -53,8 +53,8 @@ pub struct Rows {
     pub adapted: Vec<usize>,
     /// Padding sequences at the end: see [`pad`](Self::pad).
     pub padding: usize,
-    /// Every row has logits, and not only the last one of each sequence.
-    pub every_logit: bool,
+    /// The rows that have logits, in order; of most steps the last one of each sequence.
+    pub outputs: Vec<u32>,
     /// (adapter, row); kept to reuse its memory.
     pub(super) order: Vec<(usize, usize)>,
 }
@@ -76,7 +76,7 @@ impl Rows {
         self.adapters.clear();
         self.adapted.clear();
         self.padding = 0;
-        self.every_logit = false;
+        self.outputs.clear();
     }
 
     /// Pads to as many rows, with sequences of one token at their first position. Their K and V go to `block`, which no sequence may use; all of
@@ -88,22 +88,10 @@ impl Rows {
         }
     }
 
-    /// Rows that have logits, the padding among them.
-    #[must_use]
-    pub fn outputs(&self) -> usize {
-        if self.every_logit { self.len() } else { self.sequences.len() }
-    }
-
-    /// The row of an output.
-    #[must_use]
-    pub fn output_row(&self, output: usize) -> usize {
-        if self.every_logit { output } else { self.sequences[output].rows.end - 1 }
-    }
-
     /// Outputs without the padding, whose sequences are one row each.
     #[must_use]
     pub fn served(&self) -> usize {
-        self.outputs() - self.padding
+        self.outputs.len() - self.padding
     }
 
     /// Sets the adapter of each sequence, in order of the sequences; rows of one adapter are grouped, whatever their order.
@@ -127,11 +115,25 @@ impl Rows {
         }
     }
 
-    /// Adds a sequence with `tokens` at `start_position`; `table` holds its blocks in order.
+    /// Adds a sequence with `tokens` at `start_position`, the last of which has logits; `table` holds its blocks in order.
     ///
     /// # Panics
-    /// When the table is too short for the positions: the session checks that first.
+    /// As [`push_with_outputs`](Self::push_with_outputs).
     pub fn push(&mut self, tokens: &[u32], start_position: usize, table: &[u32]) {
+        self.push_with_outputs(tokens, start_position, table, 1);
+    }
+
+    /// The same with logits of the last `outputs` tokens.
+    ///
+    /// # Panics
+    /// When the table is too short for the positions, or there are fewer tokens: the session checks that first.
+    pub fn push_with_outputs(
+        &mut self,
+        tokens: &[u32],
+        start_position: usize,
+        table: &[u32],
+        outputs: usize,
+    ) {
         let end = start_position + tokens.len();
         assert!(table.len() * self.block_size >= end, "a block table covers every position of its sequence");
         let first = self.tokens.len();
@@ -141,6 +143,7 @@ impl Rows {
         self.owners.extend(std::iter::repeat_n(owner, tokens.len()));
         let blocks = self.tables.len()..self.tables.len() + end.div_ceil(self.block_size);
         self.tables.extend_from_slice(&table[..blocks.len()]);
+        self.outputs.extend((self.tokens.len() - outputs..self.tokens.len()).map(index));
         self.sequences.push(SequenceRows { rows: first..self.tokens.len(), start_position, blocks });
     }
 
@@ -206,13 +209,11 @@ mod tests {
         assert_eq!(rows.table(&rows.sequences[1]), [2]);
         rows.pad(6, 11);
         assert_eq!((rows.len(), rows.served(), rows.slot(5)), (6, 2, (11, 0)));
-        assert_eq!(
-            (0..rows.outputs()).map(|output| rows.output_row(output)).collect::<Vec<_>>(),
-            [2, 3, 4, 5]
-        );
-        rows.every_logit = true;
-        assert_eq!((rows.outputs(), rows.served(), rows.output_row(1)), (6, 4, 1));
+        assert_eq!(rows.outputs, [2, 3, 4, 5]);
         rows.clear();
-        assert!(rows.is_empty() && rows.padding == 0);
+        assert!(rows.is_empty() && rows.padding == 0 && rows.outputs.is_empty());
+        rows.push_with_outputs(&[5, 6, 7], 15, &[9, 4], 2);
+        rows.push_with_outputs(&[8, 9], 3, &[1], 2);
+        assert_eq!((rows.outputs.as_slice(), rows.served()), (&[1, 2, 3, 4][..], 4));
     }
 }

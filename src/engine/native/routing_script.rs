@@ -8,6 +8,7 @@
 
 use super::ragged_batch::Rows;
 use hbmark_core::ledger::{ExpertRouting, LayerRouting};
+use hbmark_core::stats::splitmix64;
 
 /// Tokens that are drawn beforehand.
 const DRAWN: u32 = 4096;
@@ -48,7 +49,7 @@ impl RoutingScript {
     }
 
     fn choose_in(&mut self, layer: usize, rows: &Rows) {
-        let of_layer = mixed(self.seed ^ mixed(layer as u64));
+        let of_layer = splitmix64(self.seed ^ splitmix64(layer as u64));
         for (&owner, &position) in rows.owners.iter().zip(&rows.positions) {
             if self.turns {
                 // Sequences at one position take turns, and so do the positions of one sequence.
@@ -58,22 +59,13 @@ impl RoutingScript {
                 self.chosen.extend((0..self.per_row as u64).map(expert));
             } else {
                 let row = u64::from(owner) << 32 | u64::from(position);
-                let token = usize::try_from(mixed(of_layer ^ mixed(row)) % u64::from(DRAWN)).unwrap_or(0);
+                let token =
+                    usize::try_from(splitmix64(of_layer ^ splitmix64(row)) % u64::from(DRAWN)).unwrap_or(0);
                 let own = token * self.per_row..(token + 1) * self.per_row;
                 self.chosen.extend_from_slice(&self.drawn[own]);
             }
         }
     }
-}
-
-/// Every bit of the result depends on every bit of the number.
-///
-/// *Source*: the finaliser of `splitmix64` (Steele, Lea and Flood, 2014).
-fn mixed(number: u64) -> u64 {
-    let number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    number ^ number >> 31
 }
 
 #[cfg(test)]

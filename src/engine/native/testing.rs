@@ -424,7 +424,7 @@ pub fn operations_alone<O: Operations>(
             }
         }
 
-        let (with_logits, mut next) = (rows.outputs(), Vec::new());
+        let (with_logits, mut next) = (rows.outputs.len(), Vec::new());
         let mut logits = operations.buffer(with_logits, widths.vocab)?;
         let (norm, eps) = with_eps(&model.norm);
         operations.head(rows, norm, eps, &model.head, model.softcap, &hidden, &mut logits, &mut next)?;

@@ -124,6 +124,7 @@ impl ServeScenario {
             scheduling: Policy::Fcfs,
             max_waiting: None,
             max_loras: None,
+            speculation: None,
         }
     }
 

@@ -31,6 +31,7 @@ pub(super) fn knobs(max_num_seqs: usize) -> SchedulerConfig {
         scheduling: Policy::Fcfs,
         max_waiting: None,
         max_loras: None,
+        speculation: None,
     }
 }
 

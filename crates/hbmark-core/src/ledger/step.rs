@@ -80,6 +80,22 @@ pub struct RaggedPart {
     /// Positions in the cache before the step.
     pub cached: usize,
     pub tokens: usize,
+    /// Of the tokens, those that a draft proposed: they, and the one token before them, have logits.
+    pub draft_tokens: usize,
+}
+
+impl RaggedPart {
+    /// Tokens on top of so many cached positions, none of them a draft token.
+    #[must_use]
+    pub fn new(cached: usize, tokens: usize) -> Self {
+        Self { cached, tokens, draft_tokens: 0 }
+    }
+
+    /// Whether all tokens have logits: a decode step, or a verify step, and no part of a prompt.
+    #[must_use]
+    pub fn is_over_cache(self) -> bool {
+        self.tokens == self.draft_tokens + 1
+    }
 }
 
 /// What a step must move and do.
@@ -314,15 +330,19 @@ impl Ledger {
     }
 
     /// Cost of one step over sequences of any length: each brings `tokens` on top of `cached` positions. One token is a decode as in
-    /// [`decode`](Self::decode); more are (part of) a prefill as in [`prefill`](Self::prefill), which also reads what is cached.
+    /// [`decode`](Self::decode), one and its draft tokens are a verify step; more are (part of) a prefill as in [`prefill`](Self::prefill),
+    /// which also reads what is cached.
     #[must_use]
     pub fn ragged(&self, parts: impl IntoIterator<Item = RaggedPart>) -> StepCost {
-        let (mut sequences, mut all, mut flops) = (0_u64, 0_u64, 0.0);
+        let (mut sequences, mut all, mut outputs, mut flops) = (0_u64, 0_u64, 0_u64, 0.0);
         let mut read = Bytes(0);
-        for RaggedPart { cached, tokens } in parts {
+        for part in parts {
+            let RaggedPart { cached, tokens, draft_tokens } = part;
             sequences += 1;
             all += tokens as u64;
-            let (phase, own) = if tokens == 1 { (Phase::Decode, 0) } else { (Phase::Prefill, tokens) };
+            outputs += draft_tokens as u64 + 1;
+            let (phase, own) =
+                if part.is_over_cache() { (Phase::Decode, 0) } else { (Phase::Prefill, tokens) };
             read = read + self.read(cached) + times(self.kv_bytes_per_token(), own as u64);
             flops += self.mixing_flops(phase, cached, tokens);
         }
@@ -336,7 +356,7 @@ impl Ledger {
             other: Bytes(all.saturating_mul(self.embedding_row_bytes)),
             as_implemented: None,
         };
-        flops += self.linear_flops() * all as f64 + 2.0 * self.head_elements as f64 * sequences as f64;
+        flops += self.linear_flops() * all as f64 + 2.0 * self.head_elements as f64 * outputs as f64;
         StepCost { bytes, flops: Flops(flops), distinct_experts }
     }
 

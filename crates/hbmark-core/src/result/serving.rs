@@ -44,7 +44,7 @@ pub use probe::{
 };
 pub use requests::Requests;
 pub use residuals::{Residual, Residuals};
-pub use scheduler::{Policy, SchedulerConfig, SettingOutOfRange};
+pub use scheduler::{DraftCounts, Policy, SchedulerConfig, SettingOutOfRange, SpeculativeConfig};
 pub use search::{Attempt, Search, SearchStage};
 pub use server_metrics::{
     BusySteps, FetchFailure, FetchFailures, GaugeOverTime, SeenSeries, ServerConfiguration, ServerMean,

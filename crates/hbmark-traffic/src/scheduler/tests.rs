@@ -20,6 +20,7 @@ fn config() -> SchedulerConfig {
         scheduling: Policy::Fcfs,
         max_waiting: None,
         max_loras: None,
+        speculation: None,
     }
 }
 
@@ -70,7 +71,8 @@ impl PagedModel {
             .iter()
             .map(|seq| {
                 let table = scheduler.block_table(seq);
-                let sequence: Vec<u32> = (0..seq.start + seq.tokens)
+                let rejected = seq.draft_tokens - scheduler.accepted(seq);
+                let sequence: Vec<u32> = (0..seq.start + seq.tokens - rejected)
                     .map(|p| {
                         self.slots[table[p / self.size] as usize * self.size + p % self.size]
                             .expect("a position that is read was written")
@@ -152,10 +154,22 @@ impl History {
                 assert!(seq.produces_token, "without chunking every part computes all there is");
             }
         }
+        let mut accepted: HashMap<usize, usize> =
+            batch.scheduled.iter().map(|seq| (seq.key, self.scheduler.accepted(seq))).collect();
         let tokens = self.engine.run(&self.scheduler);
         for emitted in self.scheduler.complete(&tokens).to_vec() {
             assert!(!self.finished.contains(&emitted.key), "served after it finished");
             let output = self.outputs.entry(emitted.key).or_default();
+            let (prompt, _, adapter) = &self.prompts[&emitted.key];
+            let so_far: Vec<u32> = prompt.iter().chain(&*output).copied().collect();
+            let left = accepted.get_mut(&emitted.key).unwrap();
+            let expected = if *left > 0 {
+                *left -= 1;
+                so_far[so_far.len() % prompt.len()]
+            } else {
+                model(&so_far.iter().map(|token| cached(*token, *adapter)).collect::<Vec<u32>>())
+            };
+            assert_eq!(emitted.token, expected, "what was accepted, and then what the model makes of it");
             output.push(emitted.token);
             assert_eq!(output.len(), emitted.index, "no token is emitted twice");
             if emitted.finished {
@@ -200,7 +214,10 @@ impl History {
         }
         assert_eq!(self.finished.len(), self.prompts.len(), "no request is lost");
         for (key, (prompt, output_len, adapter)) in &self.prompts {
-            assert_eq!(self.outputs[key], alone(prompt, *output_len, *adapter), "request {key}");
+            assert_eq!(self.outputs[key].len(), *output_len, "request {key}");
+            if self.scheduler.config().speculation.is_none() {
+                assert_eq!(self.outputs[key], alone(prompt, *output_len, *adapter), "request {key}");
+            }
         }
         if self.scheduler.config().scheduling == Policy::Fcfs {
             assert!(
@@ -229,6 +246,11 @@ fn random_history(random: &mut ChaCha8Rng, fault: Option<SchedulerBug>) -> Histo
         scheduling: if random.random_bool(0.5) { Policy::Fcfs } else { Policy::Priority },
         max_waiting: None,
         max_loras: random.random_bool(0.3).then(|| random.random_range(1..=2)),
+        speculation: random.random_bool(0.4).then(|| {
+            let mut rates: Vec<f64> = (0..random.random_range(1..=4)).map(|_| random.random()).collect();
+            rates.sort_by(|a, b| b.total_cmp(a));
+            SpeculativeConfig { synthetic_acceptance_rates: rates, seed: random.random() }
+        }),
     };
     let adapters = if random.random_bool(0.5) { random.random_range(1..=3) } else { 0 };
     let hash_bits = random.random_bool(0.3).then_some(2);
@@ -255,6 +277,7 @@ fn random_history(random: &mut ChaCha8Rng, fault: Option<SchedulerBug>) -> Histo
 fn a_hundred_thousand_random_histories_keep_every_promise() {
     let mut random = ChaCha8Rng::seed_from_u64(20_240_601);
     let (mut preemptions, mut hits, mut rejected, mut evictions, mut collisions) = (0, 0, 0, 0, 0);
+    let (mut drafted, mut accepted) = (0, 0);
     for _ in 0..100_000 {
         let mut history = random_history(&mut random, None);
         history.drain();
@@ -264,10 +287,16 @@ fn a_hundred_thousand_random_histories_keep_every_promise() {
         evictions += counts.evictions;
         collisions += counts.collisions;
         rejected += history.rejected;
+        if let Some(drafts) = history.scheduler.drafts() {
+            drafted += drafts.num_draft_tokens;
+            accepted += drafts.num_accepted_tokens;
+            assert_eq!(drafts.num_accepted_tokens, drafts.num_accepted_tokens_per_pos.iter().sum::<u64>());
+        }
     }
     // The histories reach what they are about.
-    assert!(preemptions > 10_000 && hits > 30_000 && rejected > 10_000, "{preemptions} {hits} {rejected}");
+    assert!(preemptions > 5_000 && hits > 30_000 && rejected > 10_000, "{preemptions} {hits} {rejected}");
     assert!(evictions > 10_000 && collisions > 10_000, "{evictions} {collisions}");
+    assert!(drafted > 2 * accepted && accepted > 10_000, "{drafted} {accepted}");
 }
 
 #[test]
@@ -281,6 +310,7 @@ fn every_planted_fault_is_seen_within_a_thousand_histories() {
         SchedulerBug::BreaksOrder,
         SchedulerBug::ForgetsAdapters,
         SchedulerBug::ExceedsAdapters,
+        SchedulerBug::KeepsRejectedDrafts,
     ];
     let seen = faults.map(|fault| {
         let mut random = ChaCha8Rng::seed_from_u64(99);
@@ -423,4 +453,60 @@ fn a_failed_step_drops_its_requests_and_keeps_the_others() {
     assert_eq!(scheduler.load().used_blocks, 0);
     let batch = scheduler.next_batch();
     assert_eq!((batch.scheduled[0].key, batch.dropped.len()), (1, 1));
+}
+
+fn speculating(rates: &[f64]) -> Scheduler {
+    let speculation = SpeculativeConfig { synthetic_acceptance_rates: rates.to_vec(), seed: 7 };
+    Scheduler::new(SchedulerConfig { speculation: Some(speculation), ..config() })
+}
+
+#[test]
+fn a_verify_step_brings_accepted_draft_tokens_and_one_more_and_never_more_than_was_asked_for() {
+    let mut scheduler = speculating(&[1.0, 1.0, 1.0]);
+    scheduler.add_request(ask(0, vec![5, 6, 8], 6)).unwrap();
+    let mut step = || {
+        let part = scheduler.next_batch().scheduled[0];
+        let tokens = scheduler.tokens(&part).to_vec();
+        let emitted: Vec<u32> = scheduler.complete(&[9]).iter().map(|token| token.token).collect();
+        (part.tokens, part.draft_tokens, tokens, emitted)
+    };
+    assert_eq!(step(), (3, 0, vec![5, 6, 8], vec![9]));
+    // Behind four tokens the draft goes on with the prompt's second, its third, and its first.
+    assert_eq!(step(), (4, 3, vec![9, 6, 8, 5], vec![6, 8, 5, 9]));
+    // One token is left, and a step brings one without any draft.
+    assert_eq!(step(), (1, 0, vec![9], vec![9]));
+    let drafts = scheduler.drafts().unwrap();
+    assert_eq!(drafts.mean_acceptance_length(), Some(4.0));
+    assert_eq!((drafts.num_drafts, drafts.num_accepted_tokens_per_pos.as_slice()), (1, &[1, 1, 1][..]));
+    assert!(!scheduler.has_work());
+}
+
+#[test]
+fn a_stop_token_among_accepted_draft_tokens_ends_the_output_there() {
+    let mut scheduler = speculating(&[1.0, 1.0, 1.0]);
+    scheduler.add_request(Request { stop_tokens: vec![8], ..ask(0, vec![5, 6, 8], 6) }).unwrap();
+    scheduler.next_batch();
+    scheduler.complete(&[9]);
+    scheduler.next_batch();
+    let emitted: Vec<(u32, bool)> =
+        scheduler.complete(&[9]).iter().map(|token| (token.token, token.finished)).collect();
+    assert_eq!(emitted, [(6, false), (8, true)]);
+    assert_eq!(scheduler.load().used_blocks, 0);
+}
+
+#[test]
+fn as_many_draft_tokens_are_accepted_as_the_rates_say() {
+    let rates = [0.8, 0.5, 0.1];
+    let config = SpeculativeConfig { synthetic_acceptance_rates: rates.to_vec(), seed: 3 };
+    let steps = 20_000;
+    let mut counts = DraftCounts { num_accepted_tokens_per_pos: vec![0; 3], ..DraftCounts::default() };
+    for step in 0..steps {
+        counts.count(3, config.accepted(step / 100, step % 100, 3));
+    }
+    for (found, rate) in counts.num_accepted_tokens_per_pos.iter().zip(rates) {
+        // Five standard errors of a share.
+        let bound = 5.0 * (rate * (1.0 - rate) / steps as f64).sqrt();
+        assert!((*found as f64 / steps as f64 - rate).abs() < bound, "{found} of {steps} for {rate}");
+    }
+    assert!((counts.mean_acceptance_length().unwrap() - 2.4).abs() < 0.03);
 }

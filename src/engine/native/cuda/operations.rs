@@ -336,9 +336,9 @@ impl<D: Device> CudaOperations<D> {
     }
 }
 
-/// Whether every sequence brings one token, or all tokens have logits, as in a verify step.
+/// Whether all tokens have logits: in decode and verify steps.
 fn comes_again(rows: &Rows) -> bool {
-    rows.every_logit || rows.len() == rows.sequences.len()
+    rows.len() == rows.outputs.len()
 }
 
 /// Positions of the longest sequence after the step.
@@ -783,7 +783,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         logits: &mut DeviceTensor<D>,
         _next: &mut Vec<u32>,
     ) -> Result<(), EngineError> {
-        let outputs = rows.outputs();
+        let outputs = rows.outputs.len();
         let workspace = self.tiled_workspace(outputs, head)?;
         self.grow(|space| &mut space.best, 8 * outputs, &Head::<D>::NO_LOGIT.to_le_bytes())?;
         self.grow(|space| &mut space.logits_arrived, 4 * outputs, &[0])?;

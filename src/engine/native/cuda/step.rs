@@ -190,9 +190,7 @@ impl<D: Device> StepState<D> {
         for (last, sequence) in last_rows.iter_mut().zip(&rows.sequences) {
             *last = word(sequence.rows.end - 1);
         }
-        for (output, row) in output_rows.iter_mut().take(rows.outputs()).enumerate() {
-            *row = word(rows.output_row(output));
-        }
+        output_rows[..rows.outputs.len()].copy_from_slice(&rows.outputs);
         self.addresses_next.clear();
         self.addresses_next.extend(rows.tables.iter().map(|block| pool.address(*block)));
 

@@ -145,7 +145,7 @@ impl Scenario {
     #[must_use]
     pub fn with_every_logit(mut self) -> Self {
         for rows in &mut self.steps {
-            rows.every_logit = true;
+            rows.outputs = (0..).take(rows.len()).collect();
         }
         self
     }

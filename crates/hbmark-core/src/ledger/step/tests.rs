@@ -299,7 +299,7 @@ proptest! {
 fn a_ragged_step_of_equal_parts_costs_what_the_uniform_step_does() {
     for architecture in [shapes::llama_3_1_8b(), shapes::mistral_7b(), shapes::qwen3_30b_a3b()] {
         let ledger = Ledger::new(&architecture, &architecture.inventory(Dtype::Bf16), Dtype::Bf16);
-        let parts = |count, cached, tokens| std::iter::repeat_n(RaggedPart { cached, tokens }, count);
+        let parts = |count, cached, tokens| std::iter::repeat_n(RaggedPart::new(cached, tokens), count);
         for (ragged, uniform) in [
             (ledger.ragged(parts(4, 6000, 1)), ledger.decode(4, 6000)),
             (ledger.ragged(parts(2, 0, 5000)), ledger.prefill(2, 5000)),

@@ -1,5 +1,7 @@
 //! The scheduler's settings.
 
+use crate::stats::splitmix64;
+
 /// The scheduling policy.
 #[derive(
     Debug,
@@ -22,8 +24,67 @@ pub enum Policy {
     Priority,
 }
 
+/// Speculative decoding whose acceptance is scripted, by vLLM's names: what a draft proposes is accepted or not as the seed says, whatever the
+/// model would have written. Drafting takes no time.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub struct SpeculativeConfig {
+    /// The share of steps that accept the draft token at each position: as many as a step has draft tokens, none larger than the one before.
+    pub synthetic_acceptance_rates: Vec<f64>,
+    pub seed: u64,
+}
+
+impl SpeculativeConfig {
+    /// Draft tokens of a step, at the most.
+    #[must_use]
+    pub fn num_speculative_tokens(&self) -> usize {
+        self.synthetic_acceptance_rates.len()
+    }
+
+    /// How many of so many draft tokens of a request are accepted behind a position: the same however steps are batched. On average that is the sum of
+    /// their rates.
+    #[must_use]
+    pub fn accepted(&self, request: usize, position: usize, draft_tokens: usize) -> usize {
+        let drawn =
+            splitmix64(self.seed ^ splitmix64(request as u64) ^ splitmix64((position as u64) << 1 | 1));
+        // Its upper 53 bits as a number from 0 to below 1.
+        let drawn = (drawn >> 11) as f64 / (1_u64 << 53) as f64;
+        self.synthetic_acceptance_rates.iter().take(draft_tokens).take_while(|rate| drawn < **rate).count()
+    }
+}
+
+/// What became of draft tokens, over all verify steps of a run, by vLLM's counters.
+#[derive(
+    Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema,
+)]
+pub struct DraftCounts {
+    /// Verify steps of sequences.
+    pub num_drafts: u64,
+    pub num_draft_tokens: u64,
+    pub num_accepted_tokens: u64,
+    /// By the position of the draft token in its step.
+    pub num_accepted_tokens_per_pos: Vec<u64>,
+}
+
+impl DraftCounts {
+    /// Takes note of a verify step of a sequence.
+    pub fn count(&mut self, draft_tokens: usize, accepted: usize) {
+        self.num_drafts += 1;
+        self.num_draft_tokens += draft_tokens as u64;
+        self.num_accepted_tokens += accepted as u64;
+        for position in self.num_accepted_tokens_per_pos.iter_mut().take(accepted) {
+            *position += 1;
+        }
+    }
+
+    /// Tokens that a verify step brought a sequence on average: 1 + accepted / drafts. `None` without one.
+    #[must_use]
+    pub fn mean_acceptance_length(&self) -> Option<f64> {
+        (self.num_drafts > 0).then(|| 1.0 + self.num_accepted_tokens as f64 / self.num_drafts as f64)
+    }
+}
+
 /// The configuration, by vLLM's names.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct SchedulerConfig {
     /// Sequences that run at once.
     pub max_num_seqs: usize,
@@ -44,6 +105,9 @@ pub struct SchedulerConfig {
     /// rare adapter is not starved by common ones.
     #[serde(default)]
     pub max_loras: Option<usize>,
+    /// Speculative decoding; `None` without.
+    #[serde(default)]
+    pub speculation: Option<SpeculativeConfig>,
 }
 
 /// A setting beyond what a scheduler is built for.

@@ -64,7 +64,6 @@ fn assert_equal<A: Operations, B: Operations>(
                 StepBatch::uniform(SequenceId(index as u64), &[tokens], start).sequences
             })
             .collect(),
-        ..StepBatch::default()
     };
     let mut lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
     let mut batch = sequences(prompts.iter().map(|prompt| (prompt.clone(), 0)).collect());

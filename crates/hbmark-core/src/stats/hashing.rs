@@ -1,0 +1,12 @@
+//! Numbers that look random and are a function of what they are drawn for.
+
+/// Every bit of the result depends on every bit of the number.
+///
+/// *Source*: the finaliser of `splitmix64` (Steele, Lea and Flood, 2014).
+#[must_use]
+pub fn splitmix64(number: u64) -> u64 {
+    let number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ number >> 31
+}
