@@ -8,6 +8,7 @@ mod matrix;
 mod point;
 mod search;
 mod server;
+mod speculation;
 mod sweep;
 mod vllm_names;
 

@@ -8,7 +8,7 @@ use hbmark_core::result::Ragged;
 use hbmark_traffic::clock::Clock;
 use hbmark_traffic::executor::{Executor, Phases, StepFailure};
 use hbmark_traffic::sampler::Sampler;
-use hbmark_traffic::scheduler::Scheduler;
+use hbmark_traffic::scheduler::{ScheduledSequence, Scheduler};
 
 /// A session under the scheduler.
 pub struct SessionExecutor<'a> {
@@ -17,6 +17,8 @@ pub struct SessionExecutor<'a> {
     batch: StepBatch,
     /// Parts of earlier batches, whose buffers are used again.
     spare: Vec<SequenceStep>,
+    /// Greedy tokens of all outputs of a step.
+    greedy: Vec<u32>,
     ragged: Ragged,
     paged: bool,
     constraints: Option<Constraints<'a>>,
@@ -33,8 +35,8 @@ impl<'a> SessionExecutor<'a> {
     #[must_use]
     pub fn new(session: &'a mut dyn Session, sampler: Sampler) -> Self {
         let (ragged, paged) = (session.capabilities().ragged, session.capabilities().paged);
-        let (batch, spare) = (StepBatch::default(), Vec::new());
-        Self { session, sampler, batch, spare, ragged, paged, constraints: None }
+        let (batch, spare, greedy) = (StepBatch::default(), Vec::new(), Vec::new());
+        Self { session, sampler, batch, spare, greedy, ragged, paged, constraints: None }
     }
 
     /// Holds outputs to a grammar.
@@ -72,6 +74,7 @@ impl<'a> SessionExecutor<'a> {
                     .set_adapter(step.sequence, seq.adapter.map(|number| AdapterId(number as usize)))?;
             }
             step.start_position = seq.start;
+            step.draft_tokens = seq.draft_tokens;
             step.tokens.clear();
             step.tokens.extend_from_slice(scheduler.tokens(seq));
             step.block_table.clear();
@@ -94,19 +97,34 @@ impl<'a> SessionExecutor<'a> {
     ) -> Result<(), EngineError> {
         let begin = clock.now().0;
         let entries = &scheduler.batch().scheduled[range];
-        let held = |seq: &hbmark_traffic::scheduler::ScheduledSequence, c: &Constraints<'_>| {
-            seq.produces_token && c.holds(seq.key)
-        };
+        let held = |seq: &ScheduledSequence, c: &Constraints<'_>| seq.produces_token && c.holds(seq.key);
         let constrained = self.constraints.as_ref().is_some_and(|c| entries.iter().any(|seq| held(seq, c)));
+        // Of a verify step there is one output for each draft token, and what follows is behind the accepted ones.
+        let mut outputs = 0;
+        let mut place = |seq: &ScheduledSequence| {
+            let first = outputs;
+            outputs += seq.draft_tokens + 1;
+            (
+                first + scheduler.accepted(seq),
+                seq.start + seq.tokens - seq.draft_tokens + scheduler.accepted(seq),
+            )
+        };
         if self.sampler.is_greedy() && !constrained {
-            self.session.next_tokens(tokens)?;
+            self.greedy.clear();
+            self.session.next_tokens(&mut self.greedy)?;
+            for seq in entries {
+                // One that is missing is found where tokens are counted.
+                tokens.extend(self.greedy.get(place(seq).0));
+            }
             phases.sample += clock.now().0 - begin;
             return Ok(());
         }
         let mut masked = 0.0;
-        for (seq, mut logits) in entries.iter().zip(self.session.logits()?) {
+        let mut all = self.session.logits()?;
+        for seq in entries {
             // A token is a function of seed, request and position, whatever it was batched with.
-            let position = seq.start + seq.tokens;
+            let (output, position) = place(seq);
+            let Some(mut logits) = all.get_mut(output).map(std::mem::take) else { break };
             let Some(constraints) = self.constraints.as_mut().filter(|c| held(seq, c)) else {
                 tokens.push(self.sampler.sample(&logits, seq.key, position));
                 continue;

@@ -212,6 +212,12 @@ impl LocalEngine {
         let architecture = &model.architecture;
         let (grammar, structured) = match config.asked_structure() {
             None => (None, None),
+            Some(_) if config.knobs.speculation.is_some() => {
+                return Err(ServeError::Needs {
+                    what: "speculative decoding",
+                    needs: "outputs without a grammar, which draft tokens do not follow: leave out --structured",
+                });
+            }
             Some(asked) => {
                 observer.stage("compiling the grammar");
                 let (grammar, summary) =
@@ -240,6 +246,12 @@ impl LocalEngine {
             None => session,
         };
         let capabilities = session.capabilities().clone();
+        if config.knobs.speculation.is_some() && !capabilities.every_token_logits {
+            return Err(ServeError::Needs {
+                what: "speculative decoding",
+                needs: "an engine with the logits of every token: --engine native",
+            });
+        }
         let ledger = Ledger::new(&model.architecture, session.inventory(), session.kv_dtype());
         let loaded = adapters.map(|adapters| adapters.load(session.as_mut())).transpose()?;
         let knobs = SchedulerOptions { block_size, ..config.knobs.clone() };

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::ServeError;
 use crate::engine::native::DEFAULT_BLOCK_SIZE;
 use hbmark_core::ledger::Ledger;
-use hbmark_core::result::serving::{Policy, SchedulerConfig};
+use hbmark_core::result::serving::{Policy, SchedulerConfig, SpeculativeConfig};
 use hbmark_core::result::{Capabilities, Environment};
 use hbmark_core::units::Bytes;
 
@@ -23,6 +23,7 @@ pub struct SchedulerOptions {
     pub scheduling: Policy,
     pub max_waiting: Option<usize>,
     pub max_loras: Option<usize>,
+    pub speculation: Option<SpeculativeConfig>,
 }
 
 /// Sequences and tokens of a step, and positions of a block, where nothing is said.
@@ -130,7 +131,7 @@ impl SchedulerOptions {
             scheduling: self.scheduling,
             max_waiting: self.max_waiting,
             max_loras: self.max_loras,
-            speculation: None,
+            speculation: self.speculation.clone(),
         }
     }
 

@@ -15,7 +15,7 @@ use hbmark::weights::adapter::MAX_RANK;
 use hbmark::weights::tokenizer::Tokenizer;
 use hbmark::weights::{Adapter, OpenModel};
 use hbmark_core::model::{Dtype, Target};
-use hbmark_core::result::serving::{Policy, SchedulerConfig};
+use hbmark_core::result::serving::{Policy, SchedulerConfig, SpeculativeConfig};
 use hbmark_core::units::Nanos;
 use hbmark_traffic::sampler::{Sampler, Sampling};
 use hbmark_traffic::serving_loop::{LoadMode, RequestOutcome, Run, Traffic, run};
@@ -128,6 +128,75 @@ fn outputs_do_not_depend_on_batching_caching_chunking_or_preemption() {
     }
 }
 
+/// What a request gets under scripted acceptance: so many tokens of its draft as the script accepts, and what the model makes of all before it.
+fn speculated(
+    session: &mut dyn Session,
+    plan: &[PlannedRequest],
+    speculation: &SpeculativeConfig,
+) -> Vec<Vec<u32>> {
+    let vocab = session.architecture().vocab_size;
+    let mut next = |tokens: &[u32]| {
+        session.step(&StepBatch::uniform(SequenceId(7), &[tokens.to_vec()], 0)).unwrap();
+        session.greedy_tokens().unwrap()[0]
+    };
+    let request = |(key, request): (usize, &PlannedRequest)| {
+        let prompt = request.tokens(vocab);
+        let (length, whole) = (prompt.len(), prompt.len() + request.output_len);
+        let mut tokens = prompt;
+        tokens.push(next(&tokens));
+        while tokens.len() < whole {
+            let drafts = speculation.num_speculative_tokens().min(whole - tokens.len() - 1);
+            for _ in 0..speculation.accepted(key, tokens.len() - 1, drafts) {
+                tokens.push(tokens[tokens.len() % length]);
+            }
+            tokens.push(next(&tokens));
+        }
+        tokens.split_off(length)
+    };
+    plan.iter().enumerate().map(request).collect()
+}
+
+#[test]
+fn outputs_under_scripted_acceptance_are_accepted_drafts_and_what_the_model_writes_behind_them() {
+    for name in ["llama-gqa", "mistral-window"] {
+        let plan = plan();
+        let speculation = SpeculativeConfig { synthetic_acceptance_rates: vec![0.8, 0.5, 0.3], seed: 5 };
+        let wanted = speculated(open("native", name).as_mut(), &plan, &speculation);
+        for enable_prefix_caching in [false, true] {
+            let speculation = Some(speculation.clone());
+            let config = SchedulerConfig { speculation, enable_prefix_caching, ..knobs() };
+            let run = served(open("native", name).as_mut(), &plan, config);
+            assert_eq!(run.outputs, wanted, "{name}, caching {enable_prefix_caching}");
+            let drafts = run.drafts.unwrap();
+            let tokens: usize = plan.iter().map(|request| request.output_len).sum();
+            // Every token but the first of each request, and those of last steps without drafts, is of a verify step.
+            let verified = drafts.num_drafts + drafts.num_accepted_tokens;
+            assert!(verified as usize <= tokens - plan.len() && drafts.num_accepted_tokens > 10);
+            assert!(run.steps.len() < 17, "{} steps", run.steps.len());
+        }
+    }
+}
+
+/// Steps of an 8B model at batch 1 take as long with three draft tokens as without: at an acceptance of L tokens a step, TPOT is an L-th.
+#[test]
+fn on_a_virtual_clock_the_tpot_falls_by_the_tokens_of_a_step() {
+    let traffic = ["--concurrency", "1", "--input-len", "512", "--output-len", "400", "--requests", "60"];
+    let tpot = |more: &[&str]| {
+        let found = virtual_json(&[&traffic[..], more].concat());
+        let result = found["points"][0]["result"].clone();
+        assert_eq!(result["validity"], "valid", "{result}");
+        (result["tpot_ns"]["mean"].as_f64().unwrap(), result["drafts"].clone())
+    };
+    let (plain, none) = tpot(&[]);
+    let (faster, drafts) = tpot(&["--draft-tokens", "3", "--acceptance-rate", "0.7"]);
+    assert!(none.is_null());
+    let count = |key: &str| drafts[key].as_u64().unwrap() as f64;
+    let length = 1.0 + count("num_accepted_tokens") / count("num_drafts");
+    // 1 + 0.7 + 0.49 + 0.343.
+    assert!((length / 2.533 - 1.0).abs() < 0.02, "{length}");
+    assert!((plain / faster / length - 1.0).abs() < 0.02, "{plain} {faster} {length}");
+}
+
 #[test]
 fn an_engine_without_pages_serves_the_same_outputs_one_sequence_at_a_time() {
     let plan = plan();
@@ -203,6 +272,18 @@ fn bad_input_is_refused_before_anything_runs() {
     ] {
         refused(&[old], &format!("write `hbmark serve {new}"));
     }
+    refused(&["--draft-tokens", "3"], "--acceptance-rate <RATE>");
+    refused(&["--acceptance-rate", "0.7"], "--draft-tokens <TOKENS>");
+    refused(
+        &["--draft-tokens", "3", "--acceptance-rate", "1.7"],
+        "an acceptance rate of 1.7 is not between 0 and 1",
+    );
+    refused(&["--draft-tokens", "65", "--acceptance-rate", "0.7"], "65 is not between 1 and 64");
+    refused(&["--acceptance-rates", "0.5,0.6"], "the acceptance rate rises from 0.5 to 0.6");
+    refused(
+        &["--acceptance-rates", "0.5", "--url", "http://localhost:1"],
+        "a live server (--url) has its own draft",
+    );
     refused(&["--max-num-seqs", "0"], "0 is not between 1 and");
     refused(&["--slo", "fast"], "--slo");
     refused(&["--slo", "ttft_p95=quick"], "--slo");
@@ -226,6 +307,10 @@ fn bad_input_is_refused_before_anything_runs() {
         "a search needs at least 100 measured requests at each rate, to see whether the queue grows, and 60 are measured",
     );
     with(&["--block-size", "10"], "a multiple of 16");
+    with(
+        &["--engine", "stock", "--acceptance-rates", "0.5"],
+        "speculative decoding needs an engine with the logits of every token",
+    );
 }
 
 #[test]

@@ -123,6 +123,7 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
         median_step_ns: middle(&steps, |s| s.end - s.begin),
         median_schedule_ns: middle(&steps, |s| s.schedule),
         preemptions: run.preemptions,
+        drafts: run.drafts.clone(),
         prefix_hit_rate: (run.cache.queried_tokens > 0)
             .then(|| run.cache.hit_tokens as f64 / run.cache.queried_tokens as f64),
         prefix_evictions: run.cache.evictions,

@@ -10,6 +10,7 @@ use clap::{ArgAction, Args};
 
 use super::lora::LoraArgs;
 use super::server::ServerArgs;
+use super::speculation::SpeculationArgs;
 use super::vllm_names::VllmNames;
 use crate::cli::benchmark::WorkerArgs;
 use crate::cli::shared_args::{DeviceArgs, ModelArgs, OutputArgs, parse_dtypes};
@@ -253,6 +254,8 @@ pub(super) struct ServingArgs {
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
+    speculation: SpeculationArgs,
+    #[command(flatten)]
     lora: LoraArgs,
     #[command(flatten)]
     pub server: ServerArgs,
@@ -388,6 +391,7 @@ impl ServingArgs {
                 scheduling: knobs.scheduling,
                 max_waiting: knobs.max_waiting,
                 max_loras: self.lora.max_loras,
+                speculation: self.speculation.config(engine.model.seed, self.server.url.is_some())?,
             },
             sampling: Sampling {
                 temperature: sampling.temperature,

@@ -234,6 +234,9 @@ pub const SERVING: &[Metric<ServeResult, Quantity>] = &[
     row("max_kv_use", "KV max", Fraction, Neither, Files, |r| Some(r.max_kv_use.into())),
     row("prefix_hit_rate", "prefix hits", Fraction, Higher, Table, |r| r.prefix_hit_rate.map(Quantity::from)),
     row("mean_adapters", "adapters", Count, Neither, Table, |r| r.mean_adapters.map(Quantity::from)),
+    row("acceptance_length", "accept length", Count, Higher, Table, |r| {
+        r.drafts.as_ref()?.mean_acceptance_length().map(Quantity::from)
+    }),
     row("preemptions", "preemptions", Count, Lower, Table, |r| Some((r.preemptions as f64).into())),
     row("median_step", "step", Nanoseconds, Lower, Files, |r| r.median_step_ns.map(Quantity::from)),
     row("median_schedule", "schedule", Nanoseconds, Lower, Files, |r| {

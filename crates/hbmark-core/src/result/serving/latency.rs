@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::evidence::Evidence;
 use super::requests::Requests;
+use super::scheduler::DraftCounts;
 use super::slo::Clause;
 use super::timeline::Timeline;
 use crate::result::cause::joined;
@@ -347,6 +348,9 @@ pub struct ServeResult {
     pub median_step_ns: Option<f64>,
     pub median_schedule_ns: Option<f64>,
     pub preemptions: u64,
+    /// Draft tokens of speculative decoding over the whole run; null without it.
+    #[serde(default)]
+    pub drafts: Option<DraftCounts>,
     pub prefix_hit_rate: Option<f64>,
     pub prefix_evictions: u64,
     /// Different adapters in a step, on average; null where no request has one.

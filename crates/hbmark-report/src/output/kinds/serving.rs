@@ -448,6 +448,15 @@ pub fn point_lines(point: &Point) -> Vec<String> {
             r.preemptions
         ),
     };
+    let drafts = r.drafts.as_ref().and_then(|drafts| Some((drafts, drafts.mean_acceptance_length()?)));
+    let speculation = drafts.map(|(drafts, length)| {
+        let of_steps = |accepted: &u64| format!("{:.0} %", *accepted as f64 / drafts.num_drafts as f64 * 100.0);
+        let positions: Vec<String> = drafts.num_accepted_tokens_per_pos.iter().map(of_steps).collect();
+        format!(
+            "speculative decoding, scripted: {length:.2} tokens of a sequence in a verify step on average, drafts accepted by position in {} of steps; drafting took no time",
+            positions.join(", ")
+        )
+    });
     let mut lines = vec![
         format!(
             "{} · {} measured after {} warm-up, {} behind them · prompts {:.0} and outputs {:.0} tokens on average",
@@ -471,6 +480,7 @@ pub fn point_lines(point: &Point) -> Vec<String> {
         ),
         system,
     ];
+    lines.extend(speculation);
     match &point.live {
         Some(live) => lines.extend(live::lines(live, r)),
         None => lines.push(breakdown_line(&r.breakdown)),
