@@ -154,7 +154,7 @@ pub struct VerifyRow {
     pub decode_ns: f64,
     /// For each draft token; null where the draft model was not timed at this batch and context.
     pub draft_ns: Option<f64>,
-    /// Verify step over decode step, and its 95 % interval.
+    /// Verify step over decode step, and its interval: of 95 %, but where blocks of a cell cannot stand for it the range over them.
     pub ratio: f64,
     pub ratio_low: Option<f64>,
     pub ratio_high: Option<f64>,
@@ -198,7 +198,7 @@ pub struct Speculation {
     pub rows: Vec<VerifyRow>,
 }
 
-/// A time and its 95 % interval.
+/// A time as a reader is shown it, with its interval.
 struct Timed {
     ns: f64,
     interval: Option<(f64, f64)>,
@@ -211,8 +211,8 @@ fn timed(cell: &CellResult) -> Option<Timed> {
         let ns = cell.predicted_ns.filter(usable)?;
         return Some(Timed { ns, interval: None });
     }
-    let ns = cell.tpot_ns.filter(usable).filter(|_| is_trusted(cell.status))?;
-    Some(Timed { ns, interval: cell.tpot_ci_low_ns.zip(cell.tpot_ci_high_ns) })
+    let (ns, interval) = cell.shown_time().filter(|(ns, _)| usable(ns) && is_trusted(cell.status))?;
+    Some(Timed { ns, interval })
 }
 
 /// Every verify step that has a decode step beside it: those of an engine, storage, batch and context together.
