@@ -1,12 +1,11 @@
 //! `hbmark speculate`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use clap::Args as ClapArgs;
 
 use super::{Outcome, print_result};
-use hbmark_core::result::Report;
 use hbmark_core::result::serving::parse_span;
 use hbmark_core::units::Nanos;
 use hbmark_report::analysis::opened;
@@ -49,15 +48,10 @@ impl Args {
     }
 }
 
-/// The run or prediction in a file.
-fn report(file: &Path) -> anyhow::Result<Report> {
-    opened::report(file).with_context(|| format!("{} has no steps to read", file.display()))
-}
-
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let acceptance = args.acceptance()?;
-    let target = report(&args.file)?;
-    let draft = args.draft.as_deref().map(report).transpose()?;
+    let target = opened::report(&args.file)?;
+    let draft = args.draft.as_deref().map(opened::report).transpose()?;
     let drafting = match (&draft, args.draft_time) {
         (Some(draft), _) => Drafting::Model(draft),
         (None, Some(time)) => Drafting::Time(time.0),

@@ -158,7 +158,7 @@ pub struct VerifyRow {
     pub ratio: f64,
     pub ratio_low: Option<f64>,
     pub ratio_high: Option<f64>,
-    /// The same of their floors.
+    /// The same of their floors; null of a prediction, whose times are floors.
     pub floor_ratio: Option<f64>,
     /// Different experts of a layer, of mixtures: in the verify step and in the decode step.
     pub verify_experts: Option<f64>,
@@ -254,6 +254,8 @@ fn row(
         let half = |(low, high): (f64, f64)| (high / low).ln() / 2.0;
         half(step).hypot(half(base)).exp()
     });
+    // Of a prediction the times themselves are floors.
+    let measured = verify.status != Status::Predicted;
     let floor = |cell: &CellResult| cell.predicted_ns.or(cell.predicted_datasheet_ns);
     let draft_ns = drafting.time(verify);
     let break_even_length = draft_ns.map(|draft| (step.ns + draft_tokens as f64 * draft) / base.ns);
@@ -270,7 +272,10 @@ fn row(
         ratio,
         ratio_low: width.map(|width| ratio / width),
         ratio_high: width.map(|width| ratio * width),
-        floor_ratio: floor(verify).zip(floor(decode)).map(|(verify, decode)| verify / decode),
+        floor_ratio: floor(verify)
+            .zip(floor(decode))
+            .filter(|_| measured)
+            .map(|(verify, decode)| verify / decode),
         verify_experts: verify.distinct_experts,
         decode_experts: decode.distinct_experts,
         break_even_length,

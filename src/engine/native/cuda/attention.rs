@@ -238,6 +238,11 @@ pub struct PrefillAttention<'a, D: Device> {
     pub arrived: u64,
 }
 
+/// Dynamic shared memory: two tiles of K and of V, in whose place splits are then merged.
+fn prefill_shared_bytes(known_dim: usize, element_bytes: usize, splits: usize) -> usize {
+    (2 * 2 * POSITIONS * known_dim * element_bytes).max(4 * QUERIES * splits)
+}
+
 /// Tiles of queries of the longest sequence.
 fn tiles(rows: &Rows, group: usize) -> usize {
     rows.sequences.iter().map(|s| (s.rows.len() * group).div_ceil(QUERIES)).max().unwrap_or(0)
@@ -295,7 +300,7 @@ impl<D: Device> PrefillAttention<'_, D> {
             kernel: format!("prefill_attention_{dtype}_d{known_dim}"),
             grid: [word(tiles(rows, group) * splits), word(shape.kv_heads), word(rows.sequences.len())],
             threads: PREFILL_THREADS,
-            shared_bytes: word(2 * 2 * POSITIONS * known_dim * pool.shape.element_bytes()),
+            shared_bytes: word(prefill_shared_bytes(known_dim, pool.shape.element_bytes(), *splits)),
             arguments: vec![
                 Address(D::address(&query.memory)),
                 Address(step.positions()),
@@ -345,7 +350,7 @@ fn window_argument(window: Option<usize>) -> Argument {
 
 #[cfg(test)]
 mod tests {
-    use super::splits;
+    use super::{QUERIES, prefill_shared_bytes, splits};
 
     #[test]
     fn splits_fill_a_device_evenly_and_are_few() {
@@ -355,5 +360,15 @@ mod tests {
         // One head, which would leave most of the device idle; and a context too short for more.
         assert_eq!(splits(1, 132, 2, 1000), 129);
         assert_eq!(splits(8, 132, 2, 8), 8);
+    }
+
+    #[test]
+    fn what_splits_of_a_tile_count_has_room_whatever_the_head() {
+        // One head of K and V and one sequence: as many splits as there are multiprocessors, nearly.
+        let most = splits(1, 132, 2, 1000);
+        for known_dim in [64, 128] {
+            assert!(prefill_shared_bytes(known_dim, 2, most) >= 4 * QUERIES * most, "{most} splits");
+        }
+        assert_eq!(prefill_shared_bytes(128, 2, 16), 64 << 10);
     }
 }

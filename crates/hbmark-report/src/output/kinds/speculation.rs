@@ -46,7 +46,7 @@ impl Kind for Speculation {
     fn page(&self) -> Document {
         let mut page = Document { sheet: None, ..self.document() };
         page.anchored("speed-up", "Speed-up over acceptance");
-        page.blocks.push(plot(&self.rows));
+        page.blocks.push(plot(&self.rows, &[]));
         page
     }
 }
@@ -71,7 +71,7 @@ pub fn push_plot(page: &mut Document, report: &Report) {
         return;
     }
     page.anchored("speculation", "Speculative decoding");
-    page.blocks.push(plot(&found.rows));
+    page.blocks.push(plot(&found.rows, &[READING]));
     page.lines([Line::plain(FREE)]);
 }
 
@@ -222,7 +222,7 @@ fn sheet(rows: &[VerifyRow]) -> Vec<Column> {
 }
 
 /// A chart for each engine, dtype, batch and context: a line for each number of draft tokens.
-fn plot(rows: &[VerifyRow]) -> Block {
+fn plot(rows: &[VerifyRow], caption: &[&str]) -> Block {
     let place = |row: &VerifyRow| (row.engine.clone(), row.dtype, row.batch, row.context);
     let mut places = Vec::new();
     for row in rows.iter().filter(|row| !row.curve.is_empty()) {
@@ -234,10 +234,11 @@ fn plot(rows: &[VerifyRow]) -> Block {
         .iter()
         .filter_map(|here| chart(&rows.iter().filter(|row| place(row) == *here).collect::<Vec<_>>()));
     let drawings: Vec<Drawing> = charts.map(Drawing::Chart).collect();
+    let caption = caption.iter().map(|line| (*line).to_owned()).collect();
     if drawings.is_empty() {
         return Block::absent("No verify step has both a time and a time of drafting.");
     }
-    Block::Plot(Plot { open: OPEN, ..Plot::new(drawings, vec![READING.to_owned()], Vec::new()) })
+    Block::Plot(Plot { open: OPEN, ..Plot::new(drawings, caption, Vec::new()) })
 }
 
 fn chart(rows: &[&VerifyRow]) -> Option<Chart> {
@@ -249,8 +250,8 @@ fn chart(rows: &[&VerifyRow]) -> Option<Chart> {
     let name = format!("speedup-{}-{}-b{batch}-c{context}", first.engine, first.dtype);
     let title = format!("{} {}, batch {batch}, context {context}", first.engine, first.dtype);
     let mut chart = Chart::new(name, title, Span::Half, x, y);
-    chart.lines.push(PlotLine::new("floor dashed", vec![(0.0, 1.0), (1.0, 1.0)]));
-    chart.legend.push(Key::line("floor dashed", "plain decode"));
+    chart.lines.push(PlotLine::new("goal", vec![(0.0, 1.0), (1.0, 1.0)]));
+    chart.legend.push(Key::line("goal", "plain decode"));
     for (index, row) in rows.iter().enumerate() {
         let style = numbered(index);
         let points = row.curve.iter().filter_map(|point| Some((point.rate?, point.speedup)));

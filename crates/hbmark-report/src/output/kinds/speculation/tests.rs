@@ -21,7 +21,7 @@ fn a_run_shows_them_below_its_cells_and_their_own_columns_have_no_rate_of_tokens
 #[test]
 fn the_page_has_a_line_for_each_number_of_draft_tokens() {
     let found = speculation(&samples::verified(), Drafting::Free, None);
-    let Block::Plot(plot) = plot(&found.rows) else { panic!("no plot") };
+    let Block::Plot(plot) = plot(&found.rows, &[]) else { panic!("no plot") };
     assert_eq!(plot.drawings.len(), 2);
     let Drawing::Chart(chart) = &plot.drawings[0] else { panic!("no chart") };
     let legend: Vec<&str> = chart.legend.iter().map(|key| key.text.as_str()).collect();
