@@ -11,31 +11,44 @@ use super::progress::Progress;
 use super::shared_args::first_line;
 use super::{Outcome, conclude, lock_folder, prepare_folder, print_result, save, say};
 use super::{run, serve};
+use crate::run::compare::PlacedStep;
 use crate::run::compare::{
     self, CompareError, Compared, ComparisonPlan, DEFAULT_ROUNDS, Launched, Launcher, Processes,
 };
 use crate::run::config::RunConfig;
+use crate::run::plan;
 use crate::serve::ServeConfig;
 use crate::weights::OpenModel;
 use crate::worker::journal::FolderLock;
 use crate::worker::signals::Interrupts;
+use hbmark_core::result::ReportKind;
 use hbmark_core::result::comparison::{
     ComparedItem, Comparison, ComparisonVerdict, Effect, EngineVariant, Settings,
 };
-use hbmark_core::result::{Phase, ReportKind};
 use hbmark_report::analysis::{Opened, SideBySide, open, side_by_side};
 use hbmark_report::output::Format;
 
 /// The settings a side may have: flags of `hbmark run`, by the same names.
-const KEYS: &[&str] =
-    &["model", "revision", "engine", "device", "threads", "dtype", "phase", "batch", "context", "kv"];
+const KEYS: &[&str] = &[
+    "model",
+    "revision",
+    "engine",
+    "device",
+    "threads",
+    "dtype",
+    "phase",
+    "draft-tokens",
+    "batch",
+    "context",
+    "kv",
+];
 
 /// The largest number of rounds; beyond it a typing error is likelier than a wish.
 const MAX_ROUNDS: u64 = 10_000;
 
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Examples:\n  hbmark compare threads=1 threads=2 --both 'engine=native phase=decode batch=1'\n  hbmark compare 'engine=native dtype=bf16' 'engine=native dtype=int8' --aa --fail-on slower:2%\n  hbmark compare base.toml 'base.toml threads=2' --rounds 20\n  hbmark compare results/old/result.json results/new/result.json\n  hbmark compare url=http://a:8000 url=http://b:8000 --both 'workload=chat rate=4 requests=200' --aa\n\nA side is a list of settings (key=value), a TOML file of them, or both, the later winning: model, revision, engine, device, threads, dtype, phase, batch, context, kv. With settings of `hbmark serve` (url, rate, workload, max-num-seqs, ...) each process serves the same requests, others in every round, and latencies are compared; prefix caches are kept apart where the server can. Two saved results are put side by side, and what that cannot prove is said."
+    after_help = "Examples:\n  hbmark compare threads=1 threads=2 --both 'engine=native phase=decode batch=1'\n  hbmark compare 'engine=native dtype=bf16' 'engine=native dtype=int8' --aa --fail-on slower:2%\n  hbmark compare base.toml 'base.toml threads=2' --rounds 20\n  hbmark compare results/old/result.json results/new/result.json\n  hbmark compare url=http://a:8000 url=http://b:8000 --both 'workload=chat rate=4 requests=200' --aa\n\nA side is a list of settings (key=value), a TOML file of them, or both, the later winning: model, revision, engine, device, threads, dtype, phase, draft-tokens, batch, context, kv. With settings of `hbmark serve` (url, rate, workload, max-num-seqs, ...) each process serves the same requests, others in every round, and latencies are compared; prefix caches are kept apart where the server can. Two saved results are put side by side, and what that cannot prove is said."
 )]
 pub struct Args {
     /// The side that is compared against: settings, a TOML file of settings, or a saved result.
@@ -283,7 +296,7 @@ fn run_sides(
         let line = |side: &Configured| format!("{} ({})", side.model.name, side.model.source_label());
         return Err(CompareError::Models { a: line(&a), b: line(&b) }.into());
     }
-    let places = compare::places((&a.series(), &a.steps()), (&b.series(), &b.steps()))?;
+    let places = compare::places(&a.steps(), &b.steps())?;
     Ok(Sides {
         command: Launched::Run,
         a: a.arguments,
@@ -354,19 +367,15 @@ impl Configured {
         Ok(Self { arguments, config, model })
     }
 
-    fn series(&self) -> Vec<EngineVariant> {
-        series(&self.config, &self.model)
-    }
-
-    fn steps(&self) -> Vec<(Phase, usize, usize)> {
+    /// The cells that `hbmark run` would measure.
+    fn steps(&self) -> Vec<PlacedStep> {
         let config = &self.config;
-        let mut steps = Vec::new();
-        for &phase in &config.phases {
-            for &batch in &config.batches {
-                steps.extend(config.contexts_of(phase).iter().map(|&context| (phase, batch, context)));
-            }
-        }
-        steps
+        let of = |series: EngineVariant| {
+            let contexts = |phase| config.contexts_of(phase);
+            let cells = plan::cells(&series.engine, series.dtype, &config.phases, &config.batches, contexts);
+            cells.into_iter().map(move |cell| (series.clone(), (cell.phase, cell.batch, cell.context)))
+        };
+        series(config, &self.model).into_iter().flat_map(of).collect()
     }
 }
 

@@ -4,9 +4,9 @@ use clap::Args as ClapArgs;
 use clap::builder::RangedU64ValueParser;
 
 use super::benchmark::command_line;
-use super::shared_args::{PhaseArgs, parse_dtypes};
+use super::shared_args::parse_dtypes;
 use super::{Outcome, print_result, say_doubt};
-use crate::run::config::{DEFAULT_MODEL, parse_axis};
+use crate::run::config::{DEFAULT_MODEL, PhaseName, parse_axis, phases};
 use crate::weights;
 use hbmark_core::ledger::{ExpertRouting, Group, devices};
 use hbmark_core::model::Dtype;
@@ -36,8 +36,12 @@ pub struct Args {
     /// Storage of the KV cache [default: that of the weights, bf16 where they are quantised].
     #[arg(long, visible_alias = "kv-cache-dtype", value_parser = super::shared_args::kv_dtype())]
     kv_dtype: Option<Dtype>,
-    #[command(flatten)]
-    phases: PhaseArgs,
+    /// Phases to predict. A verify step of speculative decoding is held against the decode step, which it brings along.
+    #[arg(long, value_delimiter = ',', default_value = "prefill,decode")]
+    phase: Vec<PhaseName>,
+    /// Draft tokens that a verify step checks for each sequence, behind its last token [default: 1,3,7, with --phase verify].
+    #[arg(long, value_name = "TOKENS", visible_alias = "num-speculative-tokens")]
+    draft_tokens: Option<String>,
     /// Sequences in a step.
     #[arg(long, default_value = "1,8,32")]
     batch: String,
@@ -91,7 +95,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
             None => vec![model.stored_dtype()],
         },
         kv_dtype: args.kv_dtype,
-        phases: args.phases.phases()?,
+        phases: phases(&args.phase, args.draft_tokens.as_deref())?,
         batches: parse_axis("batch", &args.batch)?,
         contexts: parse_axis("context", &args.context)?,
         routing: args.expert_routing,

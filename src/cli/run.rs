@@ -7,7 +7,7 @@ use clap::Args as ClapArgs;
 use clap::parser::ValueSource;
 
 use super::benchmark::{FREE, Resumable, WorkerArgs, arguments_of, command_line, give_up, reopen};
-use super::shared_args::{DeviceArgs, ModelArgs, OutputArgs, PhaseArgs, parse_dtypes};
+use super::shared_args::{DeviceArgs, ModelArgs, OutputArgs, parse_dtypes};
 use super::{Outcome, conclude, prepare_folder, print_result, save, say};
 use crate::engine::{DeviceOptions, ScriptedRouting};
 use crate::measure::protocol::{Depth, Stopping};
@@ -40,8 +40,17 @@ pub struct Args {
     /// bf16 for native; on a GPU bf16]. Rows that blocks of 256 do not divide are in no _k.
     #[arg(long, env = "HBMARK_DTYPE")]
     dtype: Option<String>,
-    #[command(flatten)]
-    phases: PhaseArgs,
+    /// Phases of inference. A verify step of speculative decoding is held against the decode step, which it brings along.
+    #[arg(long, env = "HBMARK_PHASE", value_delimiter = ',', default_value = "prefill,decode")]
+    phase: Vec<PhaseName>,
+    /// Draft tokens that a verify step checks for each sequence, behind its last token [default: 1,3,7, with --phase verify].
+    #[arg(
+        long,
+        env = "HBMARK_DRAFT_TOKENS",
+        value_name = "TOKENS",
+        visible_alias = "num-speculative-tokens"
+    )]
+    draft_tokens: Option<String>,
     /// Sequences in a step [default: 1,4 on a CPU, 1,8,32 on a GPU].
     #[arg(long, env = "HBMARK_BATCH")]
     batch: Option<String>,
@@ -154,31 +163,36 @@ impl Args {
         };
         let device = self.device.choice()?;
         let (batches, contexts) = config::default_grid(device);
-        let mut phases = self.phases.clone();
+        let (mut phases, mut draft_tokens) = (self.phase.clone(), self.draft_tokens.as_deref());
         let mut contexts = config::parse_axis("context", self.context.as_deref().unwrap_or(contexts))?;
         let mut prompts = None;
         if self.n_prompt.is_some() || self.n_gen.is_some() {
             prompts = lengths("n-prompt", self.n_prompt.as_ref())?;
             let depths = lengths("n-gen", self.n_gen.as_ref())?;
-            phases.phase.clear();
-            phases.phase.extend(prompts.as_ref().map(|_| PhaseName::Prefill));
-            phases.phase.extend(depths.as_ref().map(|_| PhaseName::Decode));
+            phases.clear();
+            phases.extend(prompts.as_ref().map(|_| PhaseName::Prefill));
+            phases.extend(depths.as_ref().map(|_| PhaseName::Decode));
+            // A prompt has no decode step to be verified beside.
+            draft_tokens = draft_tokens.filter(|_| depths.is_some());
             anyhow::ensure!(
-                !phases.phase.is_empty(),
+                !phases.is_empty(),
                 "-p 0 -n 0 leaves nothing to time; give one of them a length"
             );
             contexts = depths.or_else(|| prompts.clone()).unwrap_or_default();
         }
+        let engines = config::parse_engines(self.engine.as_deref().unwrap_or(config::default_engines()))?;
+        let phases = config::phases(&phases, draft_tokens)?;
+        config::check_phases(&engines, &phases)?;
         Ok(RunConfig {
             model: self.model.model.clone(),
             revision: self.model.revision.clone(),
-            engines: config::parse_engines(self.engine.as_deref().unwrap_or(config::default_engines()))?,
+            engines,
             device,
             dtypes: match &self.dtype {
                 Some(given) => parse_dtypes("dtype", given)?,
                 None => Vec::new(),
             },
-            phases: phases.phases()?,
+            phases,
             batches: config::parse_axis("batch", self.batch.as_deref().unwrap_or(batches))?,
             contexts,
             prompts,
@@ -311,9 +325,20 @@ fn resume(args: &Args, folder: &Path) -> anyhow::Result<Ready> {
 /// Compares the settings given on the command line or by environment with those of a run.
 fn same_settings(args: &Args, folder: &Path, was: &RunConfig) -> anyhow::Result<()> {
     let Some(given) = arguments_of("run") else { return Ok(()) };
-    let (was, is) = (as_map(was), as_map(&args.with_replay()?));
+    let chosen = |id: &str| given.value_source(id).is_some_and(|source| source != ValueSource::DefaultValue);
+    let mut is = args.with_replay()?;
+    if chosen("phase") != chosen("draft_tokens") {
+        // What is said of one stands beside what was said of the other.
+        let (names, drafts) = config::names_of(&was.phases);
+        is.phases = if chosen("phase") {
+            config::phases(&args.phase, drafts.as_deref())?
+        } else {
+            config::phases(&names, args.draft_tokens.as_deref())?
+        };
+    }
+    let (was, is) = (as_map(was), as_map(&is));
     for id in given.ids().map(clap::Id::as_str) {
-        let chosen = given.value_source(id).is_some_and(|source| source != ValueSource::DefaultValue);
+        let chosen = chosen(id);
         let key = match id {
             "engine" | "no_replay" => "engines",
             "dtype" => "dtypes",

@@ -9,10 +9,9 @@ use clap::{Args, ValueEnum};
 
 use crate::engine::DeviceChoice;
 use crate::machine::device::UnknownDevice;
-use crate::run::config::{self, ConfigError, PhaseName};
+use crate::run::config;
 use crate::serve::ServerAccess;
 use hbmark_core::model::Dtype;
-use hbmark_core::result::Phase;
 use hbmark_report::output::Format;
 
 /// Which model, on which device.
@@ -38,28 +37,6 @@ impl ModelArgs {
     /// The model, where one was named.
     pub fn given(&self) -> Option<&str> {
         (!self.is_default()).then_some(self.model.as_str())
-    }
-}
-
-/// Which steps.
-#[derive(Debug, Clone, Args)]
-pub struct PhaseArgs {
-    /// Phases of inference. A verify step of speculative decoding is held against the decode step, which it brings along.
-    #[arg(long, env = "HBMARK_PHASE", value_delimiter = ',', default_value = "prefill,decode")]
-    pub phase: Vec<PhaseName>,
-    /// Draft tokens that a verify step checks for each sequence, behind its last token [default: 1,3,7, with --phase verify].
-    #[arg(
-        long,
-        env = "HBMARK_DRAFT_TOKENS",
-        value_name = "TOKENS",
-        visible_alias = "num-speculative-tokens"
-    )]
-    pub draft_tokens: Option<String>,
-}
-
-impl PhaseArgs {
-    pub fn phases(&self) -> Result<Vec<Phase>, ConfigError> {
-        config::phases(&self.phase, self.draft_tokens.as_deref())
     }
 }
 

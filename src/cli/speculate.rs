@@ -6,11 +6,12 @@ use anyhow::ensure;
 use clap::Args as ClapArgs;
 
 use super::{Outcome, print_result};
+use hbmark_core::result::Phase;
 use hbmark_core::result::serving::parse_span;
 use hbmark_core::units::Nanos;
 use hbmark_report::analysis::opened;
-use hbmark_report::analysis::speculation::{Acceptance, Drafting, speculation};
-use hbmark_report::output::Format;
+use hbmark_report::analysis::speculation::{Acceptance, Drafting, other_device, speculation};
+use hbmark_report::output::{Format, status_word};
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -57,7 +58,26 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         (None, Some(time)) => Drafting::Time(time.0),
         (None, None) => Drafting::Free,
     };
+    if let Some((of_target, of_draft)) = draft.as_ref().and_then(|draft| other_device(&target, draft)) {
+        anyhow::bail!(
+            "the model ran on {of_target} and the draft on {of_draft}: give times of one device, or the draft's as --draft-time"
+        );
+    }
     let found = speculation(&target, drafting, acceptance);
+    let verified = target.cells.iter().filter(|cell| matches!(cell.phase, Phase::Verify { .. }));
+    let statuses: Vec<&str> = verified.map(|cell| status_word(cell.status)).collect();
+    ensure!(
+        !found.rows.is_empty() || statuses.is_empty(),
+        "no verify step of {} has a time that can be read beside that of its decode step: they are {}",
+        args.file.display(),
+        statuses
+            .iter()
+            .collect::<std::collections::BTreeSet<_>>()
+            .into_iter()
+            .copied()
+            .collect::<Vec<_>>()
+            .join(", ")
+    );
     ensure!(
         !found.rows.is_empty(),
         "{} has no verify step with a decode step of the same batch and context beside it; measure some with \

@@ -228,7 +228,7 @@ pub fn take_block(
         let end = session.timeline().host_now();
         interval_ns.push(end.0 - last_end.0);
         last_end = end;
-        check_tokens(&now, wanted, tokens)?;
+        check_tokens(&now, &input.step, tokens)?;
     }
     // The clocks stop here; reading the marks comes after.
     let wall_ns = last_end.0 - start.0;
@@ -250,7 +250,8 @@ pub fn take_block(
     Ok(block)
 }
 
-fn check_tokens(now: &[u32], wanted: usize, first: &mut Vec<u32>) -> Result<(), BlockError> {
+fn check_tokens(now: &[u32], step: &StepBatch, first: &mut Vec<u32>) -> Result<(), BlockError> {
+    let wanted = step.output_count();
     if now.len() != wanted {
         return Err(BlockError::Untrusted(Cause::TokenCount { wanted, found: now.len() }));
     }
@@ -260,8 +261,13 @@ fn check_tokens(now: &[u32], wanted: usize, first: &mut Vec<u32>) -> Result<(), 
     match first.iter().zip(now).position(|(a, b)| a != b) {
         None => Ok(()),
         Some(output) => {
-            // Of a verify step, outputs of a sequence stand together.
-            let (sequence, first, then) = (output, first[output], now[output]);
+            let (first, then) = (first[output], now[output]);
+            // Outputs of a sequence stand together.
+            let ends = step.sequences.iter().scan(0, |end, step| {
+                *end += step.outputs();
+                Some(*end)
+            });
+            let sequence = ends.take_while(|end| *end <= output).count();
             Err(BlockError::Untrusted(Cause::TokensChanged { sequence, first, then }))
         }
     }

@@ -262,16 +262,16 @@ fn config_from(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<RunConfig
         None => Vec::new(),
     };
     let (batches, contexts) = config::default_grid(device);
+    let engines = config::parse_engines(&or("HBMARK_ENGINE", config::default_engines()))?;
+    let phases = config::phases(&phases, draft_tokens.as_deref())?;
+    config::check_phases(&engines, &phases)?;
     Ok(RunConfig {
         model: or("HBMARK_MODEL", config::DEFAULT_MODEL),
         revision: None,
-        engines: config::with_replay(
-            config::parse_engines(&or("HBMARK_ENGINE", config::default_engines()))?,
-            device,
-        ),
+        engines: config::with_replay(engines, device),
         device,
         dtypes,
-        phases: config::phases(&phases, draft_tokens.as_deref())?,
+        phases,
         batches: config::parse_axis("batch", &or("HBMARK_BATCH", batches))?,
         contexts: config::parse_axis("context", &or("HBMARK_CONTEXT", contexts))?,
         prompts: None,

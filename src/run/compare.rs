@@ -24,7 +24,7 @@ use hbmark_core::stats;
 use hbmark_report::analysis::compare::{Findings, RAN_ONCE, judge};
 
 pub use error::CompareError;
-pub use matching::{places, series_of};
+pub use matching::{PlacedStep, places, series_of};
 pub use process::{Launched, Launcher, Processes, clear};
 pub use saved::saved;
 pub use side_result::{SideResult, served_times};

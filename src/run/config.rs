@@ -60,6 +60,8 @@ pub enum ConfigError {
     Dtype { flag: String, given: String },
     #[error("--engine `{given}` is unknown; this build has: {known}")]
     Engine { given: String, known: String },
+    #[error("none of the engines {engines} has {phase} steps: {why}")]
+    NoEngine { engines: String, phase: Phase, why: String },
 }
 
 /// Checks a list of engine names.
@@ -242,6 +244,44 @@ pub fn phases(names: &[PhaseName], draft_tokens: Option<&str>) -> Result<Vec<Pha
     Ok(phases)
 }
 
+/// Checks that some engine of a run times each of its phases; the others leave it out.
+///
+/// # Errors
+/// [`ConfigError::NoEngine`], with the phase.
+pub fn check_phases(engines: &[String], phases: &[Phase]) -> Result<(), ConfigError> {
+    let timed = |phase: &Phase| engines.iter().any(|engine| super::plan::times(engine, *phase));
+    match phases.iter().find(|phase| matches!(phase, Phase::Verify { .. }) && !timed(phase)) {
+        None => Ok(()),
+        Some(phase) => Err(ConfigError::NoEngine {
+            engines: engines.join(", "),
+            phase: *phase,
+            why: crate::engine::no_verify_steps(&engines[0]).to_string(),
+        }),
+    }
+}
+
+/// The names of some phases, and the draft tokens of their verify steps as one would write them.
+#[must_use]
+pub fn names_of(phases: &[Phase]) -> (Vec<PhaseName>, Option<String>) {
+    let mut names: Vec<PhaseName> = phases
+        .iter()
+        .map(|phase| match phase {
+            Phase::Prefill => PhaseName::Prefill,
+            Phase::Decode => PhaseName::Decode,
+            Phase::Verify { .. } => PhaseName::Verify,
+        })
+        .collect();
+    names.dedup();
+    let drafts: Vec<String> = phases
+        .iter()
+        .filter_map(|phase| match phase {
+            Phase::Verify { draft_tokens } => Some(draft_tokens.to_string()),
+            _ => None,
+        })
+        .collect();
+    (names, (!drafts.is_empty()).then(|| drafts.join(",")))
+}
+
 /// Reads a comma-separated list of dtypes.
 ///
 /// # Errors
@@ -321,5 +361,25 @@ mod tests {
             error,
             "--engine `warp` is unknown; this build has: stock, native, stock-graph, stock-pool"
         );
+    }
+
+    #[test]
+    fn verify_steps_bring_their_decode_step_and_are_read_back_as_they_were_asked_for() {
+        use PhaseName::{Decode, Prefill, Verify};
+        let verify = |draft_tokens| Phase::Verify { draft_tokens };
+        assert_eq!(phases(&[Prefill, Decode], None).unwrap(), [Phase::Prefill, Phase::Decode]);
+        assert_eq!(phases(&[Verify], None).unwrap(), [Phase::Decode, verify(1), verify(3), verify(7)]);
+        let given = phases(&[Prefill], Some("5,2,5")).unwrap();
+        assert_eq!(given, [Phase::Prefill, Phase::Decode, verify(2), verify(5)]);
+        let (names, drafts) = names_of(&given);
+        assert_eq!(phases(&names, drafts.as_deref()).unwrap(), given);
+        for (tokens, problem) in [("0", "0 is not allowed"), ("65", "65 is above 64"), ("x", "`x`")] {
+            let error = phases(&[Verify], Some(tokens)).unwrap_err().to_string();
+            assert!(error.starts_with("--draft-tokens") && error.contains(problem), "{error}");
+        }
+        let engines = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert!(check_phases(&engines(&["stock", "native"]), &given).is_ok());
+        let error = check_phases(&engines(&["stock"]), &given).unwrap_err().to_string();
+        assert!(error.contains("stock has verify-2 steps") && error.contains("--engine native"), "{error}");
     }
 }

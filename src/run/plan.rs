@@ -11,7 +11,7 @@ use hbmark_core::units::Bytes;
 
 /// Whether an engine times steps of a phase: a prefill hides its launches behind its kernels, so it is not replayed; and candle's models compute
 /// the logits of last tokens alone.
-fn times(engine: &str, phase: Phase) -> bool {
+pub(super) fn times(engine: &str, phase: Phase) -> bool {
     match (EngineKind::of(engine), phase) {
         (Some(EngineKind::StockGraph), Phase::Prefill) => false,
         (Some(kind), Phase::Verify { .. }) => !kind.is_stock(),

@@ -22,7 +22,7 @@ pub use terminal::Screen;
 
 use hbmark_core::result::{CellResult, Report};
 
-pub use kinds::{Aliases, Glossary, record};
+pub use kinds::{Aliases, Glossary, record, status_word};
 
 /// Another program's decode, to be drawn beside the cells of a report on its roofline.
 #[derive(Debug, Clone, PartialEq)]

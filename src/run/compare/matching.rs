@@ -10,48 +10,58 @@ pub type GridStep = (Phase, usize, usize);
 /// The engines and dtypes of a result, in the order of its cells.
 #[must_use]
 pub fn series_of(report: &Report) -> Vec<EngineVariant> {
-    let mut known = Vec::new();
-    for cell in &report.cells {
-        let series = EngineVariant { engine: cell.engine.clone(), dtype: cell.dtype };
-        if !known.contains(&series) {
-            known.push(series);
-        }
-    }
-    known
+    distinct(&steps_of(report))
 }
 
-/// The cells of both sides: every step of the grid for every pair of series.
+/// A step of an engine and dtype. An engine may have fewer steps than another of the same run: candle's models have no verify steps.
+pub type PlacedStep = (EngineVariant, GridStep);
+
+/// The cells of both sides: every step of a series of A beside the same of its partner in B.
 ///
 /// Series pair up where both sides run the same ones, where each runs one, or by engine where each side runs every engine once.
 ///
 /// # Errors
-/// When it is open which series stands against which, or a side lacks a step of the other.
-pub fn places(
-    (series_a, steps_a): (&[EngineVariant], &[GridStep]),
-    (series_b, steps_b): (&[EngineVariant], &[GridStep]),
-) -> Result<Vec<ComparedCell>, CompareError> {
-    let pairs = pair_up(series_a, series_b).ok_or_else(|| CompareError::series(series_a, series_b))?;
-    let lacks =
-        |here: &[GridStep], there: &[GridStep]| here.iter().find(|step| !there.contains(step)).copied();
+/// When it is open which series stands against which, or one of a pair lacks a step of the other.
+pub fn places(a: &[PlacedStep], b: &[PlacedStep]) -> Result<Vec<ComparedCell>, CompareError> {
+    let (series_a, series_b) = (distinct(a), distinct(b));
+    let pairs = pair_up(&series_a, &series_b).ok_or_else(|| CompareError::series(&series_a, &series_b))?;
+    let steps_of = |side: &[PlacedStep], series: &EngineVariant| -> Vec<GridStep> {
+        side.iter().filter(|(own, _)| own == series).map(|(_, step)| *step).collect()
+    };
     let grid = |side, other, (phase, batch, context): GridStep| CompareError::Grid {
         side,
         other,
         id: format!("{phase} b{batch} c{context}"),
     };
-    if let Some(step) = lacks(steps_a, steps_b) {
-        return Err(grid('A', 'B', step));
+    let mut cells = Vec::new();
+    for (of_a, of_b) in pairs {
+        let (steps_a, steps_b) = (steps_of(a, &of_a), steps_of(b, &of_b));
+        if let Some(step) = steps_a.iter().find(|step| !steps_b.contains(step)) {
+            return Err(grid('A', 'B', *step));
+        }
+        if let Some(step) = steps_b.iter().find(|step| !steps_a.contains(step)) {
+            return Err(grid('B', 'A', *step));
+        }
+        cells.extend(steps_a.into_iter().map(|(phase, batch, context)| ComparedCell {
+            phase,
+            batch,
+            context,
+            a: of_a.clone(),
+            b: of_b.clone(),
+        }));
     }
-    if let Some(step) = lacks(steps_b, steps_a) {
-        return Err(grid('B', 'A', step));
+    Ok(cells)
+}
+
+/// The series of a side, in order.
+fn distinct(side: &[PlacedStep]) -> Vec<EngineVariant> {
+    let mut known: Vec<EngineVariant> = Vec::new();
+    for (series, _) in side {
+        if !known.contains(series) {
+            known.push(series.clone());
+        }
     }
-    let place = |(a, b): &(EngineVariant, EngineVariant), (phase, batch, context): GridStep| ComparedCell {
-        phase,
-        batch,
-        context,
-        a: a.clone(),
-        b: b.clone(),
-    };
-    Ok(pairs.iter().flat_map(|pair| steps_a.iter().map(move |step| place(pair, *step))).collect())
+    known
 }
 
 fn pair_up(a: &[EngineVariant], b: &[EngineVariant]) -> Option<Vec<(EngineVariant, EngineVariant)>> {
@@ -74,10 +84,11 @@ fn pair_up(a: &[EngineVariant], b: &[EngineVariant]) -> Option<Vec<(EngineVarian
 }
 
 /// The steps of a result, in order.
-pub(super) fn steps_of(report: &Report) -> Vec<GridStep> {
+pub(super) fn steps_of(report: &Report) -> Vec<PlacedStep> {
     let mut steps = Vec::new();
     for cell in &report.cells {
-        let step = (cell.phase, cell.batch, cell.context);
+        let series = EngineVariant { engine: cell.engine.clone(), dtype: cell.dtype };
+        let step = (series, (cell.phase, cell.batch, cell.context));
         if !steps.contains(&step) {
             steps.push(step);
         }

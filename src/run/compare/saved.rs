@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::matching::{self, places, series_of, steps_of};
+use super::matching::{self, places, steps_of};
 use super::{CompareError, SideResult};
 use hbmark_core::result::comparison::{
     COMPARISON_VERSION, CellComparison, ComparedCell, ComparedItem, Comparison, ComparisonKind,
@@ -22,8 +22,7 @@ pub fn saved(a: &Path, b: &Path, command: &str, settings: Settings) -> Result<Co
     let (a, b) = (read(a)?, read(b)?);
     let sides = [&a, &b].map(|report| SideResult::Steps(Box::new(report.clone())));
     sides[0].check_against(&sides[1])?;
-    let (series_a, series_b) = (series_of(&a), series_of(&b));
-    let found = places((&series_a, &steps_of(&a)), (&series_b, &steps_of(&b)))?;
+    let found = places(&steps_of(&a), &steps_of(&b))?;
     let mut remarks = Vec::new();
     let mut cells = Vec::with_capacity(found.len());
     for place in found {
@@ -167,7 +166,7 @@ mod tests {
         }
         hbmark_report::analysis::judge::recompute(&mut a);
         hbmark_report::analysis::judge::recompute(&mut b);
-        let found = places((&series_of(&a), &steps_of(&a)), (&series_of(&b), &steps_of(&b))).unwrap();
+        let found = places(&steps_of(&a), &steps_of(&b)).unwrap();
         let mut intervals = 0;
         for place in found {
             let of = |report: &Report, id: String| {

@@ -39,8 +39,13 @@ fn result(dtype: Dtype, ns: f64) -> Report {
 
 type Grid<'a> = (&'a [EngineVariant], &'a [matching::GridStep]);
 
+/// Every step of every series.
+fn placed((series, steps): Grid<'_>) -> Vec<matching::PlacedStep> {
+    series.iter().flat_map(|series| steps.iter().map(|step| (series.clone(), *step))).collect()
+}
+
 fn cells(a: Grid<'_>, b: Grid<'_>) -> Vec<ComparedItem> {
-    places(a, b).unwrap().into_iter().map(ComparedItem::Cell).collect()
+    places(&placed(a), &placed(b)).unwrap().into_iter().map(ComparedItem::Cell).collect()
 }
 
 fn plan(aa: bool) -> ComparisonPlan {
@@ -266,7 +271,7 @@ fn series_pair_up_where_it_is_clear_how() {
     let [stock, native, quantised] =
         [series("stock", Dtype::F32), series("native", Dtype::Bf16), series("native", Dtype::Int8)];
     let pairs = |a: &[EngineVariant], b: &[EngineVariant]| -> Option<Vec<(String, String)>> {
-        let found = places((a, &steps), (b, &steps)).ok()?;
+        let found = places(&placed((a, &steps)), &placed((b, &steps))).ok()?;
         Some(found.iter().map(|p| (p.a.to_string(), p.b.to_string())).collect())
     };
     let both = [stock.clone(), native.clone()];
@@ -289,11 +294,26 @@ fn series_pair_up_where_it_is_clear_how() {
 fn grids_that_differ_are_refused_with_the_step_that_is_missing() {
     let one = [series("native", Dtype::Bf16)];
     let (small, large) = ([(Phase::Decode, 1, 64)], [(Phase::Decode, 1, 64), (Phase::Decode, 4, 64)]);
-    let error = places((&one, &small), (&one, &large)).unwrap_err().to_string();
+    let error = places(&placed((&one, &small)), &placed((&one, &large))).unwrap_err().to_string();
     assert_eq!(
         error,
         "B has the cell decode b4 c64 and A has no such step; compare the same phases, batches and contexts"
     );
+}
+
+#[test]
+fn an_engine_without_a_phase_is_compared_with_itself_in_the_others() {
+    let [stock, native] = [series("stock", Dtype::F32), series("native", Dtype::Bf16)];
+    let (decode, verify) = ((Phase::Decode, 1, 64), (Phase::Verify { draft_tokens: 3 }, 1, 64));
+    let both = [(stock.clone(), decode), (native.clone(), decode), (native.clone(), verify)];
+    let found = places(&both, &both).unwrap();
+    let names: Vec<String> = found.iter().map(ComparedCell::id_of_a).collect();
+    assert_eq!(
+        names,
+        ["decode/stock/f32/b1/c64", "decode/native/bf16/b1/c64", "verify-3/native/bf16/b1/c64"]
+    );
+    let error = places(&both[..1], &both[1..]).unwrap_err().to_string();
+    assert!(error.starts_with("B has the cell verify-3 b1 c64 and A has no such step"), "{error}");
 }
 
 #[test]

@@ -84,7 +84,7 @@ impl Ledger {
         let pool = blocks.div_ceil(of_slab).saturating_mul(of_slab).saturating_mul(block_bytes);
 
         // Tokens, positions, tables and last rows; and a word for each head that is normed.
-        let step = scratch(rows.saturating_mul(16));
+        let step = scratch(rows.saturating_mul(20));
         let arrived = if a.qk_norm { scratch(floats((a.heads + 2 * a.kv_heads) as u64)) } else { 0 };
 
         // What layers add, where that is normed first.
@@ -128,7 +128,7 @@ mod tests {
         let ledger = Ledger::new(&model, &model.inventory(Dtype::Bf16), Dtype::Bf16);
         let shape = StepShape::prefill(8, 4096);
         // 32,768 rows: (4096 + 2 · 4096 + 14,336) · 4 of activations; 14,336 · 2 and 28,672 · 4 to the next power of two.
-        let beside = 32_768 * 26_624 * 4 + (1 << 30) + (1 << 32) + 8 * 128_256 * 4 + (1 << 19) + (32 << 20);
+        let beside = 32_768 * 26_624 * 4 + (1 << 30) + (1 << 32) + 8 * 128_256 * 4 + (1 << 20) + (32 << 20);
         let cache = 32_768 * 131_072;
         let found = ledger.native_gpu_memory(shape, Dtype::Bf16);
         assert_eq!(found, ledger.resident_weights() + Bytes(beside + cache));

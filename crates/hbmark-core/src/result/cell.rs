@@ -424,6 +424,12 @@ impl CellResult {
         self.batch * self.phase.sure_tokens(self.context)
     }
 
+    /// Time per output token: of a verify step it hangs on how many draft tokens are accepted, and there is none.
+    #[must_use]
+    pub fn tpot(&self) -> Option<f64> {
+        self.tpot_ns.filter(|_| self.phase == Phase::Decode)
+    }
+
     /// Median and range over all blocks, from the raw samples; `None` without one.
     #[must_use]
     pub fn over_all_blocks(&self) -> Option<AllBlocks> {

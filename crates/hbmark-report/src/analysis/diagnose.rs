@@ -605,7 +605,13 @@ fn compute_bound(cell: &CellResult) -> Option<String> {
         (Some(mfu), Some(peak)) => format!(", MFU {:.0} % of {peak}", mfu * 100.0),
         _ => String::new(),
     };
-    Some(format!("its arithmetic explains {:.0} % of {}{mfu}", share * 100.0, Nanos(timed(cell)?)))
+    let drafts = match cell.phase {
+        Phase::Verify { draft_tokens } => {
+            format!("; it checks {draft_tokens} draft tokens of each sequence, and fewer are less of it")
+        }
+        Phase::Prefill | Phase::Decode => String::new(),
+    };
+    Some(format!("its arithmetic explains {:.0} % of {}{mfu}{drafts}", share * 100.0, Nanos(timed(cell)?)))
 }
 
 fn launch_bound(report: &Case<'_>, cell: &CellResult) -> Option<String> {

@@ -51,7 +51,7 @@ impl Term {
     fn response(self) -> &'static str {
         match self {
             Self::Arithmetic => {
-                "a dtype with a higher peak (fp8), fewer prompt tokens (prefix caching), or more GPUs; fewer bytes do not help"
+                "a dtype with a higher peak (fp8), fewer prompt tokens (prefix caching), of verify steps fewer draft tokens, or more GPUs; fewer bytes do not help"
             }
             Self::Weights => {
                 "fewer bytes a weight (--dtype fp8, int8, int4), or a larger batch, which reads them once for all; more GPUs share them"
@@ -65,10 +65,10 @@ impl Term {
     fn next(self) -> &'static str {
         match self {
             Self::Arithmetic => {
-                "hbmark run --phase prefill on the device: MFU says how near the floor it comes"
+                "the same phase with hbmark run on the device: MFU says how near the floor it comes"
             }
             Self::Weights | Self::Kv => {
-                "hbmark run --phase decode on the device: % of the ceiling says how near the floor it comes"
+                "the same phase with hbmark run on the device: % of the ceiling says how near the floor it comes"
             }
         }
     }

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::capacity::number;
 use super::import::{ForeignResult, Metric, Rate};
 use super::opened::Opened;
-use hbmark_core::result::Report;
 use hbmark_core::result::comparison::Difference;
 use hbmark_core::result::serving::{Offered, Quantiles, Quantity, ServeReport, ServeResult};
+use hbmark_core::result::{Phase, Report};
 
 /// One figure of both results.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -372,8 +372,8 @@ fn cells(report: &Report) -> Vec<Figure> {
         [
             of("floor", true, cell.predicted_ns.or(cell.predicted_datasheet_ns)),
             of("step", true, cell.step_ns.as_ref().map(|step| step.median)),
-            of("TPOT", true, cell.tpot_ns),
-            of("tok/s", false, cell.tokens_per_s),
+            of("TPOT", true, cell.tpot()),
+            of("tok/s", false, cell.tokens_per_s.filter(|_| !matches!(cell.phase, Phase::Verify { .. }))),
         ]
     });
     each.collect()

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::ladder::is_trusted;
 use hbmark_core::model::Dtype;
-use hbmark_core::result::{CellResult, Phase, Report, ReportKind, Status};
+use hbmark_core::result::{Capabilities, CellResult, Phase, Report, ReportKind, Status};
 
 /// Acceptance rates of a curve.
 pub const CURVE: [f64; 11] = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
@@ -111,21 +111,58 @@ pub enum Drafting<'a> {
     Model(&'a Report),
 }
 
+/// The time of a draft token.
+struct DraftTime {
+    ns: f64,
+    status: Status,
+    /// The engine and storage of a draft model.
+    series: Option<String>,
+}
+
 impl Drafting<'_> {
-    /// Nanoseconds for each draft token; `None` where the draft model was not timed at that batch and context.
-    fn time(self, target: &CellResult) -> Option<f64> {
-        match self {
-            Self::Free => Some(0.0),
-            Self::Time(time) => Some(time),
-            Self::Model(report) => {
-                let here = |cell: &&CellResult| {
-                    cell.phase == Phase::Decode
-                        && (cell.batch, cell.context) == (target.batch, target.context)
-                };
-                let cells = report.cells.iter().filter(here);
-                cells.filter_map(|cell| Some(timed(cell)?.ns)).min_by(f64::total_cmp)
-            }
-        }
+    /// The time of a draft token beside a verify step; `None` where the draft model was not timed at that batch and context. Of several times that of
+    /// the same engine and storage counts, otherwise of the same engine, otherwise the shortest.
+    fn time(self, target: &CellResult) -> Option<DraftTime> {
+        let plain = |ns| Some(DraftTime { ns, status: Status::Ok, series: None });
+        let report = match self {
+            Self::Free => return plain(0.0),
+            Self::Time(time) => return plain(time),
+            Self::Model(report) => report,
+        };
+        let here = |cell: &&CellResult| {
+            cell.phase == Phase::Decode && (cell.batch, cell.context) == (target.batch, target.context)
+        };
+        let other = |cell: &CellResult| (cell.engine != target.engine, cell.dtype != target.dtype);
+        let cells = report.cells.iter().filter(here).filter_map(|cell| Some((cell, timed(cell)?.ns)));
+        let (cell, ns) = cells.min_by(|a, b| other(a.0).cmp(&other(b.0)).then(a.1.total_cmp(&b.1)))?;
+        Some(DraftTime { ns, status: cell.status, series: Some(format!("{} {}", cell.engine, cell.dtype)) })
+    }
+}
+
+/// The device of a result: its row of the table of data sheets, otherwise its product.
+fn device(report: &Report) -> String {
+    let environment = &report.environment;
+    let gpu = environment.gpu.as_ref().and_then(|gpu| gpu.name.clone());
+    let gpu = gpu.filter(|_| report.capabilities.iter().any(Capabilities::on_gpu));
+    let product =
+        || gpu.or_else(|| environment.cpu.model.clone()).unwrap_or_else(|| "unknown product".into());
+    report.datasheet.as_ref().map_or_else(product, |sheet| sheet.name.clone())
+}
+
+/// The devices of a model and its draft, where they are not the same: their times do not go together.
+#[must_use]
+pub fn other_device(target: &Report, draft: &Report) -> Option<(String, String)> {
+    Some((device(target), device(draft))).filter(|(target, draft)| target != draft)
+}
+
+/// How far a status is from `ok`, of those whose times are read.
+fn doubt(status: Status) -> u8 {
+    match status {
+        Status::Ok => 0,
+        Status::Predicted => 1,
+        Status::NotConverged => 2,
+        Status::Noisy => 3,
+        _ => 4,
     }
 }
 
@@ -148,12 +185,14 @@ pub struct VerifyRow {
     pub batch: usize,
     pub context: usize,
     pub draft_tokens: usize,
-    /// Of the worse of both cells.
+    /// Of the worst of its cells, that of the draft among them.
     pub status: Status,
     pub verify_ns: f64,
     pub decode_ns: f64,
     /// For each draft token; null where the draft model was not timed at this batch and context.
     pub draft_ns: Option<f64>,
+    /// The engine and storage of the draft model.
+    pub draft_series: Option<String>,
     /// Verify step over decode step, and its interval: of 95 %, but where blocks of a cell cannot stand for it the range over them.
     pub ratio: f64,
     pub ratio_low: Option<f64>,
@@ -190,7 +229,7 @@ impl VerifyRow {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Speculation {
     pub model: String,
-    /// Computed from a data sheet, not measured.
+    /// Some of its times were computed from a data sheet, and not measured.
     pub predicted: bool,
     /// The draft model, where it was timed.
     pub draft_model: Option<String>,
@@ -224,7 +263,8 @@ pub fn speculation(report: &Report, drafting: Drafting<'_>, acceptance: Option<A
     rows.sort_by(|a, b| (&a.engine, a.dtype.name(), place(a)).cmp(&(&b.engine, b.dtype.name(), place(b))));
     Speculation {
         model: report.model.name.clone(),
-        predicted: report.kind == ReportKind::Predict,
+        predicted: report.kind == ReportKind::Predict
+            || matches!(drafting, Drafting::Model(draft) if draft.kind == ReportKind::Predict),
         draft_model: match drafting {
             Drafting::Model(draft) => Some(draft.model.name.clone()),
             Drafting::Free | Drafting::Time(_) => None,
@@ -257,7 +297,9 @@ fn row(
     // Of a prediction the times themselves are floors.
     let measured = verify.status != Status::Predicted;
     let floor = |cell: &CellResult| cell.predicted_ns.or(cell.predicted_datasheet_ns);
-    let draft_ns = drafting.time(verify);
+    let draft = drafting.time(verify);
+    let draft_ns = draft.as_ref().map(|draft| draft.ns);
+    let statuses = [verify.status, decode.status, draft.as_ref().map_or(Status::Ok, |draft| draft.status)];
     let break_even_length = draft_ns.map(|draft| (step.ns + draft_tokens as f64 * draft) / base.ns);
     let mut row = VerifyRow {
         engine: verify.engine.clone(),
@@ -265,10 +307,11 @@ fn row(
         batch: verify.batch,
         context: verify.context,
         draft_tokens,
-        status: if verify.status == Status::Ok { decode.status } else { verify.status },
+        status: statuses.into_iter().max_by_key(|status| doubt(*status)).unwrap_or(verify.status),
         verify_ns: step.ns,
         decode_ns: base.ns,
         draft_ns,
+        draft_series: draft.and_then(|draft| draft.series),
         ratio,
         ratio_low: width.map(|width| ratio / width),
         ratio_high: width.map(|width| ratio * width),

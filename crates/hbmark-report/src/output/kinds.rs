@@ -18,3 +18,4 @@ mod speculation;
 
 pub use foreign::Aliases;
 pub use glossary::Glossary;
+pub use run::status_word;

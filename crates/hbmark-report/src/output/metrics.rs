@@ -202,7 +202,9 @@ pub const METRICS: &[Metric<CellResult>] = &[
     }),
     row("memory_peak", "memory peak", Bytes, Lower, Files, |c| Some(c.memory_peak_bytes?.as_f64())),
     row("energy_per_step", "J/step", Joules, Lower, Files, |c| c.energy_per_step_joules),
-    row("energy_per_token", "J/token", Joules, Lower, Table, |c| c.energy_per_token_joules),
+    row("energy_per_token", "J/token", Joules, Lower, Table, |c| {
+        c.energy_per_token_joules.filter(|_| !matches!(c.phase, Phase::Verify { .. }))
+    }),
     row("distinct_experts", "experts", Count, Neither, Table, |c| c.distinct_experts),
 ];
 

@@ -84,6 +84,7 @@ pub struct Mark {
 pub enum Shape {
     Circle,
     Square,
+    Diamond,
     Cross,
     /// At least this.
     Triangle,

@@ -296,7 +296,7 @@ fn a_hundred_thousand_random_histories_keep_every_promise() {
     // The histories reach what they are about.
     assert!(preemptions > 5_000 && hits > 30_000 && rejected > 10_000, "{preemptions} {hits} {rejected}");
     assert!(evictions > 10_000 && collisions > 10_000, "{evictions} {collisions}");
-    assert!(drafted > 2 * accepted && accepted > 10_000, "{drafted} {accepted}");
+    assert!(drafted > accepted + 10_000 && accepted > 10_000, "{drafted} {accepted}");
 }
 
 #[test]

@@ -243,9 +243,37 @@ fn prefill_shared_bytes(known_dim: usize, element_bytes: usize, splits: usize) -
     (2 * 2 * POSITIONS * known_dim * element_bytes).max(4 * QUERIES * splits)
 }
 
-/// Tiles of queries of the longest sequence.
-fn tiles(rows: &Rows, group: usize) -> usize {
-    rows.sequences.iter().map(|s| (s.rows.len() * group).div_ceil(QUERIES)).max().unwrap_or(0)
+/// Places for the sequences of a step, and rows of the longest, at which its attention is launched. Both are powers of two where steps come again,
+/// so that few graphs serve steps of many mixtures: a place without a sequence has no rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct QueryTiles {
+    sequences: usize,
+    most_rows: usize,
+}
+
+impl QueryTiles {
+    /// Those of a step.
+    #[must_use]
+    pub fn of(rows: &Rows) -> Self {
+        let (sequences, most_rows) = (rows.sequences.len(), most_rows(rows));
+        if rows.outputs.len() < rows.len() {
+            return Self { sequences, most_rows };
+        }
+        Self {
+            sequences: sequences.next_power_of_two().min(rows.len()),
+            most_rows: most_rows.next_power_of_two(),
+        }
+    }
+
+    /// Tiles of queries of the longest sequence.
+    fn tiles(self, group: usize) -> usize {
+        (self.most_rows * group).div_ceil(QUERIES)
+    }
+}
+
+/// Rows of the longest sequence.
+fn most_rows(rows: &Rows) -> usize {
+    rows.sequences.iter().map(|sequence| sequence.rows.len()).max().unwrap_or(0)
 }
 
 impl<D: Device> PrefillAttention<'_, D> {
@@ -259,8 +287,9 @@ impl<D: Device> PrefillAttention<'_, D> {
         longest: usize,
         tuning: Tuning,
     ) -> (usize, usize) {
-        let tiles = tiles(rows, shape.group());
-        let ways = rows.sequences.len() * shape.kv_heads * tiles;
+        let launched = QueryTiles::of(rows);
+        let tiles = launched.tiles(shape.group());
+        let ways = launched.sequences * shape.kv_heads * tiles;
         if tiles > MOST_SPLIT_TILES {
             return (1, ways);
         }
@@ -271,9 +300,8 @@ impl<D: Device> PrefillAttention<'_, D> {
     /// Whether some sequence of a step brings as many rows as the tuning says, and there is a kernel for the heads and the cache.
     #[must_use]
     pub fn fits(rows: &Rows, pool: &PoolShape, tuning: Tuning) -> bool {
-        let most = rows.sequences.iter().map(|sequence| sequence.rows.len()).max().unwrap_or(0);
         let kernel = pool.head_dim <= PREFILL_DIMS[1] && pool.dtype != Dtype::F32;
-        kernel && most >= tuning.min_prefill_rows
+        kernel && most_rows(rows) >= tuning.min_prefill_rows
     }
 
     /// Enqueues it.
@@ -296,9 +324,10 @@ impl<D: Device> PrefillAttention<'_, D> {
             return launch_mismatch(device, "prefill_attention", format!("heads of {dim}"));
         };
         let dtype = if pool.shape.dtype == Dtype::F16 { "f16" } else { "bf16" };
+        let launched = QueryTiles::of(rows);
         device.launch(&KernelLaunch {
             kernel: format!("prefill_attention_{dtype}_d{known_dim}"),
-            grid: [word(tiles(rows, group) * splits), word(shape.kv_heads), word(rows.sequences.len())],
+            grid: [word(launched.tiles(group) * splits), word(shape.kv_heads), word(launched.sequences)],
             threads: PREFILL_THREADS,
             shared_bytes: word(prefill_shared_bytes(known_dim, pool.shape.element_bytes(), *splits)),
             arguments: vec![

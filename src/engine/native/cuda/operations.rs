@@ -7,7 +7,9 @@
 
 use std::collections::HashMap;
 
-use super::attention::{AttentionCut, DecodeAttention, KvSplitPlan, MAX_HEAD_DIM, PrefillAttention};
+use super::attention::{
+    AttentionCut, DecodeAttention, KvSplitPlan, MAX_HEAD_DIM, PrefillAttention, QueryTiles,
+};
 use super::device::Device;
 use super::device_matrix::{KernelFormat, Matrix, floats};
 use super::experts::{
@@ -41,13 +43,12 @@ fn padded(rows: usize, at_once: usize) -> usize {
 const TILED_AT_ONCE: usize = 8;
 const STREAMED_AT_ONCE: usize = 4;
 
-/// What steps have in common that one graph can serve: rows and how many sequences bring them, the most of one of these, and the power of two
-/// above the splits that their longest context could fill.
+/// What steps have in common that one graph can serve: rows, how they are attended to, and the power of two above the splits that their longest
+/// context could fill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct StepKey {
     rows: usize,
-    sequences: usize,
-    most_rows: usize,
+    tiles: QueryTiles,
     splits: usize,
     /// Whether a script picks experts.
     scripted: bool,
@@ -225,8 +226,7 @@ impl<D: Device> CudaOperations<D> {
         let longest = longest(rows).div_ceil(self.tuning.min_split).next_power_of_two();
         (self.may_record && comes_again(rows)).then_some(StepKey {
             rows: rows.len(),
-            sequences: rows.sequences.len(),
-            most_rows: rows.sequences.iter().map(|sequence| sequence.rows.len()).max().unwrap_or(0),
+            tiles: QueryTiles::of(rows),
             splits: longest,
             scripted: self.script.is_set(),
         })

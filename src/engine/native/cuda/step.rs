@@ -187,6 +187,8 @@ impl<D: Device> StepState<D> {
         for (start, owner) in starts.iter_mut().zip(&rows.owners) {
             *start = word(rows.sequences[*owner as usize].blocks.start);
         }
+        // Behind the last sequence are some without rows.
+        last_rows.fill(word(rows.len().saturating_sub(1)));
         for (last, sequence) in last_rows.iter_mut().zip(&rows.sequences) {
             *last = word(sequence.rows.end - 1);
         }

@@ -83,8 +83,29 @@ fn a_draft_model_is_timed_at_the_same_batch_and_context() {
     let of_draft = draft.cells.iter().find(|cell| cell.phase == Phase::Decode).unwrap().tpot_ns;
     for row in &found.rows {
         assert_eq!(row.draft_ns, if row.batch == 4 { of_draft } else { None });
+        assert_eq!(row.draft_series.is_some(), row.batch == 4);
         assert_eq!(row.curve.len(), if row.batch == 4 { CURVE.len() } else { 0 });
     }
+}
+
+#[test]
+fn of_several_drafts_that_of_the_same_engine_and_storage_counts_and_its_doubt_is_the_rows() {
+    let target = samples::verified();
+    let mut draft = samples::verified();
+    draft.cells.retain(|cell| cell.phase == Phase::Decode);
+    let mut faster = draft.cells[0].clone();
+    (faster.engine, faster.tpot_ns) = ("stock".into(), faster.tpot_ns.map(|time| time / 2.0));
+    draft.cells.insert(0, faster);
+    draft.cells[1].status = Status::Noisy;
+    let found = speculation(&target, Drafting::Model(&draft), None);
+    let row = found.rows.iter().find(|row| row.batch == 1).unwrap();
+    assert_eq!((row.draft_series.as_deref(), row.status), (Some("native bf16"), Status::Noisy));
+    assert!(!found.predicted);
+    draft.kind = ReportKind::Predict;
+    assert!(speculation(&target, Drafting::Model(&draft), None).predicted);
+    assert_eq!(other_device(&target, &draft), None);
+    draft.environment.cpu.model = Some("another".into());
+    assert_eq!(other_device(&target, &draft), Some(("unknown product".into(), "another".into())));
 }
 
 #[test]

@@ -106,6 +106,13 @@ fn shape(shape: Shape, class: &str, x: f64, y: f64) -> Node {
             .at("y", y - 4.0)
             .attr("width", "8")
             .attr("height", "8"),
+        Shape::Diamond => {
+            let (left, right) = (pixel(x - 5.5), pixel(x + 5.5));
+            let (top, bottom) = (pixel(y - 5.5), pixel(y + 5.5));
+            let (x, y) = (pixel(x), pixel(y));
+            let path = format!("M{left} {y}L{x} {top}L{right} {y}L{x} {bottom}Z");
+            el("path").class(format!("point {class}")).attr("d", path)
+        }
         Shape::Cross => {
             let (left, right) = (pixel(x - 4.0), pixel(x + 4.0));
             let (top, bottom) = (pixel(y - 4.0), pixel(y + 4.0));

@@ -369,7 +369,7 @@ fn cell_columns(cells: &[&CellResult]) -> Vec<Column> {
     let steps = |cell: &&CellResult| cell.step_ns.as_ref().map_or("-".to_owned(), |s| s.n.to_string());
     vec![
         words("cell", cells.iter().map(|cell| cell.id.clone())),
-        time("TPOT", &|cell| cell.tpot_ns.into()),
+        time("TPOT", &|cell| cell.tpot().into()),
         step("step p50", |summary| Some(summary.p50)),
         step("p90", |summary| summary.p90),
         step("p99", |summary| summary.p99),

@@ -78,7 +78,12 @@ pub fn push_plot(page: &mut Document, report: &Report) {
 fn drafting(found: &Speculation) -> String {
     let times = || found.rows.iter().filter_map(|row| row.draft_ns);
     match &found.draft_model {
-        Some(model) => format!("drafted by {model}: one decode step of it for each draft token"),
+        Some(model) => {
+            let mut series: Vec<&str> =
+                found.rows.iter().filter_map(|row| row.draft_series.as_deref()).collect();
+            series.dedup();
+            format!("drafted by {model} ({}): one decode step of it for each draft token", series.join(", "))
+        }
         None if times().any(|time| time > 0.0) => {
             let time = times().fold(0.0, f64::max);
             format!("drafting takes {} for each draft token", hbmark_core::units::Nanos(time))
@@ -122,7 +127,7 @@ fn caveats(found: &Speculation) -> Vec<String> {
     }
     if found.predicted {
         caveats.push(
-            "times are floors: verify steps of real engines read the cache more than once, and launch more"
+            "times are floors: an engine may read the cache once for each token, and launches more"
                 .to_owned(),
         );
     }

@@ -176,9 +176,8 @@ fn mark_look(dot: &Dot<'_>, palette: &Palette) -> (String, Shape) {
     let cell = dot.timed.cell;
     let (style, shape) = match (dot.imported, cell.phase) {
         (Some(imported), _) => (of_imported(imported.number), Shape::Triangle),
-        (None, Phase::Decode | Phase::Verify { .. }) => {
-            (palette.style(&cell.engine, cell.dtype), Shape::Circle)
-        }
+        (None, Phase::Decode) => (palette.style(&cell.engine, cell.dtype), Shape::Circle),
+        (None, Phase::Verify { .. }) => (palette.style(&cell.engine, cell.dtype), Shape::Diamond),
         (None, Phase::Prefill) => (palette.style(&cell.engine, cell.dtype), Shape::Square),
     };
     look(cell, style, shape)
@@ -218,7 +217,10 @@ fn legend(dots: &[Dot<'_>], ceilings: &[Ceiling], palette: &Palette) -> Vec<Key>
         let text = match dot.imported {
             _ if is_invalid(cell) => "INVALID".to_owned(),
             Some(row) => format!("{} (imported from {})", cell.engine, row.file),
-            None => format!("{} {} {}", cell.phase, cell.engine, cell.dtype),
+            None => match cell.phase {
+                Phase::Verify { .. } => format!("verify {} {}", cell.engine, cell.dtype),
+                phase => format!("{phase} {} {}", cell.engine, cell.dtype),
+            },
         };
         let (style, shape) = mark_look(dot, palette);
         let key = Key::mark(style, shape, text);
