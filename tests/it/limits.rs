@@ -43,8 +43,10 @@ fn ended_well(output: &Output, said: &str) -> i32 {
 }
 
 /// What another flag of a command needs beside it.
-fn companions(flag: &str) -> &'static [&'static str] {
+fn companions(command: &str, flag: &str) -> &'static [&'static str] {
     match flag {
+        "draft-tokens" if command == "serve" => &["--acceptance-rate=0.5"],
+        "acceptance-rate" => &["--draft-tokens=2"],
         "input-len" => &["--output-len=4"],
         "output-len" => &["--input-len=4"],
         "prefix-share" | "prefix-groups" => &["--prefix-tokens=16"],
@@ -114,7 +116,7 @@ fn no_number_of_any_flag_ends_in_a_panic_or_does_not_end() {
             if flag == "workload" || (flag == "trace" && has_lengths) {
                 rest.retain(|word| !word.contains("put-len="));
             }
-            for more in companions(flag) {
+            for more in companions(base[0], flag) {
                 let name = more.split('=').next().unwrap();
                 if !rest.iter().any(|word| word.starts_with(name)) {
                     rest.push((*more).to_owned());

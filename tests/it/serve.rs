@@ -171,7 +171,7 @@ fn outputs_under_scripted_acceptance_are_accepted_drafts_and_what_the_model_writ
             let tokens: usize = plan.iter().map(|request| request.output_len).sum();
             // Every token but the first of each request, and those of last steps without drafts, is of a verify step.
             let verified = drafts.num_drafts + drafts.num_accepted_tokens;
-            assert!(verified as usize <= tokens - plan.len() && drafts.num_accepted_tokens > 10);
+            assert!(verified <= (tokens - plan.len()) as u64 && drafts.num_accepted_tokens > 10);
             assert!(run.steps.len() < 17, "{} steps", run.steps.len());
         }
     }
