@@ -65,7 +65,7 @@ done
 check second 0 'cuda:1 · SIMULATED DEVICE' env HBMARK_SIMULATED_CUDA=$small,count=2 "$hbmark" run --smoke --device cuda:1 --model $models/qwen3-tied \
     --context 8 --engine stock,native --batch 1
 for fault in 'no-memory 1 CUDA_ERROR_OUT_OF_MEMORY out-of-memory=40' 'illegal-address 1 failed:.*CUDA_ERROR_ILLEGAL_ADDRESS illegal-address=40' \
-    'lost 0 CUDA_ERROR_UNKNOWN.*the.visit.was.repeated lost=500'; do
+    'lost 0 CUDA_ERROR_UNKNOWN.*the.visit.was.repeated lost=610'; do
     read -r name status text plant <<<"$fault"
     check "$name" "$status" "$text" env HBMARK_SIMULATED_CUDA=$small,$plant "${run[@]}" --engine native --batch 1
 done

@@ -93,7 +93,7 @@ fn columns(rows: &[Row<'_>]) -> Vec<Column> {
     let served = rows.iter().any(|row| matches!(row.place, Some(ComparedItem::Served { .. })));
     let mut columns = vec![text(if served { "metric" } else { "cell" }, &|row| match row.place {
         Some(ComparedItem::Cell(cell)) => {
-            format!("{:?} b{} c{}", cell.phase, cell.batch, cell.context).to_lowercase()
+            format!("{} b{} c{}", cell.phase, cell.batch, cell.context)
         }
         Some(ComparedItem::Served { metric }) => metric.name().to_owned(),
         None if served => "all metrics".into(),
@@ -143,7 +143,7 @@ fn sheet(rows: &[(&str, Row<'_>)]) -> Vec<Column> {
         measured(title, unit, rows.iter().map(|(_, row)| of(row.effect)))
     };
     let phase = |row: &Row<'_>| match row.place {
-        Some(ComparedItem::Cell(cell)) => format!("{:?}", cell.phase).to_lowercase(),
+        Some(ComparedItem::Cell(cell)) => cell.phase.to_string(),
         Some(ComparedItem::Served { metric }) => metric.name().to_owned(),
         None => "all".to_owned(),
     };
