@@ -58,13 +58,7 @@ fn table(output: &Output) -> String {
     use std::fmt::Write;
     let c = &output.ceilings;
     let sheet = output.datasheet.as_ref();
-    let product = output
-        .environment
-        .gpu
-        .as_ref()
-        .and_then(|gpu| gpu.name.clone())
-        .or_else(|| output.environment.cpu.model.clone())
-        .unwrap_or_else(|| "unknown product".into());
+    let product = output.environment.product(true);
     let mut text = format!("{} · {product}\n\n", output.device);
     let _ = writeln!(text, "{:<12} {:>13} {:>13} {:>13} {:>13}", "", "median", "low", "high", "datasheet");
     let mut row = |name: &str, spread: &Spread, show: &dyn Fn(f64) -> String, promised: Option<f64>| {

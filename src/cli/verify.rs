@@ -105,8 +105,7 @@ impl Kept<'_> {
     }
 
     fn text(&self) -> String {
-        let gpu = self.environment.gpu.as_ref().and_then(|gpu| gpu.name.as_deref());
-        let product = gpu.or(self.environment.cpu.model.as_deref()).unwrap_or("unknown product");
+        let product = self.environment.product(true);
         let revision = self.environment.build.git_revision.as_deref().unwrap_or("unknown");
         let mut text = format!(
             "{}\n{} · {product}\nrevision {revision} · {}\n\n",

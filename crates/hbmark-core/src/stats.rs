@@ -12,7 +12,7 @@ mod robust;
 mod series;
 mod summary;
 
-pub use hashing::splitmix64;
+pub use hashing::{splitmix64, splitmix64_of_two};
 pub use intervals::{Interval, batch_error, chance_of_at_least, order_statistic_interval, t_interval_log};
 pub use paired::{
     DRAWS, EXACT_PAIRS, OrderTest, balanced_order, least_order_p, least_pairs, minimum_detectable,

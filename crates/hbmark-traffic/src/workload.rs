@@ -21,6 +21,8 @@ use hbmark_core::input::{self, InputError};
 use hbmark_core::result::serving::{Arrivals, ArrivalsError};
 use hbmark_core::units::Nanos;
 
+pub use hbmark_core::stats::splitmix64_of_two as splitmix64;
+
 /// Part of a prompt: the first `tokens` tokens of an infinite seeded text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PromptSegment {
@@ -68,15 +70,6 @@ impl PlannedRequest {
         }
         tokens
     }
-}
-
-/// A 64-bit hash of two numbers. *Source*: the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
-#[must_use]
-pub fn splitmix64(a: u64, b: u64) -> u64 {
-    let mut z = a ^ b.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// How lengths are distributed, in tokens.

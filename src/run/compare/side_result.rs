@@ -120,9 +120,7 @@ impl SideResult {
                 if report.server.is_some() { "client on " } else { "" },
             ),
         };
-        let gpu = environment.gpu.as_ref().and_then(|gpu| gpu.name.clone()).filter(|_| on_gpu);
-        let product =
-            gpu.or_else(|| environment.cpu.model.clone()).unwrap_or_else(|| "unknown product".into());
+        let product = environment.product(on_gpu);
         let revision =
             environment.build.git_revision.as_ref().map_or_else(String::new, |r| format!(" ({r})"));
         let cores = environment.cpu.usable_cores;

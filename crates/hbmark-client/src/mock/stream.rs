@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::counters::Times;
 use super::http::{Asked, StreamOptions, refusal, reply};
 use super::{Sent, nanos};
+use hbmark_core::stats::splitmix64;
 
 /// Every token is this word.
 pub(super) const WORD: &str = " word";
@@ -287,8 +288,8 @@ impl Streaming {
                 }
                 let first = if self.streamed { self.tokens_of_next_event(0).min(last) } else { 1 };
                 let gaps = nanos(self.stream.token_gap).saturating_mul(last - first);
-                let jitter =
-                    mix(self.seed << 32 | self.sent_tokens) % (nanos(self.stream.jitter).saturating_add(1));
+                let jitter = splitmix64(self.seed << 32 | self.sent_tokens)
+                    % (nanos(self.stream.jitter).saturating_add(1));
                 start
                     .saturating_add(nanos(self.stream.first_token))
                     .saturating_add(gaps)
@@ -382,12 +383,4 @@ impl Streaming {
         out.extend_from_slice(&reply(200, "application/json", "", &body));
         log.push(Sent { at_ns: 0, late_ns: 0, tokens: u32::try_from(output).unwrap_or(u32::MAX) });
     }
-}
-
-/// Splitmix64: a fixed shuffle of the numbers, for jitter.
-fn mix(number: u64) -> u64 {
-    let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }

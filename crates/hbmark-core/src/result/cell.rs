@@ -466,6 +466,16 @@ impl CellResult {
             Phase::Prefill => (step.typical.unwrap_or(step.median), step.ci_low.zip(step.ci_high)),
         })
     }
+
+    /// [`shown_time`](Self::shown_time), or of a prediction its floor, where that is a finite time above 0.
+    #[must_use]
+    pub fn time_or_floor(&self) -> Option<(f64, Option<(f64, f64)>)> {
+        let time = match self.status {
+            Status::Predicted => self.predicted_ns.map(|floor| (floor, None)),
+            _ => self.shown_time(),
+        };
+        time.filter(|(time, _)| time.is_finite() && *time > 0.0)
+    }
 }
 
 /// One point of the grid.

@@ -141,12 +141,9 @@ impl Drafting<'_> {
 
 /// The device of a result: its row of the table of data sheets, otherwise its product.
 fn device(report: &Report) -> String {
-    let environment = &report.environment;
-    let gpu = environment.gpu.as_ref().and_then(|gpu| gpu.name.clone());
-    let gpu = gpu.filter(|_| report.capabilities.iter().any(Capabilities::on_gpu));
-    let product =
-        || gpu.or_else(|| environment.cpu.model.clone()).unwrap_or_else(|| "unknown product".into());
-    report.datasheet.as_ref().map_or_else(product, |sheet| sheet.name.clone())
+    let on_gpu = report.capabilities.iter().any(Capabilities::on_gpu);
+    let product = || report.environment.product(on_gpu);
+    report.datasheet.as_ref().map_or_else(product, |sheet| &sheet.name).to_owned()
 }
 
 /// The devices of a model and its draft, where they are not the same: their times do not go together.
@@ -245,13 +242,8 @@ struct Timed {
 
 /// The time of a step over a cache that can be trusted; of a prediction its floor.
 fn timed(cell: &CellResult) -> Option<Timed> {
-    let usable = |ns: &f64| ns.is_finite() && *ns > 0.0;
-    if cell.status == Status::Predicted {
-        let ns = cell.predicted_ns.filter(usable)?;
-        return Some(Timed { ns, interval: None });
-    }
-    let (ns, interval) = cell.shown_time().filter(|(ns, _)| usable(ns) && is_trusted(cell.status))?;
-    Some(Timed { ns, interval })
+    let (ns, interval) = cell.time_or_floor()?;
+    (cell.status == Status::Predicted || is_trusted(cell.status)).then_some(Timed { ns, interval })
 }
 
 /// Every verify step that has a decode step beside it: those of an engine, storage, batch and context together.

@@ -60,13 +60,8 @@ pub struct Timed<'a> {
 /// The cells of a report that have a time. An invalid one is shown, as a cross.
 pub fn timed(report: &Report) -> impl Iterator<Item = Timed<'_>> {
     report.cells.iter().filter_map(|cell| {
-        if cell.status == Status::Predicted {
-            let time_ns = cell.predicted_ns.filter(|time| time.is_finite() && *time > 0.0)?;
-            return Some(Timed { cell, time_ns, interval_ns: None });
-        }
-        let (time_ns, interval_ns) = cell.shown_time()?;
-        let usable = time_ns.is_finite() && time_ns > 0.0;
-        usable.then_some(Timed { cell, time_ns, interval_ns })
+        let (time_ns, interval_ns) = cell.time_or_floor()?;
+        Some(Timed { cell, time_ns, interval_ns })
     })
 }
 
