@@ -27,7 +27,6 @@ import gguf
 import numpy as np
 import torch
 import transformers
-from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     Gemma2Config,
@@ -565,28 +564,6 @@ FIXTURES = [
     ),
 ]
 
-# Blocks of mxfp4 are of 32 inputs.
-MXFP4 = Fixture(
-    "gpt-oss-mxfp4",
-    GptOssConfig(
-        **shape(
-            64,
-            4,
-            2,
-            203,
-            head_dim=16,
-            intermediate_size=32,
-            num_local_experts=4,
-            num_experts_per_tok=2,
-            sliding_window=8,
-            swiglu_limit=1.5,
-            rope_parameters=YARN_ROPE,
-        )
-    ),
-)
-# Of the codes without their sign, by the OCP Microscaling Formats Specification 1.0.
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=np.float32)
-
 # Rows of q8_0 are made of blocks of 32.
 GGUF_LLAMA = LlamaConfig(**shape(64, 4, 2, 211, intermediate_size=96))
 GGUF_QWEN3 = Qwen3Config(
@@ -758,44 +735,6 @@ def write_hugging_face(folder: Path, fixture: Fixture) -> None:
             check_same(fixture.name, "config.v4.json", read_back(Path(temporary)), cases)
 
 
-def mxfp4(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Blocks and scales of rows, as openai's checkpoints have them, and the values that they stand for."""
-    groups = np.ascontiguousarray(weight).reshape(*weight.shape[:-1], -1, 32)
-    exponents = np.floor(np.log2(np.abs(groups).max(axis=-1))) - 2
-    scaled = groups / np.exp2(exponents)[..., None]
-    codes = np.abs(np.abs(scaled)[..., None] - E2M1).argmin(axis=-1)
-    values = np.sign(scaled) * E2M1[codes] * np.exp2(exponents)[..., None]
-    codes = (codes | (scaled < 0) << 3).astype(np.uint8)
-    blocks = codes[..., 0::2] | codes[..., 1::2] << 4
-    return blocks, (exponents + 127).astype(np.uint8), values.reshape(weight.shape).astype(np.float32)
-
-
-def write_mxfp4(folder: Path, fixture: Fixture) -> None:
-    """A folder whose experts are stored in 4 bits and all else in bf16; the reference is computed from what they stand for."""
-    model = random_model(fixture.name, fixture.config)
-    tensors = {}
-    for key, parameter in model.named_parameters():
-        if not key.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            tensors[key] = parameter.detach().to(torch.bfloat16)
-            with torch.no_grad():
-                parameter.copy_(tensors[key])
-            continue
-        blocks, scales, values = mxfp4(parameter.detach().numpy().swapaxes(1, 2))
-        tensors[f"{key}_blocks"], tensors[f"{key}_scales"] = torch.from_numpy(blocks), torch.from_numpy(scales)
-        with torch.no_grad():
-            parameter.copy_(torch.from_numpy(values.swapaxes(1, 2).copy()))
-    folder.mkdir()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
-    config = model.config.to_diff_dict() | {
-        "dtype": "bfloat16",
-        "architectures": ["GptOssForCausalLM"],
-        "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": kept},
-    }
-    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    write_reference(folder / "reference.json", fixture.name, model, GREEDY_LEAD_QUANTIZED)
-
-
 def gguf_name(name: str) -> str:
     """`model.layers.0.self_attn.q_proj.weight` → `blk.0.attn_q.weight`."""
     if name in GGUF_NAMES:
@@ -904,8 +843,6 @@ def main() -> None:
     for fixture in FIXTURES:
         print(fixture.name)
         write_hugging_face(out / fixture.name, fixture)
-    print(MXFP4.name)
-    write_mxfp4(out / MXFP4.name, MXFP4)
     for arch, config in (("llama", GGUF_LLAMA), ("qwen3", GGUF_QWEN3)):
         print(f"{arch}-q8_0")
         write_gguf(out, arch, config)

@@ -10,7 +10,7 @@ hbmark=$(realpath "$1")
 shift
 only=("$@")
 cd "$(dirname "$0")/.."
-models=tests/fixtures/models
+models=tests/fixtures/models quantised=tests/fixtures/quantised
 out=$(mktemp -d)
 touch "$out/calls"
 trap 'rm -rf "$out"' EXIT
@@ -45,7 +45,7 @@ done
 check quantised 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $models/llama-q8_0.gguf --engine stock --batch 1 --context 17
 check quantised-batch 0 'skipped: .* take one sequence on a GPU' "$hbmark" run --smoke --device cuda --model $models/llama-q8_0.gguf --engine stock --batch 1,3 \
     --context 8
-check mxfp4 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $models/gpt-oss-mxfp4 --dtype mxfp4 --engine native --batch 1,9 --context 17
+check mxfp4 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $quantised/gpt-oss-mxfp4 --dtype mxfp4 --engine native --batch 1,9 --context 17
 check verify-steps 0 'verify-3 .*SIMULATED DEVICE' "${run[@]}" --engine native --phase verify --draft-tokens 1,3 --batch 1,3
 check operations 0 'SIMULATED DEVICE' "${run[@]}" --engine native --phase decode --batch 1 --show-ops
 # A share of little memory is walked, and a small product made.

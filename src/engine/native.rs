@@ -35,8 +35,8 @@ use super::{
 use crate::engine::{LoraSession, StepProfiler, SyntheticKv};
 use crate::weights::{Adapter, OpenModel, Packing, StoredTensor};
 use hbmark_core::model::{
-    Architecture, Attention, Dense, Dtype, Family, FeedForward, Inventory, Mixer, Norms, QkNorm, Reach,
-    RopeScaling, Target,
+    Architecture, Attention, Dense, Dtype, Family, FeedForward, Inventory, Mixer, Norms, QkNorm, Reach, Role,
+    RopeScaling, Target, TensorInfo,
 };
 use hbmark_core::result::{Capabilities, Ragged};
 use hbmark_core::units::{Bytes, Nanos};
@@ -89,14 +89,13 @@ pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineErro
             "it has one where layers norm their input alone; `hbmark predict` knows the model",
         );
     }
-    if let Some(quantization) = &a.quantization
-        && quantization.dtype() == Some(dtype)
-        && dtype != Dtype::Gguf
-        && crate::weights::quantised_as(a) != Some(dtype)
+    if let Some(own) = &a.quantization
+        && own.dtype() == Some(dtype)
+        && let Err(what) = crate::weights::streamed_as(a, own)
     {
         return refuse(
-            format!("`{}` quantised safetensors", quantization.method),
-            "it quantises plain weights itself (--dtype int8, q8_0, q4_0, q4_k, q5_k, q6_k, mxfp4, int4) or reads a GGUF file",
+            format!("`{}` quantised safetensors ({what})", own.method),
+            "it quantises plain weights itself (--dtype int8, fp8, q8_0, q4_0, q4_k, q5_k, q6_k, mxfp4, int4) or reads a GGUF file",
         );
     }
     if distinct_ropes(a).any(|rotary| matches!(rotary.rope.scaling, RopeScaling::LongRope { .. })) {
@@ -180,14 +179,7 @@ pub fn check_device(
     device: DeviceChoice,
 ) -> Result<(), EngineError> {
     if device == DeviceChoice::Cpu {
-        return if dtype == Dtype::Fp8 {
-            refuse(
-                "dtype fp8 on a CPU",
-                "its kernels for fp8 are a GPU's; choose f32, bf16, f16, int8, q8_0, q4_0, q4_k, q5_k, q6_k, mxfp4 or int4",
-            )
-        } else {
-            Ok(())
-        };
+        return Ok(());
     }
     if let Some(experts) = &architecture.experts
         && (experts.count > MAX_EXPERTS || experts.per_token > MAX_EXPERTS_PER_TOKEN)
@@ -201,11 +193,14 @@ pub fn check_device(
     if !known.contains(&dtype) {
         return refuse(format!("dtype {dtype} on {device}"), KERNEL_FORMATS);
     }
+    let plain_attention = |tensor: &TensorInfo| {
+        tensor.storage == "f16" && tensor.role == Role::Matrix && tensor.name.contains("self_attn")
+    };
     let quantised = architecture.quantization.as_ref().is_some_and(|own| own.dtype() == Some(dtype));
-    if quantised && architecture.native_dtype == Some(Dtype::F16) {
+    if quantised && architecture.inventory(dtype).tensors.iter().any(plain_attention) {
         return refuse(
-            format!("f16 beside {dtype} on {device}"),
-            "what a quantised folder leaves in 16 bits must be bf16, as its cache is",
+            format!("attention in f16 beside {dtype} on {device}"),
+            "what a quantised folder leaves of it in 16 bits must be bf16, as its cache is",
         );
     }
     if !architecture.head_dim.is_multiple_of(8) || architecture.head_dim > 256 {

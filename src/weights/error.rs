@@ -6,7 +6,7 @@ use super::hub::HubError;
 use super::loading::WeightsError;
 use super::tokenizer::TokenizerError;
 use hbmark_core::model::stored::StoredError;
-use hbmark_core::model::{Dtype, ModelError};
+use hbmark_core::model::{Dtype, ModelError, OutOfBounds};
 
 /// Why a model could not be opened, or its weights loaded.
 #[derive(Debug, thiserror::Error)]
@@ -61,12 +61,16 @@ pub enum OpenError {
     #[error("{path}: {problem}")]
     Tensors { path: PathBuf, problem: StoredError },
 
-    /// No engine reads these quantised safetensors: only gpt-oss as published.
+    /// No engine reads these quantised safetensors.
     #[error(
-        "{path} holds weights quantised by {how}, which no engine of this program loads; give the unquantised model or a GGUF file \
-         (`hbmark predict` and `serve --virtual` take it)"
+        "{path} holds weights quantised by {how}, which no engine of this program loads ({what}); give the unquantised model, one in fp8, \
+         AWQ, symmetric GPTQ in order, or compressed-tensors' integers, or a GGUF file (`hbmark predict` and `serve --virtual` take it)"
     )]
-    Quantised { path: PathBuf, how: String },
+    Quantised { path: PathBuf, how: String, what: String },
+
+    /// The rules of a `quantization_config` cannot be used.
+    #[error("{path}/config.json: {problem}")]
+    Rules { path: PathBuf, problem: OutOfBounds },
 
     /// The weights cannot be loaded.
     #[error(transparent)]

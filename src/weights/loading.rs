@@ -100,6 +100,16 @@ pub enum WeightsError {
         "tensor {name} has rows of {columns}, which the blocks of 256 of {wanted} do not divide, and ggml splits none; choose q8_0 or q4_0"
     )]
     RowsOfBlocks { name: String, columns: usize, wanted: Dtype },
+    #[error(
+        "tensor {name} has {rows} rows of {columns}, which groups of {group} and words of 8 codes do not divide: 4-bit integers are stored in whole \
+         ones"
+    )]
+    Int4Shape { name: String, rows: usize, columns: usize, group: usize },
+    #[error(
+        "tensor {name} in {} has a scale of {scale}, which f16 cannot hold: scales of 4-bit integers are kept in f16",
+        path.display()
+    )]
+    ScaleRange { path: PathBuf, name: String, scale: f32 },
     #[error("out of memory for tensor {name}: {bytes} bytes on the host")]
     OutOfMemory { name: String, bytes: u64 },
     #[error("tensor {name} cannot be made from a seed: a {role} needs the weights it scales")]

@@ -15,7 +15,7 @@ use super::loading::{WeightsError, check_blocks};
 use super::safetensors::{self, Checkpoint};
 use super::stored_matrix::StoredTensor;
 use super::tokenizer::Tokenizer;
-use super::{stream, synthetic};
+use super::{quantised, stream, synthetic};
 use crate::machine::device::DeviceChoice;
 use crate::weights::OpenError;
 use hbmark_core::model::{
@@ -131,9 +131,11 @@ fn open_folder(path: &Path, hub_id: Option<String>) -> Result<OpenModel, OpenErr
     let mut model = open_config(path, hub_id)?;
     let quantised = match &model.architecture.quantization {
         None => None,
-        Some(quantization) => Some(stream::quantised_as(&model.architecture).ok_or_else(|| {
-            OpenError::Quantised { path: path.to_path_buf(), how: quantization.to_string() }
-        })?),
+        Some(own) => {
+            let refused =
+                |what| OpenError::Quantised { path: path.to_path_buf(), how: own.to_string(), what };
+            Some(quantised::streamed_as(&model.architecture, own).map_err(refused)?)
+        }
     };
     // Headers only: a broken checkpoint is refused before anything else happens.
     let expected = model.architecture.inventory(quantised.unwrap_or(Dtype::Bf16));
@@ -619,9 +621,9 @@ mod tests {
 
     #[test]
     fn quantised_weights_are_refused_by_name_where_an_engine_would_load_them() {
-        let folder = folder(serde_json::json!({"quant_method": "awq", "bits": 4, "group_size": 128}), None);
+        let folder = folder(serde_json::json!({"quant_method": "bitsandbytes", "load_in_4bit": true}), None);
         let error = open(folder.path().to_str().unwrap(), None, 0).unwrap_err().to_string();
-        assert!(error.contains("awq, 4 bits, groups of 128"), "{error}");
+        assert!(error.contains("bitsandbytes, 4 bits") && error.contains("int4 of Bitsandbytes"), "{error}");
     }
 
     #[test]

@@ -37,8 +37,8 @@ pub struct Checkpoint {
     shards: Vec<SizedFile>,
     /// Tensors to load: shard and place by name, in the expected order.
     wanted: Vec<(usize, StoredTensor)>,
-    /// Which of them are bytes: blocks of mxfp4 and their scales.
-    in_bytes: Vec<bool>,
+    /// Which of them are codes or scales of quantised layers, whose shapes and types their readers check.
+    quantised: Vec<bool>,
     on_disk: Inventory,
 }
 
@@ -57,7 +57,7 @@ impl Checkpoint {
             stored.into_iter().map(|(shard, tensor)| (tensor.name.clone(), (shard, tensor))).collect();
 
         let mut wanted = Vec::with_capacity(expected.tensors.len());
-        let mut in_bytes = Vec::with_capacity(expected.tensors.len());
+        let mut quantised = Vec::with_capacity(expected.tensors.len());
         let mut on_disk = Inventory::default();
         let mut missing = Vec::new();
         for info in expected.tensors.iter().filter(|t| t.role != Role::Unused) {
@@ -65,8 +65,9 @@ impl Checkpoint {
                 missing.push(info);
                 continue;
             };
+            let codes = is_quantised(info);
             let shape = info.shape_in_files();
-            if tensor.shape != shape {
+            if tensor.shape != shape && !codes {
                 return Err(WeightsError::WrongShape {
                     path: shards[shard].path().to_path_buf(),
                     name: info.name.clone(),
@@ -76,7 +77,7 @@ impl Checkpoint {
             }
             on_disk.tensors.push(listed(&tensor, info.role, info.layer));
             wanted.push((shard, tensor));
-            in_bytes.push(matches!(info.storage.as_str(), "mxfp4" | "e8m0"));
+            quantised.push(codes);
         }
         if let Some(first) = missing.first() {
             return Err(WeightsError::Missing {
@@ -100,7 +101,7 @@ impl Checkpoint {
             });
         }
         on_disk.tensors.extend(harmless.iter().map(|tensor| listed(tensor, Role::Unused, None)));
-        Ok(Self { folder: folder.to_path_buf(), shards, wanted, in_bytes, on_disk })
+        Ok(Self { folder: folder.to_path_buf(), shards, wanted, quantised, on_disk })
     }
 
     /// Every tensor of the files, with the bytes it takes there.
@@ -142,24 +143,15 @@ impl Checkpoint {
         Ok(LoadedWeights { tensors, on_disk: self.on_disk.clone(), loaded })
     }
 
-    /// Refuses tensors that are stored as something else than a plain float, but for blocks of mxfp4, which are bytes.
+    /// Refuses tensors that are stored as something else than a plain float, but for those of quantised layers.
     ///
     /// # Errors
     /// [`WeightsError::StoredDtype`] with the first of them.
     pub(crate) fn check_storage(&self, wanted: Dtype) -> Result<(), WeightsError> {
-        let fits = |tensor: &StoredTensor, in_bytes: bool| match tensor.storage {
-            "F32" | "BF16" | "F16" => !in_bytes,
-            "U8" => in_bytes,
-            _ => false,
-        };
-        match self.wanted.iter().zip(&self.in_bytes).find(|((_, tensor), bytes)| !fits(tensor, **bytes)) {
+        let plain = |source: &Source<'_>| matches!(source.storage(), "F32" | "BF16" | "F16");
+        match self.sources().find(|source| !source.quantised && !plain(source)) {
             None => Ok(()),
-            Some(((shard, tensor), _)) => Err(WeightsError::StoredDtype {
-                path: self.shards[*shard].path().to_path_buf(),
-                name: tensor.name.clone(),
-                storage: tensor.storage.to_owned(),
-                wanted,
-            }),
+            Some(source) => Err(source.stored_otherwise(wanted)),
         }
     }
 
@@ -173,7 +165,13 @@ impl Checkpoint {
 
     /// The tensors to load, in the order of the expected inventory, each read on demand.
     pub(crate) fn sources(&self) -> impl Iterator<Item = Source<'_>> {
-        self.wanted.iter().map(|(shard, stored)| Source { shard: &self.shards[*shard], stored })
+        let tensors = self.wanted.iter().zip(&self.on_disk.tensors).zip(&self.quantised);
+        tensors.map(|(((shard, stored), info), quantised)| Source {
+            shard: &self.shards[*shard],
+            stored,
+            scale: is_scale(info.role),
+            quantised: *quantised,
+        })
     }
 
     /// The folder the checkpoint was opened from.
@@ -204,7 +202,7 @@ impl TensorFile {
 
     /// Every tensor of the file.
     pub(crate) fn sources(&self) -> impl Iterator<Item = Source<'_>> {
-        self.stored.iter().map(|stored| Source { shard: &self.shard, stored })
+        self.stored.iter().map(|stored| Source { shard: &self.shard, stored, scale: false, quantised: false })
     }
 }
 
@@ -220,10 +218,20 @@ fn listed(stored: &StoredTensor, role: Role, layer: Option<usize>) -> TensorInfo
     }
 }
 
-/// Tensors that some exporters write and no forward reads.
+fn is_scale(role: Role) -> bool {
+    matches!(role, Role::Scale | Role::ExpertScale)
+}
+
+/// Whether a tensor is codes or scales of a quantised layer.
+fn is_quantised(info: &TensorInfo) -> bool {
+    is_scale(info.role) || !matches!(info.storage.as_str(), "f32" | "bf16" | "f16")
+}
+
+/// Tensors that some exporters write and no forward reads: rotary tables, and scales of a cache in 8 bits, where ours has 16.
 fn is_harmless(name: &str) -> bool {
     // By the time this is asked, an `lm_head.weight` is left over only when the config ties it.
-    name.ends_with("rotary_emb.inv_freq") || name == "lm_head.weight"
+    let unread = ["rotary_emb.inv_freq", ".k_scale", ".v_scale"];
+    unread.iter().any(|ending| name.ends_with(ending)) || name == "lm_head.weight"
 }
 
 /// The opened shards of a checkpoint, and each tensor with the position of the shard that holds it.
@@ -368,6 +376,9 @@ fn read_shard(shard: &SizedFile) -> Result<Vec<StoredTensor>, WeightsError> {
 pub(crate) struct Source<'a> {
     shard: &'a SizedFile,
     stored: &'a StoredTensor,
+    /// Scales or zeros of the layer before it.
+    scale: bool,
+    quantised: bool,
 }
 
 impl Source<'_> {
@@ -377,6 +388,47 @@ impl Source<'_> {
 
     pub(crate) fn shape(&self) -> &[usize] {
         &self.stored.shape
+    }
+
+    /// Whether it holds scales or zeros of the layer before it.
+    pub(crate) fn is_scale(&self) -> bool {
+        self.scale
+    }
+
+    /// Whether it is codes or scales of a quantised layer.
+    pub(crate) fn is_quantised(&self) -> bool {
+        self.quantised
+    }
+
+    fn stored_otherwise(&self, wanted: Dtype) -> WeightsError {
+        WeightsError::StoredDtype {
+            path: self.path().to_path_buf(),
+            name: self.name().to_owned(),
+            storage: self.storage().to_owned(),
+            wanted,
+        }
+    }
+
+    fn wrong_shape(&self, expected: &[usize]) -> WeightsError {
+        WeightsError::WrongShape {
+            path: self.path().to_path_buf(),
+            name: self.name().to_owned(),
+            found: self.shape().to_vec(),
+            expected: expected.to_vec(),
+        }
+    }
+
+    /// # Errors
+    /// [`WeightsError::WrongShape`] where it has another one.
+    pub(crate) fn expect_shape(&self, wanted: &[usize]) -> Result<(), WeightsError> {
+        if self.shape() == wanted { Ok(()) } else { Err(self.wrong_shape(wanted)) }
+    }
+
+    /// # Errors
+    /// [`WeightsError::WrongShape`] where it has more elements or fewer, whatever its shape.
+    pub(crate) fn expect_elements(&self, wanted: usize) -> Result<(), WeightsError> {
+        let elements = self.shape().iter().try_fold(1_usize, |all, side| all.checked_mul(*side));
+        if elements == Some(wanted) { Ok(()) } else { Err(self.wrong_shape(&[wanted])) }
     }
 
     /// The name of its storage in the file.
@@ -405,6 +457,9 @@ impl Source<'_> {
 
     /// Reads the elements and converts them on the way, so that no second copy of them exists on the host.
     pub(crate) fn values<T: PlainFloat>(&self) -> Result<Vec<T>, WeightsError> {
+        if !matches!(self.storage(), "F32" | "BF16" | "F16") {
+            return Err(self.stored_otherwise(Dtype::F32));
+        }
         match self.dtype() {
             DType::F32 => self.read(|bytes| T::of_f32(f32::from_le_bytes(bytes))),
             DType::BF16 => self.read(|bytes| T::of_bf16(bf16::from_le_bytes(bytes))),
@@ -412,13 +467,11 @@ impl Source<'_> {
         }
     }
 
-    /// The bytes of a tensor of bytes.
-    pub(crate) fn bytes(&self, wanted: Dtype) -> Result<Vec<u8>, WeightsError> {
+    /// The bytes of a tensor that is stored in one of some types.
+    pub(crate) fn bytes(&self, types: &[&str], wanted: Dtype) -> Result<Vec<u8>, WeightsError> {
         let StoredTensor { name, offset, bytes, storage, .. } = self.stored;
-        let path = || self.shard.path().to_path_buf();
-        if *storage != "U8" {
-            let storage = (*storage).to_owned();
-            return Err(WeightsError::StoredDtype { path: path(), name: name.clone(), storage, wanted });
+        if !types.contains(storage) {
+            return Err(self.stored_otherwise(wanted));
         }
         let out_of_memory = || WeightsError::OutOfMemory { name: name.clone(), bytes: *bytes };
         let total = usize::try_from(*bytes).map_err(|_| out_of_memory())?;

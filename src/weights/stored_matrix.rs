@@ -4,7 +4,7 @@
 //! separate arrays, or ggml's blocks of 256 as they are, each of them a whole number of elements per row, so that a thread takes rows without
 //! looking at those before. An engine may lay the arrays out again.
 
-mod e4m3;
+pub mod e4m3;
 pub mod mxfp4;
 mod pack;
 mod super_block;
@@ -70,15 +70,18 @@ pub enum StoredData {
     F32(Vec<f32>),
     F16(Vec<f16>),
     Bf16(Vec<bf16>),
-    /// One scale per row: `value = q · scale`, q in −127..=127.
+    /// One scale per row: `value = q · scale`; this program makes q in −127..=127.
     Int8 {
         quants: Vec<i8>,
-        scales: Vec<f16>,
+        scales: Vec<f32>,
     },
-    /// 8-bit floats with one scale per row: `value = e4m3(code) · scale`; no code is NaN.
+    /// 8-bit floats: `value = e4m3(code) · scale`; no code is NaN. One scale per row, or one per row and so many columns as a block has.
+    ///
+    /// Rows of a block `[rows, columns]` have the same scales, which are kept with each of them: rows can then be picked in any order.
     Fp8 {
         codes: Vec<u8>,
-        scales: Vec<f16>,
+        scales: Vec<f32>,
+        block: Option<[usize; 2]>,
     },
     /// ggml's `q8_0`: one scale per 32 columns of a row, `value = q · scale`.
     Q8_0 {
@@ -100,7 +103,7 @@ pub enum StoredData {
         nibbles: Vec<u8>,
         scales: Vec<u8>,
     },
-    /// Groups of `group` columns with a scale and a zero in 0..=15, not whole: `value = (nibble − zero) · scale`.
+    /// Groups of `group` columns with a scale and a whole zero in 0..=15: `value = (nibble − zero) · scale`.
     ///
     /// Nibbles lie as in `Q4_0`; where `group` is odd a row of nibbles is padded to a whole byte.
     Int4 {
@@ -123,7 +126,10 @@ pub enum Packing {
     F16,
     Bf16,
     Int8,
-    Fp8,
+    /// With a scale per row, or per block of rows and columns, each at least 1.
+    Fp8 {
+        block: Option<[usize; 2]>,
+    },
     Q8_0,
     Q4_0,
     Mxfp4,
@@ -145,7 +151,7 @@ impl Packing {
             Dtype::F16 => Some(Self::F16),
             Dtype::Bf16 => Some(Self::Bf16),
             Dtype::Int8 => Some(Self::Int8),
-            Dtype::Fp8 => Some(Self::Fp8),
+            Dtype::Fp8 => Some(Self::Fp8 { block: None }),
             Dtype::Q8_0 => Some(Self::Q8_0),
             Dtype::Q4_0 => Some(Self::Q4_0),
             Dtype::Int4 => Some(Self::Int4 { group: int4_group.max(1) }),
@@ -165,7 +171,7 @@ impl Packing {
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
             Self::Int8 => "int8",
-            Self::Fp8 => "fp8",
+            Self::Fp8 { .. } => "fp8",
             Self::Q8_0 => "q8_0",
             Self::Q4_0 => "q4_0",
             Self::Mxfp4 => "mxfp4",
@@ -176,9 +182,9 @@ impl Packing {
 
     /// The packing of an inventory's storage name.
     pub(crate) fn named(storage: &str, int4_group: usize) -> Option<Self> {
-        [Self::F32, Self::F16, Self::Bf16, Self::Int8, Self::Fp8, Self::Q8_0, Self::Q4_0, Self::Mxfp4]
+        [Self::F32, Self::F16, Self::Bf16, Self::Int8, Self::Q8_0, Self::Q4_0, Self::Mxfp4]
             .into_iter()
-            .chain([Self::Int4 { group: int4_group.max(1) }])
+            .chain([Self::Fp8 { block: None }, Self::Int4 { group: int4_group.max(1) }])
             .chain(SuperBlock::ALL.map(Self::Super))
             .find(|packing| packing.name() == storage)
     }
@@ -187,7 +193,8 @@ impl Packing {
     fn group(self, columns: usize) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 1,
-            Self::Int8 | Self::Fp8 => columns.max(1),
+            Self::Int8 | Self::Fp8 { block: None } => columns.max(1),
+            Self::Fp8 { block: Some([_, columns]) } => columns,
             Self::Q8_0 | Self::Q4_0 | Self::Mxfp4 => BLOCK,
             Self::Int4 { group } => group,
             Self::Super(_) => SUPER_BLOCK,
@@ -198,7 +205,8 @@ impl Packing {
     fn row_shape(self, columns: usize) -> RowShape {
         let group = self.group(columns);
         let groups = columns.div_ceil(group);
-        let padded = groups * group;
+        // The last block of a row may have fewer columns.
+        let padded = if let Self::Fp8 { .. } = self { columns } else { groups * group };
         let values = match self {
             Self::Q4_0 | Self::Mxfp4 | Self::Int4 { .. } => padded.div_ceil(2),
             Self::Super(format) => groups * format.bytes(),
@@ -264,8 +272,10 @@ impl StoredMatrix {
             Packing::F32 => StoredData::F32(vec![0.0; values]),
             Packing::F16 => StoredData::F16(vec![f16::ZERO; values]),
             Packing::Bf16 => StoredData::Bf16(vec![bf16::ZERO; values]),
-            Packing::Int8 => StoredData::Int8 { quants: vec![0; values], scales: scales() },
-            Packing::Fp8 => StoredData::Fp8 { codes: vec![0; values], scales: scales() },
+            Packing::Int8 => StoredData::Int8 { quants: vec![0; values], scales: vec![0.0; rows * groups] },
+            Packing::Fp8 { block } => {
+                StoredData::Fp8 { codes: vec![0; values], scales: vec![0.0; rows * groups], block }
+            }
             Packing::Q8_0 => StoredData::Q8_0 { quants: vec![0; values], scales: scales() },
             Packing::Q4_0 => StoredData::Q4_0 { nibbles: vec![0; values], scales: scales() },
             Packing::Mxfp4 => StoredData::Mxfp4 { nibbles: vec![0; values], scales: vec![0; rows * groups] },
@@ -285,7 +295,7 @@ impl StoredMatrix {
             StoredData::F16(_) => Packing::F16,
             StoredData::Bf16(_) => Packing::Bf16,
             StoredData::Int8 { .. } => Packing::Int8,
-            StoredData::Fp8 { .. } => Packing::Fp8,
+            StoredData::Fp8 { block, .. } => Packing::Fp8 { block },
             StoredData::Q8_0 { .. } => Packing::Q8_0,
             StoredData::Q4_0 { .. } => Packing::Q4_0,
             StoredData::Mxfp4 { .. } => Packing::Mxfp4,
@@ -305,10 +315,12 @@ impl StoredMatrix {
     pub fn bytes(&self) -> Bytes {
         let scales = match &self.data {
             StoredData::F32(_) | StoredData::F16(_) | StoredData::Bf16(_) | StoredData::Super { .. } => 0,
-            StoredData::Int8 { scales, .. }
-            | StoredData::Fp8 { scales, .. }
-            | StoredData::Q8_0 { scales, .. }
-            | StoredData::Q4_0 { scales, .. } => size_of_val(scales.as_slice()),
+            StoredData::Int8 { scales, .. } | StoredData::Fp8 { scales, .. } => {
+                size_of_val(scales.as_slice())
+            }
+            StoredData::Q8_0 { scales, .. } | StoredData::Q4_0 { scales, .. } => {
+                size_of_val(scales.as_slice())
+            }
             StoredData::Mxfp4 { scales, .. } => scales.len(),
             StoredData::Int4 { scales, zeros, .. } => {
                 size_of_val(scales.as_slice()) + size_of_val(zeros.as_slice())
@@ -349,12 +361,15 @@ impl StoredMatrix {
             StoredData::F16(all) => widen(out, &all[values], f16::to_f32),
             StoredData::Bf16(all) => widen(out, &all[values], bf16::to_f32),
             StoredData::Int8 { quants, scales } => {
-                let scale = scales[row].to_f32();
+                let scale = scales[row];
                 widen(out, &quants[values], |q| f32::from(q) * scale);
             }
-            StoredData::Fp8 { codes, scales } => {
-                let scale = scales[row].to_f32();
-                widen(out, &codes[values], |code| e4m3::to_f32(code) * scale);
+            StoredData::Fp8 { codes, scales, .. } => {
+                let group = self.packing().group(self.columns);
+                let blocks = out.chunks_mut(group).zip(codes[values].chunks(group));
+                for ((out, codes), scale) in blocks.zip(&scales[groups]) {
+                    widen(out, codes, |code| e4m3::to_f32(code) * scale);
+                }
             }
             StoredData::Q8_0 { quants, scales } => {
                 let blocks = out.chunks_mut(BLOCK).zip(quants[values].chunks(BLOCK));
@@ -400,8 +415,11 @@ impl StoredMatrix {
             (
                 StoredData::Int8 { quants, scales },
                 StoredData::Int8 { quants: from_quants, scales: from_scales },
-            )
-            | (
+            ) => {
+                copy(quants, to, from_quants, row, values);
+                copy(scales, to, from_scales, row, groups);
+            }
+            (
                 StoredData::Q8_0 { quants, scales },
                 StoredData::Q8_0 { quants: from_quants, scales: from_scales },
             ) => {
@@ -409,8 +427,8 @@ impl StoredMatrix {
                 copy(scales, to, from_scales, row, groups);
             }
             (
-                StoredData::Fp8 { codes, scales },
-                StoredData::Fp8 { codes: from_codes, scales: from_scales },
+                StoredData::Fp8 { codes, scales, .. },
+                StoredData::Fp8 { codes: from_codes, scales: from_scales, .. },
             ) => {
                 copy(codes, to, from_codes, row, values);
                 copy(scales, to, from_scales, row, groups);

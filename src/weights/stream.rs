@@ -10,11 +10,12 @@ use half::{bf16, f16};
 
 use super::gguf::GgufModel;
 use super::loading::{WeightsError, check_blocks, plain_dtype};
+use super::quantised::Layer;
 use super::safetensors::{Checkpoint, Source};
-use super::stored_matrix::{Packing, PlainFloat, StoredData, StoredMatrix, StoredTensor, mxfp4};
+use super::stored_matrix::{Packing, PlainFloat, StoredMatrix, StoredTensor};
 use super::synthetic::HostGenerator;
 use crate::weights::OpenError;
-use hbmark_core::model::{Architecture, Dtype, Family, Inventory, Role, TensorInfo};
+use hbmark_core::model::{Architecture, Dtype, Inventory, Quantization, Role, TensorInfo};
 use hbmark_core::units::Bytes;
 
 /// What takes the tensors.
@@ -45,14 +46,6 @@ fn seeded<T: PlainFloat>(
     plan.deliver(|info| Ok(plan.tensor(info, generator.values(info)?)), sink)
 }
 
-/// The storage of a quantised folder that can be streamed, as it is stored: gpt-oss as published.
-#[must_use]
-pub fn quantised_as(architecture: &Architecture) -> Option<Dtype> {
-    let own = architecture.quantization.as_ref()?;
-    let published = architecture.family == Family::GptOss && own.method == "mxfp4";
-    own.dtype().filter(|dtype| published && *dtype == Dtype::Mxfp4)
-}
-
 /// Streams a checkpoint, each tensor read when it is passed on.
 pub(super) fn from_folder(
     architecture: &Architecture,
@@ -61,15 +54,20 @@ pub(super) fn from_folder(
     sink: &mut Sink<'_>,
 ) -> Result<Inventory, OpenError> {
     let plan = TensorPlan::new(architecture, dtype)?;
-    let stored = quantised_as(architecture).unwrap_or(Dtype::Bf16);
+    let own = architecture.quantization.as_ref();
+    let stored = own.and_then(Quantization::dtype).unwrap_or(Dtype::Bf16);
+    let storage = own
+        .map(Quantization::storage)
+        .transpose()
+        .map_err(|refused| OpenError::Rules { path: folder.to_path_buf(), problem: refused })?;
     let checkpoint = Checkpoint::open(folder, &architecture.inventory(stored))?;
     checkpoint.check_storage(dtype)?;
     // A plain dtype is rounded to here, as loading does; a quantised one from the values as stored, without a step between.
     let rounded = plain_dtype(dtype, "streamed").ok();
-    let mut sources = checkpoint.sources();
+    let mut sources = checkpoint.sources().peekable();
     plan.deliver(
         |info| {
-            // Both follow the architecture's order; scales are not asked for, and come behind their matrix where a checkpoint has them.
+            // Both follow the architecture's order; scales are not asked for, and come behind their matrix.
             let missing = || WeightsError::Missing {
                 path: folder.to_path_buf(),
                 name: info.name.clone(),
@@ -77,10 +75,15 @@ pub(super) fn from_folder(
                 others: 0,
             };
             let source = sources.next().filter(|source| source.name() == info.name).ok_or_else(missing)?;
-            if stored == Dtype::Mxfp4 && info.storage == "mxfp4" {
-                return mxfp4(&plan, info, [&source, &sources.next().ok_or_else(missing)?]);
+            let scales = std::iter::from_fn(|| sources.next_if(Source::is_scale)).collect();
+            match &storage {
+                Some(storage) if source.is_quantised() => {
+                    let (rows, columns) = info.rows_and_columns(plan.experts_by_input).ok_or_else(missing)?;
+                    let layer = Layer { rows, columns, weights: source, scales };
+                    Ok(StoredTensor::Matrix(layer.matrix(storage)?))
+                }
+                _ => read(&plan, info, &source, rounded),
             }
-            read(&plan, info, &source, rounded)
         },
         sink,
     )
@@ -99,22 +102,6 @@ fn read(
         DType::F16 => plan.tensor(info, plan.by_output(source.values::<f16>()?, source)),
         _ => plan.tensor(info, plan.by_output(source.values::<f32>()?, source)),
     })
-}
-
-/// Blocks of mxfp4 and their scales.
-fn mxfp4(
-    plan: &TensorPlan,
-    info: &TensorInfo,
-    [blocks, scales]: [&Source<'_>; 2],
-) -> Result<StoredTensor, WeightsError> {
-    let (rows, columns) = info.rows_and_columns(plan.experts_by_input).expect("blocks are a matrix");
-    let nibbles = blocks.bytes(Dtype::Mxfp4)?;
-    let bytes = scales.bytes(Dtype::Mxfp4)?;
-    if bytes.contains(&mxfp4::NAN_SCALE) {
-        return Err(WeightsError::not_finite(scales.path(), scales.name()));
-    }
-    let data = StoredData::Mxfp4 { nibbles, scales: bytes };
-    Ok(StoredTensor::Matrix(StoredMatrix { rows, columns, data }))
 }
 
 /// Streams a GGUF file in its own block formats.
@@ -224,7 +211,7 @@ impl TensorPlan {
                 _ => {
                     let tensor = fetch(info)?;
                     let account = account(&tensor);
-                    sink(&info.name, tensor)?;
+                    sink(&name_of_weights(info), tensor)?;
                     account
                 }
             };
@@ -234,13 +221,23 @@ impl TensorPlan {
     }
 }
 
+/// The name that a tensor has where it is not quantised, but for blocks of all experts.
+fn name_of_weights(info: &TensorInfo) -> String {
+    match info.name.strip_suffix(".weight_packed").or_else(|| info.name.strip_suffix(".qweight")) {
+        Some(module) => format!("{module}.weight"),
+        None => info.name.clone(),
+    }
+}
+
 /// Storage and bytes of a tensor's entry. Scales of `int8`, `fp8`, `mxfp4` and `int4` have entries of their own, those of blocks have not.
 fn account(tensor: &StoredTensor) -> (String, Bytes) {
     match tensor {
         StoredTensor::Vector(values) => ("f32".to_owned(), Bytes(size_of_val(values.as_slice()) as u64)),
         StoredTensor::Matrix(matrix) => {
             let bytes = match matrix.packing() {
-                Packing::Int8 | Packing::Fp8 | Packing::Mxfp4 | Packing::Int4 { .. } => matrix.value_bytes(),
+                Packing::Int8 | Packing::Fp8 { .. } | Packing::Mxfp4 | Packing::Int4 { .. } => {
+                    matrix.value_bytes()
+                }
                 _ => matrix.bytes(),
             };
             (matrix.storage().to_owned(), bytes)

@@ -25,7 +25,7 @@ fn every_fixture_model_equals_transformers() {
     let mut folders = 0;
     for entry in std::fs::read_dir(fixtures()).unwrap() {
         let folder = entry.unwrap().path();
-        if !folder.is_dir() || folder.ends_with("gpt-oss-mxfp4") {
+        if !folder.is_dir() {
             continue;
         }
         let reference = reference(&folder.join("reference.json"));
@@ -303,18 +303,24 @@ fn every_byte_of_a_decode_is_counted_and_the_sum_is_near_the_ideal() {
 
 #[test]
 fn quantised_files_give_what_their_dequantised_weights_give() {
-    for (name, file, reference_file, dtype) in [
-        ("llama", "llama-q8_0.gguf", "llama-q8_0.reference.json", Dtype::Gguf),
-        ("qwen3", "qwen3-q8_0.gguf", "qwen3-q8_0.reference.json", Dtype::Gguf),
-        ("gpt-oss", "gpt-oss-mxfp4", "gpt-oss-mxfp4/reference.json", Dtype::Mxfp4),
-    ] {
-        let reference = reference(&fixtures().join(reference_file));
-        let mut session = open(&fixtures().join(file), dtype);
+    let gguf = ["llama-q8_0", "qwen3-q8_0"].map(|name| {
+        (fixtures().join(format!("{name}.gguf")), fixtures().join(format!("{name}.reference.json")))
+    });
+    let folders = std::fs::read_dir(fixtures().parent().unwrap().join("quantised")).unwrap();
+    let folders = folders.map(|folder| folder.unwrap().path());
+    let all: Vec<_> =
+        folders.map(|folder| (folder.clone(), folder.join("reference.json"))).chain(gguf).collect();
+    assert_eq!(all.len(), 11 + 2);
+    for (model, reference_file) in all {
+        let reference = reference(&reference_file);
+        let dtype = hbmark::weights::open(model.to_str().unwrap(), None, 0).unwrap().stored_dtype();
+        let mut session = open(&model, dtype);
         for case in &reference.cases {
             let sequence = SequenceId(case.tokens.len() as u64);
             session.step(&StepBatch::uniform(sequence, std::slice::from_ref(&case.tokens), 0)).unwrap();
             let error = relative_error(&session.logits().unwrap()[0], &case.logits);
-            assert!(error <= 6e-2, "{name}: {error:.1e} off");
+            assert!(error <= 6e-2, "{}: {error:.1e} off", model.display());
+            assert_eq!(session.greedy_tokens().unwrap()[0], case.greedy[0], "{}", model.display());
         }
     }
 }

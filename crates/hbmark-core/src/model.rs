@@ -56,7 +56,7 @@ pub use layer::{
     Activation, Attention, DeltaNet, Dense, FeedForward, Indexer, Layer, Mamba, Mixer, Mixture, Norms,
     QkNorm, Reach, Rotary, Routing, Stack,
 };
-pub use quantization::{FormatRule, Quantization};
+pub use quantization::{FormatRule, ModuleStorage, Quantization};
 pub use tensors::{MixtureNames, NormNames, model_hash, sinks_name};
 
 #[cfg(test)]

@@ -325,11 +325,12 @@ fn matrix_products(config: &ProbeConfig) -> Result<BTreeMap<String, Spread>, Pro
 }
 
 /// What the native engine streams, and multiplies in its own way.
-const NATIVE_FORMATS: [Packing; 8] = [
+const NATIVE_FORMATS: [Packing; 9] = [
     Packing::F32,
     Packing::F16,
     Packing::Bf16,
     Packing::Int8,
+    Packing::Fp8 { block: None },
     Packing::Q8_0,
     Packing::Q4_0,
     Packing::Mxfp4,
@@ -433,7 +434,7 @@ mod tests {
         let ceilings = measure_cpu(&config).unwrap();
         assert!(ceilings.read_bytes_per_s.low > 0.0 && ceilings.triad_bytes_per_s.low > 0.0);
         let dtypes: Vec<_> = ceilings.gemm_flops_per_s.keys().collect();
-        assert_eq!(dtypes, ["bf16", "f16", "f32", "int4", "int8", "mxfp4", "q4_0", "q8_0"]);
+        assert_eq!(dtypes, ["bf16", "f16", "f32", "fp8", "int4", "int8", "mxfp4", "q4_0", "q8_0"]);
         assert!(ceilings.launch_ns.is_some());
     }
 }

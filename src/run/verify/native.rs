@@ -54,7 +54,7 @@ struct Kind {
 /// Everything is drawn.
 const CPU: Kind = Kind {
     plain: &[Dtype::F32, Dtype::Bf16, Dtype::F16],
-    quantised: &[Dtype::Int8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Mxfp4, Dtype::Int4],
+    quantised: &[Dtype::Int8, Dtype::Fp8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Mxfp4, Dtype::Int4],
     in_blocks: &[Dtype::Q4K, Dtype::Q5K, Dtype::Q6K],
     draw: |make, dtype, seed| Some(make(dtype, seed)),
     mixtures_to_cut: None,
@@ -203,7 +203,16 @@ fn on_the_cpu_over(extent: &Extent, record: &mut Record<'_>) {
     steps::however_they_are_cut(&CPU, best, extent, record);
     record(steps::threads(&CPU, best, extent));
     models::against_stock(&CPU, best.make, extent.greedy, record);
-    let counted = [Dtype::F32, Dtype::Bf16, Dtype::Int8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Mxfp4, Dtype::Int4];
+    let counted = [
+        Dtype::F32,
+        Dtype::Bf16,
+        Dtype::Int8,
+        Dtype::Fp8,
+        Dtype::Q8_0,
+        Dtype::Q4_0,
+        Dtype::Mxfp4,
+        Dtype::Int4,
+    ];
     models::mixtures(best.make, extent.greedy, &counted, record);
     models::bytes(&CPU, best.make, extent.depths, record);
 }

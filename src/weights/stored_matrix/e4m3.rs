@@ -5,15 +5,27 @@
 use half::f16;
 
 /// The largest value.
-pub(super) const LARGEST: f32 = 448.0;
+pub const LARGEST: f32 = 448.0;
 
 /// Moved up by seven places a code is the f16 of this much less: f16 has one bit of exponent more, whose bias is 15.
-const BELOW_F16: f32 = 256.0;
+pub const BELOW_F16: f32 = 256.0;
+
+/// The value of a code that is not NaN, so much less.
+#[must_use]
+pub fn below_f16(code: u8) -> f16 {
+    f16::from_bits(u16::from(code & 0x80) << 8 | u16::from(code & 0x7f) << 7)
+}
 
 /// The value of a code that is not NaN.
-pub(super) fn to_f32(code: u8) -> f32 {
-    let bits = u16::from(code & 0x80) << 8 | u16::from(code & 0x7f) << 7;
-    f16::from_bits(bits).to_f32() * BELOW_F16
+#[must_use]
+pub fn to_f32(code: u8) -> f32 {
+    below_f16(code).to_f32() * BELOW_F16
+}
+
+/// Whether a code is NaN: the only one of its sign.
+#[must_use]
+pub fn is_nan(code: u8) -> bool {
+    code & 0x7f == 0x7f
 }
 
 /// The nearest code, ties to even; beyond the largest value that, and 0 for what is no number.

@@ -59,7 +59,24 @@ fn packed(
             job.run((all, values), (&mut [(); 0], 0), |row, out, _| round(row, out, bf16::from_f32));
         }
         StoredData::Int8 { quants, scales } => job.run((quants, values), (scales, groups), int8_row),
-        StoredData::Fp8 { codes, scales } => job.run((codes, values), (scales, groups), fp8_row),
+        StoredData::Fp8 { codes, scales, block: None } => {
+            job.run((codes, values), (scales, groups), |row, codes, scales| {
+                scales.fill(single_scale(largest(row) / e4m3::LARGEST));
+                fp8_row(row, row.len(), codes, scales);
+            });
+        }
+        StoredData::Fp8 { codes, scales, block: Some([rows, columns]) } => {
+            let columns = *columns;
+            job.run((&mut [(); 0], 0), (scales.as_mut_slice(), groups), |row, _, scales| {
+                row.chunks(columns)
+                    .zip(scales)
+                    .for_each(|(block, scale)| *scale = single_scale(largest(block) / e4m3::LARGEST));
+            });
+            share_largest(scales, *rows, groups);
+            job.run((codes, values), (scales, groups), |row, codes, scales| {
+                fp8_row(row, columns, codes, scales)
+            });
+        }
         StoredData::Q8_0 { quants, scales } => job.run((quants, values), (scales, groups), q8_0_row),
         StoredData::Q4_0 { nibbles, scales } => job.run((nibbles, values), (scales, groups), q4_0_row),
         StoredData::Mxfp4 { nibbles, scales } => job.run((nibbles, values), (scales, groups), mxfp4_row),
@@ -151,6 +168,11 @@ pub(super) fn stored_scale(scale: f32) -> f16 {
     f16::from_f32(scale.min(f16::MAX.to_f32()))
 }
 
+/// A scale that is stored as f32: below what would turn the largest code into infinity.
+fn single_scale(scale: f32) -> f32 {
+    scale.min(f16::MAX.to_f32())
+}
+
 /// The nearest whole number, halves away from zero: `f32::round`, which without SSE 4.1 is a call for each value.
 #[expect(clippy::cast_possible_truncation, reason = "clamped to i8, and a NaN is 0")]
 fn to_i8(value: f32) -> i8 {
@@ -171,22 +193,30 @@ fn to_nibble(value: f32) -> u8 {
     to_code(value, 15.0)
 }
 
-fn int8_row(row: &[f32], quants: &mut [i8], scales: &mut [f16]) {
-    let scale = stored_scale(largest(row) / 127.0);
-    if let Some(stored) = scales.first_mut() {
-        *stored = scale;
-    }
-    let inverse = inverse(scale.to_f32());
+fn int8_row(row: &[f32], quants: &mut [i8], scales: &mut [f32]) {
+    let scale = single_scale(largest(row) / 127.0);
+    scales.fill(scale);
+    let inverse = inverse(scale);
     round(row, quants, |value| to_i8(value * inverse));
 }
 
-fn fp8_row(row: &[f32], codes: &mut [u8], scales: &mut [f16]) {
-    let scale = stored_scale(largest(row) / e4m3::LARGEST);
-    if let Some(stored) = scales.first_mut() {
-        *stored = scale;
+/// Rounds a row against scales that it has already, one for so many columns.
+fn fp8_row(row: &[f32], columns: usize, codes: &mut [u8], scales: &[f32]) {
+    for ((block, codes), scale) in row.chunks(columns).zip(codes.chunks_mut(columns)).zip(scales) {
+        let inverse = inverse(*scale);
+        round(block, codes, |value| e4m3::from_f32(value * inverse));
     }
-    let inverse = inverse(scale.to_f32());
-    round(row, codes, |value| e4m3::from_f32(value * inverse));
+}
+
+/// Gives so many rows the largest of their scales, group by group.
+fn share_largest(scales: &mut [f32], rows: usize, groups: usize) {
+    for block in scales.chunks_mut((rows * groups).max(1)) {
+        for group in 0..groups {
+            let largest =
+                block.iter().skip(group).step_by(groups).fold(0.0_f32, |most, scale| most.max(*scale));
+            block.iter_mut().skip(group).step_by(groups).for_each(|scale| *scale = largest);
+        }
+    }
 }
 
 fn q8_0_row(row: &[f32], quants: &mut [i8], scales: &mut [f16]) {
@@ -230,7 +260,7 @@ fn int4_row(row: &[f32], group: usize, nibbles: &mut [u8], scales_and_zeros: &mu
         let (low, high) = values.iter().fold((0.0_f32, 0.0_f32), |(low, high), &v| (low.min(v), high.max(v)));
         let scale = stored_scale(high / 15.0 - low / 15.0);
         let inverse = inverse(scale.to_f32());
-        let zero = f16::from_f32(-low * inverse);
+        let zero = f16::from_f32((-low * inverse).round());
         *stored = [scale, zero];
         for (offset, &value) in values.iter().enumerate() {
             let column = index * group + offset;

@@ -30,8 +30,8 @@ fn scale(matrix: &StoredMatrix, row: usize, column: usize) -> f32 {
     let group = matrix.packing().group(matrix.columns);
     let groups = matrix.columns.div_ceil(group);
     match &matrix.data {
-        StoredData::Int8 { scales, .. }
-        | StoredData::Q8_0 { scales, .. }
+        StoredData::Int8 { scales, .. } => scales[row].abs(),
+        StoredData::Q8_0 { scales, .. }
         | StoredData::Q4_0 { scales, .. }
         | StoredData::Int4 { scales, .. } => scales[row * groups + column / group].to_f32().abs(),
         StoredData::Mxfp4 { scales, .. } => mxfp4::power(scales[row * groups + column / group]),
@@ -201,7 +201,9 @@ proptest! {
             let values = all_rows(&once);
             for (index, (again, value)) in all_rows(&twice).iter().zip(&values).enumerate() {
                 let scale = scale(&once, index / columns, index % columns);
-                prop_assert!((again - value).abs() <= 0.1 * scale + 1e-6 || packing == Packing::Q4_0);
+                // A whole zero may cut half a step off a range, which is then divided anew.
+                let steps = if let Packing::Int4 { .. } = packing { 0.55 } else { 0.1 };
+                prop_assert!((again - value).abs() <= steps * scale + 1e-6 || packing == Packing::Q4_0);
             }
         }
     }
@@ -262,7 +264,7 @@ fn bytes_are_those_of_the_arrays_with_rows_padded_to_whole_groups() {
     assert_eq!(bytes(Packing::F32, 33), 3 * 33 * 4);
     assert_eq!(bytes(Packing::F16, 33), 3 * 33 * 2);
     assert_eq!(bytes(Packing::Bf16, 33), 3 * 33 * 2);
-    assert_eq!(bytes(Packing::Int8, 33), 3 * (33 + 2));
+    assert_eq!(bytes(Packing::Int8, 33), 3 * (33 + 4));
     assert_eq!(bytes(Packing::Q8_0, 33), 3 * 2 * 34);
     assert_eq!(bytes(Packing::Q4_0, 33), 3 * 2 * 18);
     assert_eq!(bytes(Packing::Mxfp4, 33), 3 * 2 * 17);
@@ -315,8 +317,8 @@ fn zeros_and_what_is_no_number_stay_finite() {
 #[test]
 fn fp8_keeps_three_places_of_each_weight_and_one_scale_per_row() {
     let weights: Vec<f32> = (0..99u16).map(|i| (f32::from(i) - 40.0) * 0.37).collect();
-    let matrix = StoredMatrix::from_f32_rows(3, 33, &weights, Packing::Fp8);
-    assert_eq!((matrix.storage(), matrix.bytes()), ("fp8", Bytes(3 * (33 + 2))));
+    let matrix = StoredMatrix::from_f32_rows(3, 33, &weights, Packing::Fp8 { block: None });
+    assert_eq!((matrix.storage(), matrix.bytes()), ("fp8", Bytes(3 * (33 + 4))));
     for (row, (found, wanted)) in all_rows(&matrix).chunks(33).zip(weights.chunks(33)).enumerate() {
         let largest = wanted.iter().fold(0.0f32, |most, x| most.max(x.abs()));
         for (found, wanted) in found.iter().zip(wanted) {
@@ -325,7 +327,7 @@ fn fp8_keeps_three_places_of_each_weight_and_one_scale_per_row() {
             assert!((found - wanted).abs() <= bound, "row {row}: {found} for {wanted}");
         }
     }
-    let mut other = StoredMatrix::blank(1, 33, Packing::Fp8);
+    let mut other = StoredMatrix::blank(1, 33, Packing::Fp8 { block: None });
     other.copy_row(0, &matrix, 2);
     assert_eq!(all_rows(&other), all_rows(&matrix)[66..]);
 }

@@ -5,11 +5,13 @@ use candle_core::{Device, Tensor};
 
 use super::*;
 use crate::machine::device::DeviceChoice;
-use crate::weights::{OpenModel, Weights, open};
+use crate::weights::{OpenModel, StoredData, Weights, open};
 use hbmark_core::model::test_shapes;
 
 fn folder(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name)
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let plain = fixtures.join("models").join(name);
+    if plain.exists() { plain } else { fixtures.join("quantised").join(name) }
 }
 
 fn fixture(name: &str) -> OpenModel {
@@ -261,6 +263,145 @@ fn a_scale_that_is_no_number_and_blocks_of_another_type_are_refused() {
     checkpoint.store_as("U8", "model.layers.0.mlp.experts.down_proj");
     let error = checkpoint.check_storage(Dtype::Mxfp4).unwrap_err().to_string();
     assert!(error.contains("experts.down_proj") && error.contains("U8"), "{error}");
+}
+
+/// The folders of quantised weights.
+fn quantised_folders() -> Vec<PathBuf> {
+    let all = std::fs::read_dir(folder("gpt-oss-mxfp4").parent().unwrap()).unwrap();
+    all.map(|entry| entry.unwrap().path()).collect()
+}
+
+#[test]
+fn every_quantised_layout_is_streamed_in_the_bytes_of_its_files() {
+    for path in quantised_folders() {
+        let spec = path.to_str().unwrap();
+        let model = open(spec, None, 0).unwrap();
+        let (tensors, inventory) = streamed(&model, model.stored_dtype());
+        let in_files = crate::weights::open_shape(spec, None).unwrap().inventory(model.stored_dtype());
+        for role in [Role::Matrix, Role::Expert, Role::Scale, Role::ExpertScale] {
+            let bytes = |inventory: &Inventory| {
+                let own = inventory.tensors.iter().filter(|tensor| tensor.role == role);
+                own.map(|tensor| tensor.bytes.0).sum::<u64>()
+            };
+            assert_eq!(bytes(&inventory), bytes(&in_files), "{spec}: {role:?}");
+        }
+        let quantised = tensors.values().filter(|tensor| {
+            matches!(tensor, StoredTensor::Matrix(matrix) if !matches!(matrix.storage(), "bf16" | "f16" | "f32"))
+        });
+        assert!(quantised.count() >= 4, "{spec}");
+    }
+}
+
+type Tensors = BTreeMap<String, (safetensors::Dtype, Vec<usize>, Vec<u8>)>;
+
+/// What streaming a copy of a quantised folder says whose tensors were changed.
+fn changed(name: &str, change: impl Fn(&mut Tensors)) -> String {
+    let copy = tempfile::tempdir().unwrap();
+    let source = folder(name);
+    std::fs::copy(source.join("config.json"), copy.path().join("config.json")).unwrap();
+    let bytes = std::fs::read(source.join("model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let mut tensors: Tensors = file
+        .iter()
+        .map(|(name, view)| (name.to_owned(), (view.dtype(), view.shape().to_vec(), view.data().to_vec())))
+        .collect();
+    change(&mut tensors);
+    let views = tensors.iter().map(|(name, (dtype, shape, data))| {
+        (name.clone(), safetensors::tensor::TensorView::new(*dtype, shape.clone(), data).unwrap())
+    });
+    let bytes = safetensors::serialize(views, None).unwrap();
+    std::fs::write(copy.path().join("model.safetensors"), bytes).unwrap();
+    let opened = open(copy.path().to_str().unwrap(), None, 0);
+    let streamed = opened.and_then(|model| {
+        let dtype = model.stored_dtype();
+        model.stream(dtype, &mut |_, _| Ok(()))
+    });
+    streamed.map_or_else(|error| error.to_string(), |_| "streamed".to_owned())
+}
+
+#[test]
+fn parts_of_quantised_layers_that_do_not_fit_are_refused_by_name() {
+    use safetensors::Dtype as Stored;
+    const LAYER: &str = "model.layers.1.mlp.down_proj";
+    let part = |suffix: &str| format!("{LAYER}.{suffix}");
+    let edit = |name: &str, suffix: &str, edit: &dyn Fn(&mut (Stored, Vec<usize>, Vec<u8>))| {
+        let found = changed(name, |tensors| edit(tensors.get_mut(&part(suffix)).unwrap()));
+        assert!(found.contains(&part(suffix)), "{name}, {suffix}: {found}");
+        found
+    };
+    for (name, weights, scales) in [
+        ("qwen3-fp8-block", "weight", "weight_scale_inv"),
+        ("llama-fp8-tensor", "weight", "weight_scale"),
+        ("llama-fp8-channel", "weight", "weight_scale"),
+        ("llama-int8-channel", "weight", "weight_scale"),
+        ("llama-int4-symmetric", "weight_packed", "weight_scale"),
+        ("llama-int4-zeros", "weight_packed", "weight_zero_point"),
+        ("qwen2-awq", "qweight", "qzeros"),
+        ("qwen2-awq", "qweight", "scales"),
+        ("llama-gptq", "qweight", "scales"),
+        ("llama-mxfp4", "weight_packed", "weight_scale"),
+    ] {
+        assert_eq!(changed(name, |_| ()), "streamed", "{name}");
+        let missing = changed(name, |tensors| drop(tensors.remove(&part(scales))));
+        assert!(missing.contains(&part(scales)) && missing.contains("has no tensor"), "{missing}");
+        for suffix in [weights, scales] {
+            // As many bytes in another type, and half of them in another shape.
+            let other = edit(name, suffix, &|(dtype, shape, data)| {
+                (*dtype, *shape) = (Stored::U16, vec![1, data.len() / 2]);
+                data.truncate(data.len() / 2 * 2);
+                if data.is_empty() {
+                    (*shape, *data) = (vec![1], vec![0; 2]);
+                }
+            });
+            assert!(other.contains("U16") || other.contains("shape"), "{name}, {suffix}: {other}");
+            let shorter = edit(name, suffix, &|(_, shape, data)| {
+                shape.insert(0, 2);
+                data.extend_from_within(..);
+            });
+            assert!(shorter.contains("shape"), "{name}, {suffix}: {shorter}");
+        }
+    }
+    for name in ["qwen3-fp8-block", "llama-fp8-tensor"] {
+        let error = edit(name, "weight", &|(_, _, data)| data[77] = 0xff);
+        assert!(error.contains("NaN"), "{error}");
+    }
+    let error = edit("qwen3-fp8-block", "weight_scale_inv", &|(_, _, data)| {
+        data[..4].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    });
+    assert!(error.contains("NaN or infinite"), "{error}");
+    let error = edit("llama-int4-symmetric", "weight_scale", &|(_, _, data)| {
+        data[..2].copy_from_slice(&bf16::from_f32(1e30).to_le_bytes());
+    });
+    assert!(error.contains("f16 cannot hold"), "{error}");
+    let error = edit("llama-mxfp4", "weight_scale", &|(_, _, data)| data[0] = 255);
+    assert!(error.contains("NaN"), "{error}");
+}
+
+#[test]
+fn layouts_that_no_engine_has_are_refused_by_what_they_are() {
+    let refused = |name: &str, keys: &[(&str, serde_json::Value)]| {
+        let copy = tempfile::tempdir().unwrap();
+        let text = std::fs::read_to_string(folder(name).join("config.json")).unwrap();
+        let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+        for (key, value) in keys {
+            config["quantization_config"][*key] = value.clone();
+        }
+        std::fs::write(copy.path().join("config.json"), config.to_string()).unwrap();
+        std::fs::copy(folder(name).join("model.safetensors"), copy.path().join("model.safetensors")).unwrap();
+        open(copy.path().to_str().unwrap(), None, 0).unwrap_err().to_string()
+    };
+    use serde_json::json;
+    for (name, keys, wanted) in [
+        ("llama-gptq", &[("desc_act", json!(true))][..], "GPTQ with reordered inputs"),
+        ("llama-gptq", &[("sym", json!(false))], "GPTQ with zeros"),
+        ("llama-gptq", &[("group_size", json!(48))], "no multiple of 32 inputs"),
+        ("llama-gptq", &[("bits", json!(8))], "int8 of Gptq"),
+        ("qwen2-awq", &[("zero_point", json!(false))], "int4 of Awq"),
+        ("qwen3-fp8-block", &[("quant_method", json!("mxfp8"))], "mxfp8 of Hub"),
+    ] {
+        let error = refused(name, keys);
+        assert!(error.contains(wanted) && error.contains("no engine"), "{name}: {error}");
+    }
 }
 
 #[test]

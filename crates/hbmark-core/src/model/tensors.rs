@@ -9,8 +9,8 @@
 //! | dtype | linear layers | scales | embedding, head, router, norms, biases |
 //! |---|---|---|---|
 //! | f32, bf16, f16 | as named | none | as named |
-//! | int8 | 1 B | one f16 per output channel | bf16 |
-//! | fp8 | 1 B (e4m3) | one f16 per output channel | bf16 |
+//! | int8 | 1 B | one f32 per output channel | bf16 |
+//! | fp8 | 1 B (e4m3) | one f32 per output channel | bf16 |
 //! | int4 | ½ B | one f16 scale and one f16 zero per group of 128 (32 where a width is no multiple): +¼ bit per weight | bf16 |
 //! | mxfp8, mxfp4 | 1 B, ½ B | one byte (e8m0) per 32 inputs | bf16 |
 //! | nvfp4 | ½ B | one byte (e4m3) per 16 inputs, one f32 for the tensor | bf16 |
@@ -136,7 +136,7 @@ impl Float {
 #[derive(Debug, Clone)]
 enum Matrices {
     Plain,
-    /// As this program quantises a row itself: a f16 scale for each group of columns.
+    /// As this program quantises a row itself: an f32 scale for each.
     Int8,
     Fp8PerChannel,
     /// As this program packs it: a scale and a zero, f16 both.
@@ -362,7 +362,7 @@ impl List {
             Matrices::Int8 | Matrices::Fp8PerChannel => {
                 let storage = if matches!(self.format.matrices, Matrices::Int8) { "int8" } else { "fp8" };
                 self.push_stored(weight, &shape, storage, count, role);
-                self.push(format!("{name}_scale"), &[out, 1], Float::F16, scale_role(role));
+                self.push(format!("{name}_scale"), &[out, 1], Float::F32, scale_role(role));
             }
             Matrices::Int4 { group } => {
                 self.push_stored(weight, &shape, "int4", count.div_ceil(2), role);

@@ -14,10 +14,10 @@ use half::f16;
 
 use super::cache::Element;
 use super::packed_activations::{InputRow, InputWriter};
-use super::packed_matrix::{GROUP, HEADER, PackedFormat, PackedMatrix, Precision, SUPER_HEADER};
+use super::packed_matrix::{GROUP, HEADER, PackedFormat, PackedMatrix, Precision, SUPER_HEADER, int4_scales};
 use super::simd::{InstructionSet, LANES, Simd, dispatch, nth};
 use super::thread_team::Worker;
-use crate::weights::stored_matrix::{SUPER_BLOCK, SuperBlock, mxfp4};
+use crate::weights::stored_matrix::{SUPER_BLOCK, SuperBlock, e4m3, mxfp4};
 
 /// The most panels and rows of a tile.
 const MAX_PANELS: usize = 4;
@@ -255,10 +255,12 @@ unsafe fn tile<const P: usize, const B: usize>(
             PackedFormat::F16 => tile_floats::<f16, P, B>(set, tile),
             PackedFormat::Bf16 => tile_bf16::<P, B>(set, tile),
             PackedFormat::Int8 => tile_int8::<P, B>(set, tile),
+            PackedFormat::Fp8 { group } => tile_fp8::<P, B>(set, tile, group),
             PackedFormat::Q8_0 => tile_q8_0::<P, B>(set, tile),
             PackedFormat::Q4_0 => tile_q4_0::<P, B>(set, tile),
             PackedFormat::Mxfp4 => tile_mxfp4::<P, B>(set, tile),
-            PackedFormat::Int4 { group } => tile_int4::<P, B>(set, tile, group),
+            PackedFormat::Int4 { group, zeros: false } => tile_int4::<false, P, B>(set, tile, group),
+            PackedFormat::Int4 { group, zeros: true } => tile_int4::<true, P, B>(set, tile, group),
             PackedFormat::Super(SuperBlock::Q4K) => tile_ranges::<0, P, B>(set, tile),
             PackedFormat::Super(SuperBlock::Q5K) => tile_ranges::<1, P, B>(set, tile),
             PackedFormat::Super(SuperBlock::Q6K) => tile_q6_k::<P, B>(set, tile),
@@ -318,6 +320,52 @@ unsafe fn bf16_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
     }
 }
 dispatch! { fn tile_bf16[const P: usize, const B: usize][P, B](tile: Tile<'_, P, B>) = bf16_tile }
+
+#[inline(always)]
+unsafe fn fp8_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>, group: Option<usize>) {
+    let Tile { columns, weights, rows, .. } = tile;
+    let width = group.unwrap_or(columns);
+    // SAFETY: `columns` codes of sixteen rows lie in every panel, then sixteen scales, or one for each group of columns; half as many words in
+    // every row.
+    unsafe {
+        let mut sums = [[S::zero(); P]; B];
+        let mut begin = 0;
+        while begin < columns {
+            let end = columns.min(begin.wrapping_add(width));
+            let mut of_group = [[S::zero(); P]; B];
+            for pair in begin / 2..end / 2 {
+                let mut w = [[S::zero(); P]; 2];
+                for (half, w) in w.iter_mut().enumerate() {
+                    for (w, from) in w.iter_mut().zip(weights) {
+                        *w = S::load_e4m3(nth(*from, pair.wrapping_mul(2).wrapping_add(half), LANES));
+                    }
+                }
+                for (sums, row) in of_group.iter_mut().zip(rows) {
+                    let word = *row.words.add(pair);
+                    let x =
+                        [S::splat(f32::from_bits(word << 16)), S::splat(f32::from_bits(word & 0xffff_0000))];
+                    for (x, w) in x.into_iter().zip(w) {
+                        for (sum, w) in sums.iter_mut().zip(w) {
+                            *sum = S::mul_add(w, x, *sum);
+                        }
+                    }
+                }
+            }
+            for (p, from) in weights.iter().enumerate() {
+                let scales: *const f32 = nth(*from, columns, LANES).cast();
+                let scale =
+                    if group.is_some() { S::splat(*nth(scales, begin / width, 1)) } else { S::load(scales) };
+                let scale = S::mul(scale, S::splat(e4m3::BELOW_F16));
+                for (sums, of_group) in sums.iter_mut().zip(&of_group) {
+                    sums[p] = S::mul_add(of_group[p], scale, sums[p]);
+                }
+            }
+            begin = end;
+        }
+        tile.store::<S>(sums);
+    }
+}
+dispatch! { fn tile_fp8[const P: usize, const B: usize][P, B](tile: Tile<'_, P, B>, group: Option<usize>) = fp8_tile }
 
 /// What unsigned bytes of 8-bit weights are above the signed ones.
 const BYTE_OFFSET: i32 = 128;
@@ -560,24 +608,32 @@ unsafe fn mxfp4_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, 
 dispatch! { fn tile_mxfp4[const P: usize, const B: usize][P, B](tile: Tile<'_, P, B>) = mxfp4_tile }
 
 #[inline(always)]
-unsafe fn int4_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>, weight_group: usize) {
+unsafe fn int4_tile<S: Simd, const ZEROS: bool, const P: usize, const B: usize>(
+    tile: Tile<'_, P, B>,
+    weight_group: usize,
+) {
+    const CODES: usize = GROUP / 2 * LANES;
     let Tile { columns, weights, rows, .. } = tile;
-    // SAFETY: a block of every panel is a header of sixteen scales and sixteen zeros and one group of half bytes.
+    // SAFETY: groups of half bytes lie in every panel, and behind them sixteen scales for each group of weights, with sixteen zeros or without.
     unsafe {
         let mut sums = [[S::zero(); P]; B];
-        let per_block = weight_group / GROUP;
-        let block_bytes = HEADER + weight_group * LANES / 2;
-        for group in 0..columns / GROUP {
-            let block = group / per_block * block_bytes;
-            let scales: [S::Floats; P] = std::array::from_fn(|p| S::load_f16(weights[p].add(block).cast()));
-            let at = block + HEADER + group % per_block * (GROUP / 2) * LANES;
-            let products = nibbles_group::<S, false, P, B>(weights, at, rows, group, 0);
+        let groups = columns / GROUP;
+        for group in 0..groups {
+            let scales_at = groups * CODES + group / (weight_group / GROUP) * int4_scales(ZEROS);
+            let scales: [S::Floats; P] =
+                std::array::from_fn(|p| S::load_f16(weights[p].add(scales_at).cast()));
+            let offset = if ZEROS { 0 } else { NIBBLE_OFFSET };
+            let products = nibbles_group::<S, false, P, B>(weights, group * CODES, rows, group, offset);
+            if !ZEROS {
+                add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
+                continue;
+            }
             for ((sums, products), row) in sums.iter_mut().zip(products).zip(rows) {
                 let of_row = S::splat(*row.scales.add(group));
                 #[expect(clippy::cast_precision_loss, reason = "32 bytes sum to less than 2^13")]
                 let minus_sum = S::splat(-(row.sum(group) as f32));
                 for (p, (sum, product)) in sums.iter_mut().zip(products).enumerate() {
-                    let zeros = S::load_f16(weights[p].add(block + HEADER / 2).cast());
+                    let zeros = S::load_f16(weights[p].add(scales_at + 2 * LANES).cast());
                     let product = S::mul_add(zeros, minus_sum, S::to_floats(product));
                     *sum = S::mul_add(product, S::mul(scales[p], of_row), *sum);
                 }
@@ -586,7 +642,7 @@ unsafe fn int4_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
         tile.store::<S>(sums);
     }
 }
-dispatch! { fn tile_int4[const P: usize, const B: usize][P, B](tile: Tile<'_, P, B>, group: usize) = int4_tile }
+dispatch! { fn tile_int4[const ZEROS: bool, const P: usize, const B: usize][ZEROS, P, B](tile: Tile<'_, P, B>, group: usize) = int4_tile }
 
 /// q4_k, and q5_k with one bit more.
 #[inline(always)]

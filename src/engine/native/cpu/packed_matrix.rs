@@ -8,11 +8,12 @@
 //! |---|---|
 //! | f32, f16 | columns × 16 values |
 //! | bf16 | pairs of columns × 16 pairs |
+//! | fp8 | columns × 16 codes; then 16 scales, f32, or one for each block of columns |
 //! | int8 | quads of columns × 16 quads of (q + 128); then 16 scales, f32 |
 //! | q8_0 | per 64 columns: 2 × 16 scales, f16; 16 × 16 quads of (q + 128) |
 //! | q4_0 | per 64 columns: 2 × 16 scales, f16; 8 × 16 × 4 bytes: columns 0–3 of each 8 in the low halves, 4–7 in the high |
 //! | mxfp4 | per 32 columns: as q4_0 without scales; then 16 scales, a byte each, for every 32 columns |
-//! | int4 | per group: 16 scales and 16 zeros, f16; then as q4_0 |
+//! | int4 | per group: as q4_0 without scales; then for every group 16 scales, f16, and 16 zeros where not all are 8 |
 //! | q4_k, q5_k | per 256 columns: 16 scales and 16 scales of minima, f16; 3 × 16 × 4 bytes of 6-bit scales and minima as in a file; then per 32 columns the fifth bits, 16 × 4 bytes, and the others as q4_0 |
 //! | q6_k | per 256 columns: 4 × 16 quads of (scale + 128); then per 16 columns the two high bits, 16 × 4 bytes, and the low four as q4_0; at the end 16 scales, f16 |
 //!
@@ -23,7 +24,7 @@ use half::f16;
 use super::huge_pages::{Arena, Region};
 use super::simd::LANES;
 use crate::engine::EngineError;
-use crate::weights::stored_matrix::{SUPER_BLOCK, SuperBlock, mxfp4, scale_and_min};
+use crate::weights::stored_matrix::{SUPER_BLOCK, SuperBlock, e4m3, mxfp4, scale_and_min};
 use crate::weights::{StoredData, StoredMatrix};
 
 /// Columns of integer weights that share one scale of the activations.
@@ -48,10 +49,18 @@ pub enum PackedFormat {
     F16,
     Bf16,
     Int8,
+    /// `group`: columns that share a scale, which the rows of a panel share too; `None` for a scale of each row.
+    Fp8 {
+        group: Option<usize>,
+    },
     Q8_0,
     Q4_0,
     Mxfp4,
-    Int4 { group: usize },
+    /// `zeros`: with a zero beside each scale; otherwise all of them are 8.
+    Int4 {
+        group: usize,
+        zeros: bool,
+    },
     Super(SuperBlock),
 }
 
@@ -63,18 +72,22 @@ impl PackedFormat {
             StoredData::F16(_) => Self::F16,
             StoredData::Bf16(_) => Self::Bf16,
             StoredData::Int8 { .. } => Self::Int8,
-            StoredData::Fp8 { .. } => {
-                return Err(EngineError::Unsupported {
-                    engine: "native".into(),
-                    what: "fp8 weights on a CPU".into(),
-                    why: "its kernels for fp8 are a GPU's".into(),
-                });
+            StoredData::Fp8 { block: None, .. } => Self::Fp8 { group: None },
+            StoredData::Fp8 { scales, block: Some([_, group]), .. } => {
+                if !group.is_multiple_of(2) || !panels_share_scales(scales, stored.columns.div_ceil(*group)) {
+                    return Err(EngineError::Unsupported {
+                        engine: "native".into(),
+                        what: format!("{} in columns of {group} whose scales differ within {LANES} rows", stored.storage()),
+                        why: "blocks must have a multiple of 16 rows and an even number of columns, such as 128 of each".into(),
+                    });
+                }
+                Self::Fp8 { group: Some(*group) }
             }
             StoredData::Q8_0 { .. } => Self::Q8_0,
             StoredData::Q4_0 { .. } => Self::Q4_0,
             StoredData::Mxfp4 { .. } => Self::Mxfp4,
-            StoredData::Int4 { group, .. } if group.is_multiple_of(GROUP) && *group > 0 => {
-                Self::Int4 { group: *group }
+            StoredData::Int4 { zeros, group, .. } if group.is_multiple_of(GROUP) && *group > 0 => {
+                Self::Int4 { group: *group, zeros: zeros.iter().any(|zero| *zero != f16::from_f32(8.0)) }
             }
             StoredData::Int4 { group, .. } => {
                 return Err(EngineError::Unsupported {
@@ -100,10 +113,10 @@ impl PackedFormat {
     fn block_columns(self) -> usize {
         match self {
             Self::F32 | Self::F16 => 1,
-            Self::Bf16 => 2,
+            Self::Bf16 | Self::Fp8 { .. } => 2,
             Self::Int8 | Self::Mxfp4 => GROUP,
             Self::Q8_0 | Self::Q4_0 => Q_BLOCK,
-            Self::Int4 { group } => group,
+            Self::Int4 { group, .. } => group,
             Self::Super(_) => SUPER_BLOCK,
         }
     }
@@ -114,10 +127,10 @@ impl PackedFormat {
         match self {
             Self::F32 | Self::Bf16 => 4 * LANES,
             Self::F16 => 2 * LANES,
-            Self::Int8 => columns * LANES,
-            Self::Mxfp4 => columns * LANES / 2,
+            Self::Int8 | Self::Fp8 { .. } => columns * LANES,
+            Self::Mxfp4 | Self::Int4 { .. } => columns * LANES / 2,
             Self::Q8_0 => HEADER + columns * LANES,
-            Self::Q4_0 | Self::Int4 { .. } => HEADER + columns * LANES / 2,
+            Self::Q4_0 => HEADER + columns * LANES / 2,
             Self::Super(format) => format.bytes() * LANES,
         }
     }
@@ -127,7 +140,7 @@ impl PackedFormat {
     pub fn precision(self) -> Precision {
         match self {
             Self::F32 | Self::F16 => Precision::Floats,
-            Self::Bf16 => Precision::Pairs,
+            Self::Bf16 | Self::Fp8 { .. } => Precision::Pairs,
             Self::Int8 | Self::Q8_0 | Self::Q4_0 | Self::Mxfp4 | Self::Int4 { .. } | Self::Super(_) => {
                 Precision::Quads
             }
@@ -170,8 +183,10 @@ impl PackedMatrix {
         let format = PackedFormat::of(stored)?;
         let blocks = stored.columns.div_ceil(format.block_columns());
         let tail = match format {
-            PackedFormat::Int8 => 4 * LANES,
+            PackedFormat::Int8 | PackedFormat::Fp8 { group: None } => 4 * LANES,
+            PackedFormat::Fp8 { group: Some(group) } => 4 * stored.columns.div_ceil(group),
             PackedFormat::Mxfp4 => blocks * LANES,
+            PackedFormat::Int4 { zeros, .. } => blocks * int4_scales(zeros),
             _ => 0,
         };
         let panel_bytes = blocks * format.block_bytes() + tail;
@@ -230,6 +245,11 @@ impl PackedMatrix {
                     let scale = f32::from_le_bytes(at(&panel[panel.len() - 4 * LANES..], 4 * lane));
                     (f32::from(block[quad(within, lane)]) - 128.0) * scale
                 }
+                PackedFormat::Fp8 { group } => {
+                    let scales = &panel[self.padded_columns() * LANES..];
+                    let scale = group.map_or(lane, |group| column / group);
+                    e4m3::to_f32(block[within * LANES + lane]) * f32::from_le_bytes(at(scales, 4 * scale))
+                }
                 PackedFormat::Q8_0 => {
                     let scale = header(block, within / GROUP, lane);
                     (f32::from(block[HEADER + quad(within, lane)]) - 128.0) * scale
@@ -243,14 +263,32 @@ impl PackedMatrix {
                     let scale = scales[column / GROUP * LANES + lane];
                     mxfp4::value(nibble(block, within, lane), scale)
                 }
-                PackedFormat::Int4 { .. } => {
-                    let (scale, zero) = (header(block, 0, lane), header(block, 1, lane));
-                    (f32::from(nibble(&block[HEADER..], within, lane)) - zero) * scale
+                PackedFormat::Int4 { zeros, .. } => {
+                    let scales = self.columns.div_ceil(block_columns) * block_bytes
+                        + column / block_columns * int4_scales(zeros);
+                    let scales = &panel[scales..];
+                    let zero = if zeros { header(scales, 1, lane) } else { 8.0 };
+                    (f32::from(nibble(block, within, lane)) - zero) * header(scales, 0, lane)
                 }
                 PackedFormat::Super(format) => super_value(format, &block[..block_bytes], within, lane),
             };
         }
     }
+}
+
+/// Bytes of the scales of a group of int4, and of its zeros where it has any.
+#[must_use]
+pub fn int4_scales(zeros: bool) -> usize {
+    if zeros { 4 * LANES } else { 2 * LANES }
+}
+
+/// Whether the rows of each panel have the same scales, of which a row has so many.
+fn panels_share_scales(scales: &[f32], groups: usize) -> bool {
+    scales.chunks(LANES * groups).all(|panel| {
+        panel
+            .chunks(groups)
+            .all(|row| row.iter().zip(panel).all(|(own, first)| own.to_bits() == first.to_bits()))
+    })
 }
 
 /// Where a column's byte lies among quads of sixteen rows.
@@ -372,9 +410,18 @@ fn pack_row(stored: &StoredMatrix, row: usize, lane: usize, format: PackedFormat
         StoredData::Int8 { quants, scales: row_scales } => {
             pack_quads(&quants[own], lane, panel, block_columns, block_bytes, 0);
             let at = panel.len() - 4 * LANES + 4 * lane;
-            panel[at..at + 4].copy_from_slice(&row_scales[row].to_f32().to_le_bytes());
+            panel[at..at + 4].copy_from_slice(&row_scales[row].to_le_bytes());
         }
-        StoredData::Fp8 { .. } => unreachable!("a matrix of fp8 has no packed format"),
+        StoredData::Fp8 { codes, scales, block } => {
+            for (column, code) in codes[own].iter().enumerate() {
+                panel[column * LANES + lane] = *code;
+            }
+            let groups = scales.len() / stored.rows;
+            let (to, _) = panel[columns.next_multiple_of(block_columns) * LANES..].as_chunks_mut::<4>();
+            let to = if block.is_some() { to } else { &mut to[lane..] };
+            let own = &scales[row * groups..(row + 1) * groups];
+            to.iter_mut().zip(own).for_each(|(to, scale)| *to = scale.to_le_bytes());
+        }
         StoredData::Q8_0 { quants, scales: all } => {
             let groups = columns.div_ceil(GROUP);
             let padded = groups * GROUP;
@@ -402,9 +449,15 @@ fn pack_row(stored: &StoredMatrix, row: usize, lane: usize, format: PackedFormat
             let groups = columns.div_ceil(*group);
             let half_row = groups * group / 2;
             let nibbles = &nibbles[row * half_row..(row + 1) * half_row];
-            pack_nibbles(nibbles, lane, panel, block_columns, block_bytes, HEADER);
-            scales(panel, &all[row * groups..(row + 1) * groups], *group, &|_| 0);
-            scales(panel, &zeros[row * groups..(row + 1) * groups], *group, &|_| 1);
+            pack_nibbles(nibbles, lane, panel, block_columns, block_bytes, 0);
+            let with_zeros = matches!(format, PackedFormat::Int4 { zeros: true, .. });
+            let own = row * groups..(row + 1) * groups;
+            let of_groups = panel[groups * block_bytes..].chunks_exact_mut(int4_scales(with_zeros));
+            for ((to, scale), zero) in of_groups.zip(&all[own.clone()]).zip(&zeros[own]) {
+                for (to, value) in to.chunks_exact_mut(2 * LANES).zip([scale, zero]) {
+                    to[2 * lane..2 * lane + 2].copy_from_slice(&value.to_le_bytes());
+                }
+            }
         }
         StoredData::Super { format, blocks } => {
             let row_bytes = columns / SUPER_BLOCK * format.bytes();

@@ -44,6 +44,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_bf16(from: *const u16) -> Self::Floats;
     /// Sixteen f16, widened.
     unsafe fn load_f16(from: *const u16) -> Self::Floats;
+    /// Sixteen codes of e4m3, none of them NaN, as a 256th of their values: the f16 that a code is when it is moved up by seven places.
+    unsafe fn load_e4m3(from: *const u8) -> Self::Floats;
     unsafe fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// The larger of both; b where either is no number.
@@ -309,12 +311,14 @@ mod tests {
     use half::{bf16, f16};
 
     use super::*;
+    use crate::weights::stored_matrix::e4m3;
 
     #[inline(always)]
     unsafe fn check<S: Simd>(out: *mut f32) {
         let bf: Vec<u16> = (0..32).map(|i| bf16::from_f32(i as f32 - 7.5).to_bits()).collect();
         let hf: Vec<u16> = (0..16).map(|i| f16::from_f32(0.25 * i as f32).to_bits()).collect();
         let bytes: Vec<u8> = (0..64).map(|i| (i * 5 + 3) as u8).collect();
+        let codes: Vec<u8> = (0..16).map(|i| (i * 17 + 1) as u8 & 0xbf).collect();
         // SAFETY: every array is as long as what is read of it; the caller dispatched on an available set.
         unsafe {
             S::store(out, S::load_bf16(bf.as_ptr()));
@@ -345,6 +349,7 @@ mod tests {
             S::store(out.add(224), tanh::<S>(S::load(x.as_ptr())));
             S::store(out.add(240), exp::<S>(S::splat(f32::NAN)));
             S::store(out.add(256), tanh::<S>(S::splat(f32::NAN)));
+            S::store(out.add(272), S::load_e4m3(codes.as_ptr()));
         }
     }
     dispatch! { fn check_on(out: *mut f32) = check }
@@ -352,8 +357,8 @@ mod tests {
     #[test]
     fn every_set_computes_what_its_methods_say() {
         for set in InstructionSet::available() {
-            let mut out = [0.0f32; 272];
-            // SAFETY: the set is available, and `out` has the seventeen vectors that are written.
+            let mut out = [0.0f32; 288];
+            // SAFETY: the set is available, and `out` has the eighteen vectors that are written.
             unsafe { check_on(set, out.as_mut_ptr()) };
             for lane in 0..16 {
                 let i = lane as f32;
@@ -372,6 +377,8 @@ mod tests {
                 let exact = f64::from(0.045 * i * i * (-1.0f32).powf(i)).tanh();
                 assert!((f64::from(out[224 + lane]) - exact).abs() <= 3e-7 * exact.abs(), "{set:?} {lane}");
                 assert!(out[240 + lane].is_nan() && out[256 + lane].is_nan(), "{set:?}");
+                let code = e4m3::to_f32((lane * 17 + 1) as u8 & 0xbf);
+                assert_eq!(out[272 + lane] * e4m3::BELOW_F16, code, "{set:?}");
                 let word = u32::from_le_bytes(std::array::from_fn(|k| byte(k) as u8));
                 let moved = (word << 4 | (word >> 11 & 0x0f0f)).to_le_bytes();
                 for index in 0..4 {

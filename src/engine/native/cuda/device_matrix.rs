@@ -36,9 +36,13 @@ impl KernelFormat {
             Packing::F16 => Some(Self::F16),
             Packing::F32 => Some(Self::F32),
             Packing::Int8 => Some(Self::Int8),
-            Packing::Fp8 => Some(Self::Fp8),
+            Packing::Fp8 { block: None } => Some(Self::Fp8),
             Packing::Mxfp4 => Some(Self::Mxfp4),
-            Packing::Q8_0 | Packing::Q4_0 | Packing::Int4 { .. } | Packing::Super(_) => None,
+            Packing::Fp8 { .. }
+            | Packing::Q8_0
+            | Packing::Q4_0
+            | Packing::Int4 { .. }
+            | Packing::Super(_) => None,
         }
     }
 
@@ -236,8 +240,8 @@ fn row_bytes(matrix: &StoredMatrix, row: usize, out: &mut [u8]) {
 
 fn row_scale(matrix: &StoredMatrix, row: usize) -> f32 {
     match &matrix.data {
-        StoredData::Int8 { scales, .. } => scales[row].to_f32(),
-        StoredData::Fp8 { scales, .. } => scales[row].to_f32() * E4M3_BELOW_F16,
+        StoredData::Int8 { scales, .. } => scales[row],
+        StoredData::Fp8 { scales, .. } => scales[row] * E4M3_BELOW_F16,
         _ => 1.0,
     }
 }

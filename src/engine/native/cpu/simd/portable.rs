@@ -4,6 +4,7 @@
 use half::{bf16, f16};
 
 use super::{LANES, Simd};
+use crate::weights::stored_matrix::e4m3;
 
 /// No feature beyond the target's baseline.
 #[derive(Debug, Clone, Copy)]
@@ -68,6 +69,12 @@ impl Simd for Portable {
     unsafe fn load_f16(from: *const u16) -> Self::Floats {
         // SAFETY: valid for sixteen elements.
         each(unsafe { from.cast::<[u16; LANES]>().read_unaligned() }, |bits| f16::from_bits(bits).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3(from: *const u8) -> Self::Floats {
+        // SAFETY: valid for sixteen bytes.
+        let codes = unsafe { from.cast::<[u8; LANES]>().read_unaligned() };
+        codes.map(|code| e4m3::below_f16(code).to_f32())
     }
     #[inline(always)]
     unsafe fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats {
