@@ -234,8 +234,8 @@ __device__ inline void router(const LinearInput& in, const LinearWeights& weight
 
 #define KERNEL(dtype, F, M)                                                                                                             \
     HBMARK_KERNEL_BOUNDED(THREADS, resident(M), experts_router_##dtype##_m##M, const float* hidden, const float* norm, float norm_eps,   \
-                          const uint4* data, ROUTING, int rows, int columns, int outputs, int vectors, int chunk) {                      \
-        router<F, M>({hidden, nullptr, norm, norm_eps, rows, columns}, {data, nullptr, nullptr, outputs, vectors}, ROUTING_OF(rows),     \
+                          const uint4* data, ROUTING, int rows, int columns, int outputs, int vectors, int shift, int chunk) {                      \
+        router<F, M>({hidden, nullptr, norm, norm_eps, rows, columns}, {data, nullptr, nullptr, outputs, vectors, shift}, ROUTING_OF(rows),     \
                      chunk);                                                                                                             \
     }
 #define KERNELS(dtype, F) KERNEL(dtype, F, 1) KERNEL(dtype, F, 2) KERNEL(dtype, F, 4)
@@ -263,7 +263,8 @@ struct ExpertMatrix {
     const uint4* data;
     // Of each output, or null.
     const float *scales, *bias;
-    const void* unused;
+    // 2^shift vectors of a row share a word of scales.
+    long long shift;
 };
 
 struct Experts {
@@ -296,7 +297,7 @@ __device__ inline ExpertTile tile_of_grid(const Experts& experts) {
 // Its matrix, of a format.
 template <class F>
 __device__ inline LinearWeights weights_of(const ExpertTile& tile, int outputs, int vectors) {
-    return {tile.matrix.data, F::SCALED || F::GROUP_SCALED ? in_global(tile.matrix.scales) : nullptr, tile.matrix.bias, outputs, vectors};
+    return {tile.matrix.data, F::SCALED || F::GROUP_SCALED ? in_global(tile.matrix.scales) : nullptr, tile.matrix.bias, outputs, vectors, (int)tile.matrix.shift};
 }
 
 // Where gate_up leaves row `i` of a tile.
@@ -362,8 +363,11 @@ __device__ inline void down(const float* inner, const Experts& experts, float* p
 #define KERNELS(dtype, F) KERNEL(dtype, F, 1) KERNEL(dtype, F, 2) KERNEL(dtype, F, 4)
 HBMARK_FOR_EACH_FORMAT(KERNELS)
 KERNELS(mxfp4, FormatMxfp4)
+KERNELS(int4, FormatInt4)
 KERNEL(fp8, FormatFp8, 1)
 KERNEL(fp8, FormatFp8, 2)
+KERNEL(fp8_block, FormatFp8Block, 1)
+KERNEL(fp8_block, FormatFp8Block, 2)
 #undef KERNELS
 #undef KERNEL
 
@@ -430,7 +434,7 @@ __device__ inline void tiled_down(const uint4* inputs, const uint4* shared_input
         tiled_down<F, Tiling##ROWS>(inputs, shared_inputs, EXPERTS_OF, parts, outputs, vectors, shared_vectors);                         \
     }
 HBMARK_FOR_EACH_TILING(KERNEL)
-HBMARK_FOR_EACH_ROWS(KERNEL, mxfp4, TiledMxfp4)
+HBMARK_FOR_EACH_GROUPED(KERNEL)
 #undef KERNEL
 
 // hidden[row] += Σ share * part. Grid: (rows, ceil(hidden / 256)).

@@ -23,13 +23,16 @@ __device__ inline void gate_up(const LinearInput& in, const LinearWeights& weigh
     HBMARK_KERNEL_BOUNDED(THREADS, resident(M), gate_up_##dtype##_m##M, const float* hidden, const float* norm,        \
                           float norm_eps, const uint4* data, const float* scales,                            \
                           const float* bias, float* out, int function, float limit, int rows, int columns, int outputs, \
-                          int vectors, int chunk) {                                                                                    \
-        gate_up<F, M>({hidden, nullptr, norm, norm_eps, rows, columns}, {data, scales, bias, outputs, vectors}, out, {function, limit}, chunk);     \
+                          int vectors, int shift, int chunk) {                                                                                    \
+        gate_up<F, M>({hidden, nullptr, norm, norm_eps, rows, columns}, {data, scales, bias, outputs, vectors, shift}, out, {function, limit}, chunk);     \
     }
 #define KERNELS(dtype, F) KERNEL(dtype, F, 1) KERNEL(dtype, F, 2) KERNEL(dtype, F, 4)
 HBMARK_FOR_EACH_FORMAT(KERNELS)
 KERNELS(mxfp4, FormatMxfp4)
+KERNELS(int4, FormatInt4)
 KERNEL(fp8, FormatFp8, 1)
 KERNEL(fp8, FormatFp8, 2)
+KERNEL(fp8_block, FormatFp8Block, 1)
+KERNEL(fp8_block, FormatFp8Block, 2)
 #undef KERNELS
 #undef KERNEL

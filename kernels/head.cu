@@ -59,9 +59,9 @@ __device__ inline void head(const LinearInput& in, const LinearWeights& weights,
     HBMARK_KERNEL_BOUNDED(THREADS, resident(M), head_##dtype##_m##M, const float* hidden, const unsigned* row_of,      \
                           const float* norm, float norm_eps, const uint4* data,                              \
                           const float* scales, float* logits, unsigned long long* best,         \
-                          unsigned* arrived, unsigned* next, float softcap, int rows, int columns     , int outputs, \
-                          int vectors, int chunk) {                                                                                    \
-        head<F, M>({hidden, row_of, norm, norm_eps, rows, columns}, {data, scales, nullptr, outputs, vectors}, logits, best,   \
+                          unsigned* arrived, unsigned* next, float softcap, int rows, int columns, int outputs, \
+                          int vectors, int shift, int chunk) {                                                                                    \
+        head<F, M>({hidden, row_of, norm, norm_eps, rows, columns}, {data, scales, nullptr, outputs, vectors, shift}, logits, best,   \
                    arrived, next, softcap, chunk);                                                                                              \
     }
 #define KERNELS(dtype, F) KERNEL(dtype, F, 1) KERNEL(dtype, F, 2) KERNEL(dtype, F, 4)

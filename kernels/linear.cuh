@@ -3,10 +3,11 @@
 //   sums[row][output] = scale[output] * Σ_k weights[output][k] * input[row][k] + bias[output]
 //
 // Shapes   values [rows, width] f32; weights [outputs, vectors * COLUMNS], rows padded with zeros to whole 16-byte vectors; scales [outputs]
-//          f32 for int8 and fp8 only; for mxfp4 a byte of e8m0 for each vector, rows padded to words; bias [outputs] f32 or null. Outputs come in pairs (2p, 2p + 1): what belongs together is packed together.
+//          f32 for int8 and fp8 only; for mxfp4 a byte of e8m0 for each vector, rows padded to words; for int4 and fp8_block a word for 2^shift vectors
+//          of an output, or of every second of 16 outputs; bias [outputs] f32 or null. Outputs come in pairs (2p, 2p + 1): what belongs together is packed together.
 // Grid     (any, passes of M rows along y, and along z beyond 65,535 of them). Block: 256 threads. Pairs go round the blocks, then round their
 //          warps: a warp owns a pair, a lane 16 bytes of it.
-// Shared   32 KiB of weights on their way, for mxfp4 8 KiB of scales, then M rows of inputs, `chunk` columns at a time, in the precision that the weights are multiplied in.
+// Shared   32 KiB of weights on their way, for formats with scales of groups 8 KiB of them, then M rows of inputs, `chunk` columns at a time, in the precision that the weights are multiplied in.
 // Bytes    outputs * vectors * 16, once per M rows. FLOPs 2 * rows * outputs * columns.
 // A lane copies the weights that it will itself multiply to shared memory, so that what is on its way costs no register and needs no barrier. The
 // first weights are asked for before the wait for the last kernel: only weights and norms may be read there. The norm is computed by every
@@ -174,27 +175,50 @@ struct FormatFp8 {
     }
 };
 
-// 4-bit floats (e2m1), 32 columns of which share a power of two, a vector of them; inputs as for int8. Twice a value is a whole number, which two
-// tables have by its lower three bits; the highest says which.
-struct FormatMxfp4 {
+struct LinearWeights {
+    const uint4* data;
+    const float* scales;
+    const float* bias;
+    int outputs, vectors;
+    // 2^shift vectors of a row share a word of scales.
+    int shift;
+
+    // Words of scales that a row has.
+    __device__ int words() const { return ((vectors - 1) >> shift) + 1; }
+};
+
+// Bytes of a row of scales of a byte each.
+__device__ inline int scale_stride(int vectors) { return (vectors + 3) / 4 * 4; }
+
+// 8-bit floats in blocks, whose columns share an f32; the scales of 16 outputs are those of the first two, the even ones' and the odd ones': outputs
+// that alternate are of two matrices.
+struct FormatFp8Block : FormatFp8 {
+    static constexpr bool SCALED = false, GROUP_SCALED = true;
+    struct Wide {
+        uint4 q;
+        float scale;
+    };
+    __device__ static const void* scale_word(const LinearWeights& weights, int output, int vector) {
+        return weights.scales + (size_t)(output / 16 * 2 + output % 2) * weights.words() + (vector >> weights.shift);
+    }
+    __device__ static float scale(unsigned word) { return __uint_as_float(word); }
+    __device__ static Wide wide(uint4 v, unsigned word, int) { return Wide{v, scale(word)}; }
+    __device__ static void add(float& sum, const Wide& w, const In& in) {
+        float of_vector = 0;
+        FormatFp8::add(of_vector, w.q, in);
+        sum += w.scale * of_vector;
+    }
+};
+
+// 4-bit codes, a vector of which meets a group of inputs as int8 has them.
+struct FourBits {
     using Cache = Bf16;
     static constexpr int COLUMNS = 32, GROUP = 32;
     static constexpr bool SCALED = false, GROUP_SCALED = true;
-    // Twice the values of the codes in the lower half of a word, as bytes.
-    __device__ static unsigned four(unsigned codes) {
-        const unsigned index = codes & 0x7777u, positive = __byte_perm(0x03020100u, 0x0c080604u, index);
-        return __byte_perm(positive, __byte_perm(0xfdfeff00u, 0xf4f8fafcu, index), 0x3210u | (codes & 0x8888u) >> 1);
-    }
-    // 2^(byte - 127), of which the half meets doubled values; 0 for 0, whose power is denormal.
-    __device__ static float half_power(unsigned byte) { return 0.5f * __uint_as_float(byte << 23); }
     struct Wide {
         unsigned q[8];
         float scale;
     };
-    __device__ static Wide wide(uint4 v, unsigned scale) {
-        return Wide{{four(v.x), four(v.x >> 16), four(v.y), four(v.y >> 16), four(v.z), four(v.z >> 16), four(v.w), four(v.w >> 16)},
-                    half_power(scale)};
-    }
     __device__ static void stage(unsigned char* inputs, int rows, int chunk, int row, int column, float4 x, bool inside) {
         FormatInt8::stage(inputs, rows, chunk, row, column, x, inside);
     }
@@ -217,6 +241,49 @@ struct FormatMxfp4 {
         dot = __dp4a((int)w.q[6], (int)in.second.z, dot);
         dot = __dp4a((int)w.q[7], (int)in.second.w, dot);
         sum += w.scale * in.scale * (float)dot;
+    }
+};
+
+// Integers of 4 bits less a whole zero, 32 << shift columns of which share a word: an f16 scale, and above it the zero.
+struct FormatInt4 : FourBits {
+    // The codes in the lower half of a word, as bytes.
+    __device__ static unsigned four(unsigned codes) {
+        unsigned bytes = codes & 0xffffu;
+        bytes = (bytes | bytes << 8) & 0x00ff00ffu;
+        return (bytes | bytes << 4) & 0x0f0f0f0fu;
+    }
+    // The zero of a word in every byte.
+    __device__ static unsigned zeros(unsigned word) { return (word >> 16) * 0x01010101u; }
+    // Four codes less their zeros, signed: no byte borrows from the next.
+    __device__ static unsigned less(unsigned bytes, unsigned zeros) { return ((bytes | 0x80808080u) - zeros) ^ 0x80808080u; }
+    __device__ static float scale(unsigned word) { return widen_pair<F16>(word).x; }
+    __device__ static const void* scale_word(const LinearWeights& weights, int output, int vector) {
+        return weights.scales + (size_t)output * weights.words() + (vector >> weights.shift);
+    }
+    __device__ static Wide wide(uint4 v, unsigned word, int) {
+        const unsigned z = zeros(word);
+        return Wide{{less(four(v.x), z), less(four(v.x >> 16), z), less(four(v.y), z), less(four(v.y >> 16), z), less(four(v.z), z),
+                     less(four(v.z >> 16), z), less(four(v.w), z), less(four(v.w >> 16), z)},
+                    scale(word)};
+    }
+};
+
+// 4-bit floats (e2m1), 32 columns of which share a power of two, a vector of them. Twice a value is a whole number, which two
+// tables have by its lower three bits; the highest says which.
+struct FormatMxfp4 : FourBits {
+    // Twice the values of the codes in the lower half of a word, as bytes.
+    __device__ static unsigned four(unsigned codes) {
+        const unsigned index = codes & 0x7777u, positive = __byte_perm(0x03020100u, 0x0c080604u, index);
+        return __byte_perm(positive, __byte_perm(0xfdfeff00u, 0xf4f8fafcu, index), 0x3210u | (codes & 0x8888u) >> 1);
+    }
+    // 2^(byte - 127), of which the half meets doubled values; 0 for 0, whose power is denormal.
+    __device__ static float half_power(unsigned byte) { return 0.5f * __uint_as_float(byte << 23); }
+    __device__ static const void* scale_word(const LinearWeights& weights, int output, int vector) {
+        return (const unsigned char*)weights.scales + (size_t)output * scale_stride(weights.vectors) + vector / 4 * 4;
+    }
+    __device__ static Wide wide(uint4 v, unsigned word, int vector) {
+        return Wide{{four(v.x), four(v.x >> 16), four(v.y), four(v.y >> 16), four(v.z), four(v.z >> 16), four(v.w), four(v.w >> 16)},
+                    half_power(word >> 8 * (vector % 4) & 255)};
     }
 };
 
@@ -265,20 +332,10 @@ struct LinearInput {
     }
 };
 
-struct LinearWeights {
-    const uint4* data;
-    const float* scales;
-    const float* bias;
-    int outputs, vectors;
-};
-
 // Scales of groups of columns: words of a group of copies, one for each row of a pair and thread, and bytes of them all.
 constexpr int SCALE_BYTES = 2 * THREADS * 4;
 template <class F>
 constexpr int SCALE_RING_BYTES = F::GROUP_SCALED ? GROUPS * SCALE_BYTES : 0;
-// Bytes of a row of such scales.
-__device__ inline int scale_stride(int vectors) { return (vectors + 3) / 4 * 4; }
-
 // The weights of a warp's pairs on their way to shared memory, in the order in which they are multiplied.
 template <class F>
 struct WeightStream {
@@ -301,10 +358,10 @@ struct WeightStream {
             copy_async(to + (2 * u + 1) * VECTOR_BYTES, second + u * WARP, exists);
             if constexpr (F::GROUP_SCALED) {
                 static_assert(UNROLL == 1, "one word of scales for each row");
-                const int apart = scale_stride(weights.vectors);
-                const unsigned char* from = (const unsigned char*)weights.scales + (size_t)(2 * pair) * apart + at / 4 * 4;
-                copy_async<4>(scales + group * SCALE_BYTES, from, exists);
-                copy_async<4>(scales + group * SCALE_BYTES + THREADS * 4, from + (2 * pair + 1 < weights.outputs ? apart : 0), exists);
+                // Nothing is read where there is nothing, but an address is made.
+                const int output = exists ? 2 * pair : 0, vector = exists ? at : 0;
+                copy_async<4>(scales + group * SCALE_BYTES, F::scale_word(weights, output, vector), exists);
+                copy_async<4>(scales + group * SCALE_BYTES + THREADS * 4, F::scale_word(weights, min(output + 1, weights.outputs - 1), vector), exists);
             }
         }
         commit_copies();
@@ -320,7 +377,7 @@ __device__ inline typename F::Wide weights_of_row(const WeightStream<F>& stream,
     const uint4 v = *(const uint4*)(stream.ring + stream.group * GROUP_BYTES + (2 * u + row) * VECTOR_BYTES);
     if constexpr (F::GROUP_SCALED) {
         const unsigned word = *(const unsigned*)(stream.scales + stream.group * SCALE_BYTES + row * THREADS * 4);
-        return F::wide(v, word >> 8 * (at % 4) & 255);
+        return F::wide(v, word, at);
     } else {
         return F::wide(v);
     }

@@ -50,15 +50,18 @@ __device__ inline void norm_qkv(const LinearInput& in, const LinearWeights& weig
                           const unsigned long long* tables, const unsigned* starts,                            \
                           float* query, float* projected, unsigned* arrived,                      \
                           unsigned long long layer_bytes, int layer, int heads, int kv_heads, int head_dim, int block_shift, int rows,   \
-                          int columns, int outputs, int vectors, int chunk) {                                                            \
-        norm_qkv<F, M>({hidden, nullptr, norm, norm_eps, rows, columns}, {data, scales, bias, outputs, vectors},                         \
+                          int columns, int outputs, int vectors, int shift, int chunk) {                                                            \
+        norm_qkv<F, M>({hidden, nullptr, norm, norm_eps, rows, columns}, {data, scales, bias, outputs, vectors, shift},                         \
                        {query_norm, key_norm, cosines, sines, positions, query, projected, arrived, heads, norm_eps},                    \
                        {tables, starts, layer_bytes, layer, kv_heads, head_dim, block_shift}, chunk);                                    \
     }
 #define KERNELS(dtype, F) KERNEL(dtype, F, 1) KERNEL(dtype, F, 2) KERNEL(dtype, F, 4)
 HBMARK_FOR_EACH_FORMAT(KERNELS)
 KERNELS(mxfp4, FormatMxfp4)
+KERNELS(int4, FormatInt4)
 KERNEL(fp8, FormatFp8, 1)
 KERNEL(fp8, FormatFp8, 2)
+KERNEL(fp8_block, FormatFp8Block, 1)
+KERNEL(fp8_block, FormatFp8Block, 2)
 #undef KERNELS
 #undef KERNEL

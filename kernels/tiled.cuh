@@ -18,16 +18,18 @@
 // bf16, f16   16                  rounded alike                           as they are
 // int8        32                  8 bits, a scale per row and 32 columns  as they are; a step is summed in whole numbers, then scaled
 // fp8         16                  bf16, in the order in which codes come  widened to bf16
+// fp8_block   16                  as fp8                                  as fp8; a step is summed, then scaled
 // mxfp4       32                  as int8, in the order in which codes    widened to 8 bits; summed as int8, then scaled on both sides
-//                                 come
+// int4        32                  come                                    the same, less their zeros
 //
 // `put` stores columns column..column + 4 of a prepared row; all lanes of the warp come there together. `put_one` stores a single element of rows that
 // have no padding, where a format has elements of their own.
 template <class T>
 struct TiledFloats {
     using Cache = T;
-    // Vectors of inputs that meet 8 vectors of weights, and scales that come with those inputs; whether outputs have scales, and groups of their columns.
-    static constexpr int INPUT_VECTORS = 8, COLUMNS = 8, GROUPS_OF_INPUTS = 0;
+    // Vectors of inputs that meet 8 vectors of weights, and scales that come with those inputs; whether outputs have scales, and groups of their columns,
+    // which come with so many bytes for each vector.
+    static constexpr int INPUT_VECTORS = 8, COLUMNS = 8, GROUPS_OF_INPUTS = 0, SCALE_BYTES = 0;
     static constexpr bool SCALED = false, GROUP_SCALED = false;
     __device__ static void put(uint4* out, int, int vectors, int row, int column, float4 x, bool inside) {
         if (inside) ((uint2*)(out + (size_t)row * vectors))[column / 4] = uint2{pair<T>(x.x, x.y), pair<T>(x.z, x.w)};
@@ -52,7 +54,7 @@ struct TiledFloats {
 
 struct TiledInt8 {
     using Cache = Bf16;
-    static constexpr int INPUT_VECTORS = 8, COLUMNS = 16, GROUPS_OF_INPUTS = 4;
+    static constexpr int INPUT_VECTORS = 8, COLUMNS = 16, GROUPS_OF_INPUTS = 4, SCALE_BYTES = 0;
     static constexpr bool SCALED = true, GROUP_SCALED = false;
     // The scales lie behind all rows: a vector of four for every 8 vectors of a row.
     __device__ static void put(uint4* out, int rows, int vectors, int row, int column, float4 x, bool inside) {
@@ -92,7 +94,7 @@ __device__ inline void outputs_by_halves(unsigned (&b)[NI][2], unsigned char* ti
 
 struct TiledFp8 {
     using Cache = Bf16;
-    static constexpr int INPUT_VECTORS = 16, COLUMNS = 16, GROUPS_OF_INPUTS = 0;
+    static constexpr int INPUT_VECTORS = 16, COLUMNS = 16, GROUPS_OF_INPUTS = 0, SCALE_BYTES = 0;
     static constexpr bool SCALED = true, GROUP_SCALED = false;
     __device__ static void put(uint4* out, int, int vectors, int row, int column, float4 x, bool inside) {
         if (!inside) return;
@@ -115,9 +117,22 @@ struct TiledFp8 {
     }
 };
 
+struct TiledFp8Block : TiledFp8 {
+    static constexpr bool SCALED = false, GROUP_SCALED = true, WITH_ZEROS = false;
+    static constexpr int SCALE_BYTES = 4;
+    using Format = FormatFp8Block;
+    __device__ static float scale(const unsigned char* of_vector) { return FormatFp8Block::scale(*(const unsigned*)of_vector); }
+    __device__ static void add(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&)[2], const float (&outputs)[2]) {
+        float of_step[4] = {};
+        multiply_tile<Bf16>(of_step, a, b);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[i] += outputs[i % 2] * of_step[i];
+    }
+};
+
 // A lane gets a word of a vector, eight neighbouring codes, where it should have four and four that lie 16 columns apart: the inputs are put in the
 // order in which codes come.
-struct TiledMxfp4 {
+struct TiledFourBits {
     using Cache = Bf16;
     static constexpr int INPUT_VECTORS = 16, COLUMNS = 32, GROUPS_OF_INPUTS = 8;
     static constexpr bool SCALED = false, GROUP_SCALED = true;
@@ -125,21 +140,44 @@ struct TiledMxfp4 {
     __device__ static void put(uint4* out, int rows, int vectors, int row, int column, float4 x, bool inside) {
         float scale;
         const unsigned four = FormatInt8::round(x, scale);
-        const int group = column / FormatMxfp4::GROUP, place = column % FormatMxfp4::GROUP / 4;
+        const int group = column / FourBits::GROUP, place = column % FourBits::GROUP / 4;
         if (inside) ((unsigned*)(out + (size_t)row * vectors * 2))[group * 8 + place % 2 * 4 + place / 2] = four;
         const int groups = (vectors + 7) / 8 * 8;
         if (place == 0 && group < groups) ((float*)(out + (size_t)rows * vectors * 2))[(size_t)row * groups + group] = scale;
     }
     __device__ static void put_one(unsigned short*, size_t, float) {}
-    template <int NI>
-    __device__ static void outputs(unsigned (&b)[NI][2], unsigned char* tile, int first, int step, int lane) {
-        outputs_by_halves(b, tile, first, step, lane, [](unsigned word, int half) { return FormatMxfp4::four(word >> 16 * half); });
-    }
     __device__ static void add(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&rows)[2], const float (&outputs)[2]) {
         int whole[4] = {};
         multiply_bytes(whole, a, b);
 #pragma unroll
         for (int i = 0; i < 4; ++i) sums[i] += rows[i / 2] * outputs[i % 2] * (float)whole[i];
+    }
+};
+
+struct TiledMxfp4 : TiledFourBits {
+    static constexpr int SCALE_BYTES = 1;
+    static constexpr bool WITH_ZEROS = false;
+    using Format = FormatMxfp4;
+    template <int NI>
+    __device__ static void outputs(unsigned (&b)[NI][2], unsigned char* tile, int first, int step, int lane) {
+        outputs_by_halves(b, tile, first, step, lane, [](unsigned word, int half) { return FormatMxfp4::four(word >> 16 * half); });
+    }
+    __device__ static float scale(const unsigned char* of_vector) { return FormatMxfp4::half_power(*of_vector); }
+};
+
+struct TiledInt4 : TiledFourBits {
+    static constexpr int SCALE_BYTES = 4;
+    static constexpr bool WITH_ZEROS = true;
+    using Format = FormatInt4;
+    template <int NI>
+    __device__ static void outputs(unsigned (&b)[NI][2], unsigned char* tile, int first, int step, int lane) {
+        outputs_by_halves(b, tile, first, step, lane, [](unsigned word, int half) { return FormatInt4::four(word >> 16 * half); });
+    }
+    __device__ static float scale(const unsigned char* of_vector) { return FormatInt4::scale(*(const unsigned*)of_vector); }
+    // The codes of an output less the zero of its vector.
+    __device__ static void subtract(unsigned (&b)[2], const unsigned char* of_vector) {
+        const unsigned zeros = FormatInt4::zeros(*(const unsigned*)of_vector);
+        b[0] = FormatInt4::less(b[0], zeros), b[1] = FormatInt4::less(b[1], zeros);
     }
 };
 
@@ -191,8 +229,8 @@ __device__ inline void multiply_tile_of_rows(const uint4* inputs, int prepared, 
     const int first_output = blockIdx.x * Z::BN;
     constexpr int V = 8, IV = F::INPUT_VECTORS, STEPS = IV / 2, MI = Z::BM / (16 * Z::WM), NI = Z::BN / (8 * Z::WN);
     constexpr int SV = F::GROUPS_OF_INPUTS / 4, OUTPUTS_AT = Z::BM * IV * 16, SCALES_AT = OUTPUTS_AT + Z::BN * V * 16;
-    // Then a byte for each vector of each output.
-    constexpr int OUTPUT_SCALES_AT = SCALES_AT + Z::BM * SV * 16, STAGE_BYTES = OUTPUT_SCALES_AT + (F::GROUP_SCALED ? Z::BN * V : 0);
+    // Then a byte or a word for each vector of each output.
+    constexpr int OUTPUT_SCALES_AT = SCALES_AT + Z::BM * SV * 16, STAGE_BYTES = OUTPUT_SCALES_AT + Z::BN * V * F::SCALE_BYTES;
     constexpr int STAGES = Z::template STAGES<STAGE_BYTES>;
     static_assert(STEPS % Z::WK == 0, "warps share the steps of a stage");
     static_assert(Z::WK * Z::BM * Z::BN * 4 <= STAGES * STAGE_BYTES, "sums fit where tiles were");
@@ -201,11 +239,11 @@ __device__ inline void multiply_tile_of_rows(const uint4* inputs, int prepared, 
     const auto load_weights = [&](int at) {
         load_rows<V, Z::TILED_THREADS>(stage(at) + OUTPUTS_AT, weights.data, weights.vectors, first_output, weights.outputs, Z::BN, at);
         if constexpr (F::GROUP_SCALED) {
-            const int apart = scale_stride(weights.vectors);
-            for (int i = threadIdx.x; i < Z::BN * V / 4; i += Z::TILED_THREADS) {
-                const int output = first_output + i * 4 / V, byte = at * V + i * 4 % V;
-                const bool exists = output < weights.outputs && byte < apart;
-                const unsigned char* from = (const unsigned char*)weights.scales + (exists ? (size_t)output * apart + byte : 0);
+            constexpr int WORDS = V * F::SCALE_BYTES / 4;
+            for (int i = threadIdx.x; i < Z::BN * WORDS; i += Z::TILED_THREADS) {
+                const int output = first_output + i / WORDS, vector = at * V + i % WORDS * (V / WORDS);
+                const bool exists = output < weights.outputs && vector < weights.vectors;
+                const void* from = F::Format::scale_word(weights, exists ? output : 0, exists ? vector : 0);
                 copy_async<4>(stage(at) + OUTPUT_SCALES_AT + i * 4, from, exists);
             }
         }
@@ -246,8 +284,11 @@ __device__ inline void multiply_tile_of_rows(const uint4* inputs, int prepared, 
             if constexpr (F::GROUP_SCALED) {
 #pragma unroll
                 for (int n = 0; n < NI; ++n) {
-                    const unsigned char* of_pair = tile + OUTPUT_SCALES_AT + ((wn * NI + n) * 8 + lane % 4 * 2) * V + step;
-                    of_outputs[n][0] = FormatMxfp4::half_power(of_pair[0]), of_outputs[n][1] = FormatMxfp4::half_power(of_pair[V]);
+                    const auto of_vector = [&](int output) {
+                        return tile + OUTPUT_SCALES_AT + (((wn * NI + n) * 8 + output) * V + step) * F::SCALE_BYTES;
+                    };
+                    of_outputs[n][0] = F::scale(of_vector(lane % 4 * 2)), of_outputs[n][1] = F::scale(of_vector(lane % 4 * 2 + 1));
+                    if constexpr (F::WITH_ZEROS) F::subtract(b[n], of_vector(lane / 4));
                 }
             }
 #pragma unroll
@@ -310,6 +351,10 @@ __device__ inline void multiply_tiled(const uint4* inputs, int rows, const Linea
     multiply_tile_of_rows<F, Z>(inputs, rows, blockIdx.y * Z::BM, rows, InOrder{}, weights, finish);
 }
 
+// A kernel of each format whose scales are of groups, and tiling.
+#define HBMARK_FOR_EACH_GROUPED(KERNEL)                                                                         \
+    HBMARK_FOR_EACH_ROWS(KERNEL, mxfp4, TiledMxfp4) HBMARK_FOR_EACH_ROWS(KERNEL, int4, TiledInt4)               \
+        HBMARK_FOR_EACH_ROWS(KERNEL, fp8_block, TiledFp8Block)
 // A kernel of each format and tiling.
 #define HBMARK_FOR_EACH_ROWS(KERNEL, dtype, F) KERNEL(dtype, F, 16) KERNEL(dtype, F, 32) KERNEL(dtype, F, 64) KERNEL(dtype, F, 128)
 #define HBMARK_FOR_EACH_TILING(KERNEL)                                                                              \

@@ -10,8 +10,8 @@
 
 #define PRODUCT                                                                                                                          \
     const uint4 *inputs, const uint4 *data, const float *scales, const float *bias,  \
-        int rows, int outputs, int vectors
-#define WEIGHTS {data, scales, bias, outputs, vectors}
+        int rows, int outputs, int vectors, int shift
+#define WEIGHTS {data, scales, bias, outputs, vectors, shift}
 
 #define KERNEL(dtype, F, ROWS)                                                                                                           \
     HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, tiled_project_add_##dtype##_t##ROWS, float* hidden, PRODUCT) {    \
@@ -22,7 +22,7 @@
         });                                                                                                                              \
     }
 HBMARK_FOR_EACH_TILING(KERNEL)
-HBMARK_FOR_EACH_ROWS(KERNEL, mxfp4, TiledMxfp4)
+HBMARK_FOR_EACH_GROUPED(KERNEL)
 #undef KERNEL
 
 #define KERNEL(dtype, F, ROWS)                                                                                                           \
@@ -35,7 +35,7 @@ HBMARK_FOR_EACH_ROWS(KERNEL, mxfp4, TiledMxfp4)
         });                                                                                                                              \
     }
 HBMARK_FOR_EACH_TILING(KERNEL)
-HBMARK_FOR_EACH_ROWS(KERNEL, mxfp4, TiledMxfp4)
+HBMARK_FOR_EACH_GROUPED(KERNEL)
 #undef KERNEL
 
 #define KERNEL(dtype, F, ROWS)                                                                                                           \
@@ -70,7 +70,7 @@ HBMARK_FOR_EACH_TILING(KERNEL)
         });                                                                                                                              \
     }
 HBMARK_FOR_EACH_TILING(KERNEL)
-HBMARK_FOR_EACH_ROWS(KERNEL, mxfp4, TiledMxfp4)
+HBMARK_FOR_EACH_GROUPED(KERNEL)
 #undef KERNEL
 
 // The heads that a projection left, by the format of the cache; those of Q together and of K together where `joint`.

@@ -167,7 +167,7 @@ const MAX_EXPERTS: usize = 1024;
 const MAX_EXPERTS_PER_TOKEN: usize = 32;
 
 /// What the kernels of a GPU multiply with.
-const KERNEL_FORMATS: &str = "its kernels stream bf16, f16, f32, int8, fp8 and mxfp4";
+const KERNEL_FORMATS: &str = "its kernels stream bf16, f16, f32, int8, fp8, mxfp4 and int4";
 
 /// Checks that the kernels of a device have what the forward of an architecture needs.
 ///
@@ -189,7 +189,7 @@ pub fn check_device(
             format!("its kernels pick at most {MAX_EXPERTS_PER_TOKEN} of {MAX_EXPERTS}"),
         );
     }
-    let known = [Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::Int8, Dtype::Fp8, Dtype::Mxfp4];
+    let known = [Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::Int8, Dtype::Fp8, Dtype::Mxfp4, Dtype::Int4];
     if !known.contains(&dtype) {
         return refuse(format!("dtype {dtype} on {device}"), KERNEL_FORMATS);
     }

@@ -24,8 +24,12 @@ pub enum KernelFormat {
     Int8,
     /// 8-bit floats (e4m3), and a scale per output.
     Fp8,
+    /// The same, and an f32 for the columns of a block, which 16 outputs have by twos.
+    Fp8Block,
     /// 4-bit floats (e2m1), and a byte of e8m0 for every vector.
     Mxfp4,
+    /// 4-bit integers, and a word with a scale and a zero for every group of columns.
+    Int4,
 }
 
 impl KernelFormat {
@@ -37,12 +41,10 @@ impl KernelFormat {
             Packing::F32 => Some(Self::F32),
             Packing::Int8 => Some(Self::Int8),
             Packing::Fp8 { block: None } => Some(Self::Fp8),
+            Packing::Fp8 { .. } => Some(Self::Fp8Block),
             Packing::Mxfp4 => Some(Self::Mxfp4),
-            Packing::Fp8 { .. }
-            | Packing::Q8_0
-            | Packing::Q4_0
-            | Packing::Int4 { .. }
-            | Packing::Super(_) => None,
+            Packing::Int4 { .. } => Some(Self::Int4),
+            Packing::Q8_0 | Packing::Q4_0 | Packing::Super(_) => None,
         }
     }
 
@@ -55,7 +57,9 @@ impl KernelFormat {
             Self::F32 => "f32",
             Self::Int8 => "int8",
             Self::Fp8 => "fp8",
+            Self::Fp8Block => "fp8_block",
             Self::Mxfp4 => "mxfp4",
+            Self::Int4 => "int4",
         }
     }
 
@@ -65,9 +69,25 @@ impl KernelFormat {
         match self {
             Self::Bf16 | Self::F16 => VECTOR / 2,
             Self::F32 => VECTOR / 4,
-            Self::Int8 | Self::Fp8 => VECTOR,
-            Self::Mxfp4 => 2 * VECTOR,
+            Self::Int8 | Self::Fp8 | Self::Fp8Block => VECTOR,
+            Self::Mxfp4 | Self::Int4 => 2 * VECTOR,
         }
+    }
+
+    /// The format whose inputs it meets on tensor cores.
+    #[must_use]
+    pub fn of_inputs(self) -> Self {
+        match self {
+            Self::Fp8Block => Self::Fp8,
+            Self::Int4 => Self::Mxfp4,
+            other => other,
+        }
+    }
+
+    /// Whether scales of groups of columns are on their way beside the weights.
+    #[must_use]
+    pub fn is_grouped(self) -> bool {
+        matches!(self, Self::Fp8Block | Self::Mxfp4 | Self::Int4)
     }
 
     /// Vectors of a row. Rows of 8-bit integers are whole groups of 32 columns, as the activations they meet.
@@ -88,6 +108,8 @@ pub struct Matrix<D: Device> {
     pub columns: usize,
     /// 16-byte vectors of a row.
     pub vectors: usize,
+    /// `2^shift` vectors of a row share a word of scales, where scales are words of groups.
+    pub shift: u32,
     pub data: D::Memory,
     pub scales: Option<D::Memory>,
     pub bias: Option<D::Memory>,
@@ -119,6 +141,7 @@ impl<D: Device> Matrix<D> {
         let bytes = packed(parts, &order, vectors * VECTOR, threads_for(order.len() * vectors * VECTOR));
         let data = device.allocate(bytes.len())?;
         device.upload(&data, 0, &bytes)?;
+        let shift = shift(first, format, vectors)?;
         let scales = match format {
             KernelFormat::Int8 | KernelFormat::Fp8 => {
                 let scales: Vec<f32> =
@@ -131,6 +154,8 @@ impl<D: Device> Matrix<D> {
                 device.upload(&memory, 0, &bytes)?;
                 Some(memory)
             }
+            KernelFormat::Int4 => Some(words(device, &int4_words(parts, &order)?)?),
+            KernelFormat::Fp8Block => Some(words(device, &block_words(parts, &order)?)?),
             KernelFormat::Bf16 | KernelFormat::F16 | KernelFormat::F32 => None,
         };
         let bias = parts
@@ -142,7 +167,7 @@ impl<D: Device> Matrix<D> {
                 floats(device, &order.iter().copied().map(bias).collect::<Vec<f32>>())
             })
             .transpose()?;
-        Ok(Self { format, outputs: order.len(), columns: first.columns, vectors, data, scales, bias })
+        Ok(Self { format, outputs: order.len(), columns: first.columns, vectors, shift, data, scales, bias })
     }
 
     /// Bytes of weights, scales and biases: what one pass over the matrix reads.
@@ -158,6 +183,13 @@ impl<D: Device> Matrix<D> {
 /// # Errors
 /// When memory runs out.
 pub fn floats<D: Device>(device: &mut D, values: &[f32]) -> Result<D::Memory, EngineError> {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let memory = device.allocate(bytes.len())?;
+    device.upload(&memory, 0, &bytes)?;
+    Ok(memory)
+}
+
+fn words<D: Device>(device: &mut D, values: &[u32]) -> Result<D::Memory, EngineError> {
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     let memory = device.allocate(bytes.len())?;
     device.upload(&memory, 0, &bytes)?;
@@ -230,9 +262,11 @@ fn row_bytes(matrix: &StoredMatrix, row: usize, out: &mut [u8]) {
         StoredData::Bf16(values) => put(out, &values[range], half::bf16::to_le_bytes),
         StoredData::Int8 { quants, .. } => put(out, &quants[range], i8::to_le_bytes),
         StoredData::Fp8 { codes, .. } => put(out, &codes[range], u8::to_le_bytes),
-        StoredData::Mxfp4 { nibbles, .. } => {
-            let bytes = matrix.columns.div_ceil(MXFP4_GROUP) * MXFP4_GROUP / 2;
-            put(out, &nibbles[row * bytes..(row + 1) * bytes], u8::to_le_bytes);
+        StoredData::Mxfp4 { nibbles, .. } | StoredData::Int4 { nibbles, .. } => {
+            // Rows of int4 are stored in whole groups, which may go further than the last vector.
+            let (stride, bytes) =
+                (nibbles.len() / matrix.rows, matrix.columns.div_ceil(MXFP4_GROUP) * VECTOR);
+            put(out, &nibbles[row * stride..row * stride + bytes], u8::to_le_bytes);
         }
         other => unreachable!("refused before: {other:?}"),
     }
@@ -244,6 +278,90 @@ fn row_scale(matrix: &StoredMatrix, row: usize) -> f32 {
         StoredData::Fp8 { scales, .. } => scales[row] * E4M3_BELOW_F16,
         _ => 1.0,
     }
+}
+
+/// Vectors of a row that share a word of scales, as a power of two; whole rows of any width are one group.
+///
+/// # Errors
+/// When a group is no such number of vectors.
+fn shift(matrix: &StoredMatrix, format: KernelFormat, vectors: usize) -> Result<u32, EngineError> {
+    let group = match matrix.packing() {
+        Packing::Int4 { group } => group,
+        Packing::Fp8 { block: Some([_, columns]) } => columns,
+        _ => return Ok(0),
+    };
+    if group >= matrix.columns {
+        return Ok(vectors.next_power_of_two().ilog2());
+    }
+    let of_vectors = group / format.columns();
+    if group.is_multiple_of(format.columns()) && of_vectors.is_power_of_two() {
+        return Ok(of_vectors.ilog2());
+    }
+    super::super::refuse(
+        format!("{} in groups of {group} columns on a GPU", matrix.storage()),
+        format!("groups must be {} columns times a power of two, or whole rows", format.columns()),
+    )
+}
+
+/// A word for each group of each row: the scale as f16, and above it the zero.
+///
+/// # Errors
+/// When a zero is no whole number that 4-bit codes can be less.
+fn int4_words(parts: &[LinearPart], order: &[(usize, usize)]) -> Result<Vec<u32>, EngineError> {
+    let mut words = Vec::new();
+    for &(part, row) in order {
+        let matrix = &parts[part].matrix;
+        let StoredData::Int4 { scales, zeros, group, .. } = &matrix.data else {
+            unreachable!("the parts of a layer are of one format: {}", matrix.storage())
+        };
+        let groups = matrix.columns.div_ceil(*group);
+        let own = row * groups..(row + 1) * groups;
+        for (scale, zero) in scales[own.clone()].iter().zip(&zeros[own]) {
+            let whole = (0..=16_u8).find(|whole| f32::from(*whole).to_bits() == zero.to_f32().to_bits());
+            let Some(whole) = whole else {
+                return super::super::refuse(
+                    format!("int4 with a zero of {zero} on a GPU"),
+                    "zeros must be whole numbers from 0 to 16",
+                );
+            };
+            words.push(u32::from(scale.to_bits()) | u32::from(whole) << 16);
+        }
+    }
+    Ok(words)
+}
+
+/// Rows whose scales of blocks are kept once, for the even ones and for the odd ones.
+const BLOCK_ROWS: usize = 16;
+
+/// The scales of blocks: those of the first two of 16 rows, which all others of the even and of the odd ones have, too.
+///
+/// # Errors
+/// When they have not.
+fn block_words(parts: &[LinearPart], order: &[(usize, usize)]) -> Result<Vec<u32>, EngineError> {
+    let of_row = |&(part, row): &(usize, usize)| match &parts[part].matrix.data {
+        StoredData::Fp8 { scales, .. } => {
+            let groups = scales.len() / parts[part].matrix.rows;
+            &scales[row * groups..(row + 1) * groups]
+        }
+        other => unreachable!("the parts of a layer are of one format: {other:?}"),
+    };
+    let same = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
+    let mut words = Vec::new();
+    for rows in order.chunks(BLOCK_ROWS) {
+        for parity in 0..2 {
+            let mut scales = rows.iter().skip(parity).step_by(2).map(of_row);
+            // A last row without a second has room for its scales all the same.
+            let first = scales.next().unwrap_or_else(|| of_row(&rows[0]));
+            if !scales.all(|scales| same(scales, first)) {
+                return super::super::refuse(
+                    format!("fp8 whose scales differ within {BLOCK_ROWS} outputs on a GPU"),
+                    "blocks must have a multiple of 16 rows, such as 128, and so must the parts of a fused layer",
+                );
+            }
+            words.extend(first.iter().map(|scale| (scale * E4M3_BELOW_F16).to_bits()));
+        }
+    }
+    Ok(words)
 }
 
 /// Columns of mxfp4 that share a scale.

@@ -51,7 +51,7 @@ impl<D: Device> ExpertTable<D> {
             let entries = all.map(|matrix| {
                 let [scales, bias] =
                     [&matrix.scales, &matrix.bias].map(|memory| memory.as_ref().map_or(0, D::address));
-                [D::address(&matrix.data), scales, bias, 0]
+                [D::address(&matrix.data), scales, bias, u64::from(matrix.shift)]
             });
             let bytes: Vec<u8> =
                 none.into_iter().chain(entries).flatten().flat_map(u64::to_le_bytes).collect();

@@ -103,7 +103,7 @@ fn optional<D: Device>(memory: Option<&D::Memory>) -> Argument {
 /// Rows that the streaming product of a format takes at a time, of so many.
 pub(super) fn rows_at_once(format: KernelFormat, rows: usize) -> usize {
     // Four rows with fp8 would spill on sm_80, so there are no such kernels.
-    let most = if format == KernelFormat::Fp8 { 2 } else { 4 };
+    let most = if matches!(format, KernelFormat::Fp8 | KernelFormat::Fp8Block) { 2 } else { 4 };
     ROWS_AT_ONCE.into_iter().find(|at_once| *at_once >= rows.min(most)).unwrap_or(most)
 }
 
@@ -116,12 +116,12 @@ pub(super) fn staged_inputs(
 ) -> (usize, u32) {
     // Bytes of 32 inputs.
     let input = match format {
-        KernelFormat::Bf16 | KernelFormat::Fp8 => 64,
+        KernelFormat::Bf16 | KernelFormat::Fp8 | KernelFormat::Fp8Block => 64,
         KernelFormat::F16 | KernelFormat::F32 => 128,
-        KernelFormat::Int8 | KernelFormat::Mxfp4 => 32 + 4,
+        KernelFormat::Int8 | KernelFormat::Mxfp4 | KernelFormat::Int4 => 32 + 4,
     };
     // Scales of groups are on their way beside the weights.
-    let scales = if format == KernelFormat::Mxfp4 { RING_BYTES / 4 } else { 0 };
+    let scales = if format.is_grouped() { RING_BYTES / 4 } else { 0 };
     let whole = vectors * format.columns();
     let step = STEP * format.columns();
     let fits = tuning.input_bytes.saturating_sub(scales) * 32 / (rows_at_once * input);
@@ -143,7 +143,8 @@ pub(super) fn stream<D: Device>(
     let (chunk, shared_bytes) = staged_inputs(weights.format, weights.vectors, rows_at_once, tuning);
     let pairs = weights.outputs.div_ceil(2);
     let blocks = pairs.min(device.multiprocessors() as usize * BLOCKS_PER_MULTIPROCESSOR);
-    arguments.extend([rows, weights.columns, weights.outputs, weights.vectors, chunk].map(size));
+    let shift = weights.shift as usize;
+    arguments.extend([rows, weights.columns, weights.outputs, weights.vectors, shift, chunk].map(size));
     // Passes beyond what y may have go to z; those behind the last row return.
     let layers = passes.div_ceil(MAX_GRID_YZ).max(1);
     device.launch(&KernelLaunch {
@@ -680,8 +681,8 @@ fn norm_bytes<D: Device>(norm: Option<(&DeviceTensor<D>, f32)>) -> u64 {
 /// What the cache of a model keeps, by the format of its weights.
 fn cache_dtype(format: KernelFormat) -> Dtype {
     match format {
-        KernelFormat::Bf16 | KernelFormat::Int8 | KernelFormat::Fp8 | KernelFormat::Mxfp4 => Dtype::Bf16,
         KernelFormat::F16 => Dtype::F16,
         KernelFormat::F32 => Dtype::F32,
+        _ => Dtype::Bf16,
     }
 }

@@ -53,7 +53,7 @@ impl Tiling {
 
     /// A stage: 128 bytes of each output, and the inputs that meet them.
     fn stage_bytes(self, inputs: Inputs) -> usize {
-        let of_output = STAGE_VECTORS * (VECTOR + usize::from(inputs.outputs_grouped));
+        let of_output = STAGE_VECTORS * (VECTOR + inputs.output_scale_bytes);
         let of_row = (inputs.vectors(STAGE_VECTORS) + inputs.scale_vectors) * VECTOR;
         self.outputs * of_output + self.rows * of_row
     }
@@ -74,8 +74,8 @@ struct Inputs {
     per_vector: usize,
     /// Vectors of scales that come with a stage of them, one for every 32 columns.
     scale_vectors: usize,
-    /// Whether a byte comes with every vector of an output.
-    outputs_grouped: bool,
+    /// Bytes of scales that come with every vector of an output.
+    output_scale_bytes: usize,
 }
 
 impl Inputs {
@@ -84,11 +84,16 @@ impl Inputs {
         let (per_vector, scale_vectors) = match format {
             KernelFormat::Bf16 | KernelFormat::F16 => (1, 0),
             KernelFormat::Int8 => (1, 1),
-            KernelFormat::Fp8 => (2, 0),
-            KernelFormat::Mxfp4 => (2, 2),
+            KernelFormat::Fp8 | KernelFormat::Fp8Block => (2, 0),
+            KernelFormat::Mxfp4 | KernelFormat::Int4 => (2, 2),
             KernelFormat::F32 => return None,
         };
-        Some(Self { per_vector, scale_vectors, outputs_grouped: format == KernelFormat::Mxfp4 })
+        let output_scale_bytes = match format {
+            KernelFormat::Mxfp4 => 1,
+            KernelFormat::Int4 | KernelFormat::Fp8Block => 4,
+            _ => 0,
+        };
+        Some(Self { per_vector, scale_vectors, output_scale_bytes })
     }
 
     fn vectors(self, of_weights: usize) -> usize {
@@ -152,7 +157,7 @@ impl<D: Device> Prepare<'_, D> {
     pub fn launch(&self, device: &mut D, weights: &Matrix<D>, prepared: u64) -> Result<(), EngineError> {
         let (parts, stride) = self.parts.unwrap_or((1, 0));
         device.launch(&KernelLaunch {
-            kernel: format!("prepare_rows_{}", weights.format.name()),
+            kernel: format!("prepare_rows_{}", weights.format.of_inputs().name()),
             grid: [word(self.rows), 1, 1],
             threads: THREADS,
             shared_bytes: 0,
@@ -226,6 +231,7 @@ pub fn multiply<D: Device>(
         size(rows),
         size(weights.outputs),
         size(weights.vectors),
+        size(weights.shift as usize),
     ]);
     device.launch(&KernelLaunch {
         kernel: format!("tiled_{operation}_{}_t{}", weights.format.name(), tiling.rows),
@@ -284,18 +290,25 @@ mod tests {
     #[test]
     fn a_tile_fits_the_shared_memory_of_a_block() {
         // An H100, and a GPU of 8.9 or 12.0.
-        let formats = [KernelFormat::Bf16, KernelFormat::Int8, KernelFormat::Fp8, KernelFormat::Mxfp4];
+        let formats = [
+            KernelFormat::Bf16,
+            KernelFormat::Int8,
+            KernelFormat::Fp8,
+            KernelFormat::Fp8Block,
+            KernelFormat::Mxfp4,
+            KernelFormat::Int4,
+        ];
         for operation in ["gate_up", "project_add"] {
             let rows_at = |format, rows, kib: usize| {
                 Tiling::of(operation, rows, Inputs::of(format).unwrap(), kib << 10).map(|tiling| tiling.rows)
             };
-            assert_eq!(formats.map(|format| rows_at(format, 128, 227)), [Some(128); 4]);
+            assert_eq!(formats.map(|format| rows_at(format, 128, 227)), [Some(128); 6]);
             assert_eq!(
                 formats.map(|format| rows_at(format, 128, 99)),
-                [Some(128), Some(64), Some(32), Some(32)]
+                [Some(128), Some(64), Some(32), Some(32), Some(32), Some(32)]
             );
-            assert_eq!(formats.map(|format| rows_at(format, 8, 99)), [Some(16); 4]);
-            assert_eq!(formats.map(|format| rows_at(format, 8, 8)), [None; 4]);
+            assert_eq!(formats.map(|format| rows_at(format, 8, 99)), [Some(16); 6]);
+            assert_eq!(formats.map(|format| rows_at(format, 8, 8)), [None; 6]);
         }
     }
 

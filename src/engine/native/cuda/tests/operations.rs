@@ -24,7 +24,8 @@ use crate::engine::native::{kv_dtype, random_kv};
 use crate::weights::{Packing, StoredMatrix};
 use hbmark_core::model::Dtype;
 
-const DTYPES: [Dtype; 6] = [Dtype::Bf16, Dtype::F16, Dtype::F32, Dtype::Int8, Dtype::Fp8, Dtype::Mxfp4];
+const DTYPES: [Dtype; 7] =
+    [Dtype::Bf16, Dtype::F16, Dtype::F32, Dtype::Int8, Dtype::Fp8, Dtype::Mxfp4, Dtype::Int4];
 
 /// A sample that the kernels run: K and V as its weights say, heads of whole vectors.
 fn runnable(nth: u64, draw: impl FnOnce(Dtype) -> Sample) -> Option<Sample> {
