@@ -275,7 +275,7 @@ __device__ inline void multiply_tile_of_rows(const uint4* inputs, int prepared, 
         commit_copies();
         unsigned char* tile = stage(at);
         // Whole sums of several steps at once would spill.
-        constexpr int STEPS_AT_ONCE = SV > 0 ? 1 : STEPS;
+        constexpr int STEPS_AT_ONCE = SV > 0 || F::GROUP_SCALED ? 1 : STEPS;
 #pragma unroll STEPS_AT_ONCE
         for (int step = wk; step < STEPS; step += Z::WK) {
             unsigned b[NI][2];

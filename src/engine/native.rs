@@ -35,8 +35,8 @@ use super::{
 use crate::engine::{LoraSession, StepProfiler, SyntheticKv};
 use crate::weights::{Adapter, OpenModel, Packing, StoredTensor};
 use hbmark_core::model::{
-    Architecture, Attention, Dense, Dtype, Family, FeedForward, Inventory, Mixer, Norms, QkNorm, Reach, Role,
-    RopeScaling, Target, TensorInfo,
+    Architecture, Attention, Dense, Dtype, Family, FeedForward, Format, Inventory, Mixer, Norms, QkNorm,
+    Quantization, Reach, Role, RopeScaling, Scales, Target, TensorInfo,
 };
 use hbmark_core::result::{Capabilities, Ragged};
 use hbmark_core::units::{Bytes, Nanos};
@@ -193,11 +193,23 @@ pub fn check_device(
     if !known.contains(&dtype) {
         return refuse(format!("dtype {dtype} on {device}"), KERNEL_FORMATS);
     }
+    let of_head = |own: &Quantization| own.storage().ok()?.format("lm_head");
+    let own = architecture.quantization.as_ref().filter(|own| own.dtype() == Some(dtype));
+    if let Some(format) = own.and_then(of_head).filter(|_| !architecture.tied_head)
+        && !matches!(
+            format,
+            Format::Int { bits: 8, .. } | Format::Fp8 { scales: Scales::Tensor | Scales::Channel, .. }
+        )
+    {
+        return refuse(
+            format!("a head in {} on {device}", format.dtype()),
+            "its kernels have heads in bf16, f16, f32, int8 and fp8 with a scale for each output",
+        );
+    }
     let plain_attention = |tensor: &TensorInfo| {
         tensor.storage == "f16" && tensor.role == Role::Matrix && tensor.name.contains("self_attn")
     };
-    let quantised = architecture.quantization.as_ref().is_some_and(|own| own.dtype() == Some(dtype));
-    if quantised && architecture.inventory(dtype).tensors.iter().any(plain_attention) {
+    if own.is_some() && architecture.inventory(dtype).tensors.iter().any(plain_attention) {
         return refuse(
             format!("attention in f16 beside {dtype} on {device}"),
             "what a quantised folder leaves of it in 16 bits must be bf16, as its cache is",

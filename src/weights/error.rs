@@ -6,7 +6,7 @@ use super::hub::HubError;
 use super::loading::WeightsError;
 use super::tokenizer::TokenizerError;
 use hbmark_core::model::stored::StoredError;
-use hbmark_core::model::{Dtype, ModelError, OutOfBounds};
+use hbmark_core::model::{Dtype, ModelError};
 
 /// Why a model could not be opened, or its weights loaded.
 #[derive(Debug, thiserror::Error)]
@@ -67,10 +67,6 @@ pub enum OpenError {
          AWQ, symmetric GPTQ in order, or compressed-tensors' integers, or a GGUF file (`hbmark predict` and `serve --virtual` take it)"
     )]
     Quantised { path: PathBuf, how: String, what: String },
-
-    /// The rules of a `quantization_config` cannot be used.
-    #[error("{path}/config.json: {problem}")]
-    Rules { path: PathBuf, problem: OutOfBounds },
 
     /// The weights cannot be loaded.
     #[error(transparent)]

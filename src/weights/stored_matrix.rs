@@ -11,7 +11,7 @@ mod super_block;
 
 use half::{bf16, f16};
 
-use hbmark_core::model::Dtype;
+use hbmark_core::model::{Dtype, Format, ModuleStorage, Scales, TensorInfo};
 use hbmark_core::units::Bytes;
 
 pub use super_block::{SUPER_BLOCK, SuperBlock, scale_and_min};
@@ -181,12 +181,30 @@ impl Packing {
     }
 
     /// The packing of an inventory's storage name.
-    pub(crate) fn named(storage: &str, int4_group: usize) -> Option<Self> {
+    fn named(storage: &str, int4_group: usize) -> Option<Self> {
         [Self::F32, Self::F16, Self::Bf16, Self::Int8, Self::Q8_0, Self::Q4_0, Self::Mxfp4]
             .into_iter()
             .chain([Self::Fp8 { block: None }, Self::Int4 { group: int4_group.max(1) }])
             .chain(SuperBlock::ALL.map(Self::Super))
             .find(|packing| packing.name() == storage)
+    }
+
+    /// The packing of a tensor of a model, whose config may say which blocks of its fp8 share a scale; `None` where none has the storage.
+    pub(crate) fn of_tensor(
+        info: &TensorInfo,
+        int4_group: usize,
+        formats: Option<&ModuleStorage>,
+    ) -> Option<Self> {
+        let format = || formats?.format(super::quantised::module(&info.name));
+        match Self::named(&info.storage, int4_group)? {
+            Self::Fp8 { .. } => Some(match format() {
+                Some(Format::Fp8 { scales: Scales::Block { rows, columns }, .. }) => {
+                    Self::Fp8 { block: Some([rows, columns]) }
+                }
+                _ => Self::Fp8 { block: None },
+            }),
+            other => Some(other),
+        }
     }
 
     /// Columns that share a scale; 1 for plain floats.

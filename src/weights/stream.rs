@@ -15,7 +15,7 @@ use super::safetensors::{Checkpoint, Source};
 use super::stored_matrix::{Packing, PlainFloat, StoredMatrix, StoredTensor};
 use super::synthetic::HostGenerator;
 use crate::weights::OpenError;
-use hbmark_core::model::{Architecture, Dtype, Inventory, Quantization, Role, TensorInfo};
+use hbmark_core::model::{Architecture, Dtype, Inventory, ModuleStorage, Quantization, Role, TensorInfo};
 use hbmark_core::units::Bytes;
 
 /// What takes the tensors.
@@ -56,10 +56,6 @@ pub(super) fn from_folder(
     let plan = TensorPlan::new(architecture, dtype)?;
     let own = architecture.quantization.as_ref();
     let stored = own.and_then(Quantization::dtype).unwrap_or(Dtype::Bf16);
-    let storage = own
-        .map(Quantization::storage)
-        .transpose()
-        .map_err(|refused| OpenError::Rules { path: folder.to_path_buf(), problem: refused })?;
     let checkpoint = Checkpoint::open(folder, &architecture.inventory(stored))?;
     checkpoint.check_storage(dtype)?;
     // A plain dtype is rounded to here, as loading does; a quantised one from the values as stored, without a step between.
@@ -76,7 +72,7 @@ pub(super) fn from_folder(
             };
             let source = sources.next().filter(|source| source.name() == info.name).ok_or_else(missing)?;
             let scales = std::iter::from_fn(|| sources.next_if(Source::is_scale)).collect();
-            match &storage {
+            match &plan.formats {
                 Some(storage) if source.is_quantised() => {
                     let (rows, columns) = info.rows_and_columns(plan.experts_by_input).ok_or_else(missing)?;
                     let layer = Layer { rows, columns, weights: source, scales };
@@ -108,7 +104,7 @@ fn read(
 pub(super) fn from_gguf(path: &Path, sink: &mut Sink<'_>) -> Result<Inventory, OpenError> {
     let model = GgufModel::open(path)?;
     let inventory = model.architecture.inventory(Dtype::Gguf);
-    let plan = TensorPlan { inventory, int4_group: 1, experts_by_input: false };
+    let plan = TensorPlan { inventory, int4_group: 1, formats: None, experts_by_input: false };
     plan.deliver(
         |info| {
             Ok(if is_matrix(info) {
@@ -159,6 +155,8 @@ fn is_matrix(info: &TensorInfo) -> bool {
 struct TensorPlan {
     inventory: Inventory,
     int4_group: usize,
+    /// What the config says of each module, where its own storage is asked for.
+    formats: Option<ModuleStorage>,
     /// Matrices of all experts of a layer are `[experts, input, out]`.
     experts_by_input: bool,
 }
@@ -171,7 +169,11 @@ impl TensorPlan {
         }
         let inventory = architecture.inventory(dtype);
         check_blocks(&inventory, dtype)?;
-        Ok(Self { inventory, int4_group, experts_by_input: architecture.family.stores_experts_by_input() })
+        let own = architecture.quantization.as_ref().filter(|own| own.dtype() == Some(dtype));
+        // Rules that cannot be used make no inventory, either.
+        let formats = own.and_then(|own| own.storage().ok());
+        let experts_by_input = architecture.family.stores_experts_by_input();
+        Ok(Self { inventory, int4_group, formats, experts_by_input })
     }
 
     /// The values of a stored tensor, those of experts output by output.
@@ -188,8 +190,8 @@ impl TensorPlan {
             return StoredTensor::Vector(values.into_iter().map(T::widened).collect());
         };
         let matrix = StoredMatrix { rows, columns, data: T::data(values) };
-        let packing =
-            Packing::named(&info.storage, self.int4_group).expect("a dtype that streams has packings");
+        let packing = Packing::of_tensor(info, self.int4_group, self.formats.as_ref())
+            .expect("a dtype that streams has packings");
         StoredTensor::Matrix(if matrix.packing() == packing {
             matrix
         } else {

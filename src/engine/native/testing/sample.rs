@@ -10,9 +10,9 @@ use rand_chacha::ChaCha8Rng;
 use crate::engine::native::random_kv;
 use crate::weights::{Packing, StoredMatrix, StoredTensor};
 use hbmark_core::model::{
-    Activation, Architecture, Attention, Biases, Dense, Dtype, Family, FeedForward, Layer, Mixer, Mixture,
-    Multipliers, Norms, QkNorm, Quantization, Reach, Role, Rope, RopeScaling, Rotary, Routing, Stack,
-    TensorInfo, YarnShape,
+    Activation, Architecture, Attention, Biases, Dense, Dtype, Family, FeedForward, Format, FormatRule,
+    Layer, Mixer, Mixture, Multipliers, Norms, QkNorm, Quantization, Reach, Role, Rope, RopeScaling, Rotary,
+    Routing, Scales, Stack, TensorInfo, YarnShape,
 };
 
 /// The dtypes of weights that the native engine multiplies with, but for those in blocks of 256, whose models are wider.
@@ -59,6 +59,10 @@ impl Sample {
                 ..Quantization::default()
             });
         }
+        let alike = architecture.head_dim.is_multiple_of(16) && architecture.family != Family::GptOss;
+        if dtype == Dtype::Fp8 && alike && seed.is_multiple_of(2) {
+            architecture.quantization = Some(in_columns_of_fp8(&mut random));
+        }
         if matches!(dtype, Dtype::Q4K | Dtype::Q5K | Dtype::Q6K) {
             architecture = in_blocks_of_256(architecture);
         }
@@ -91,6 +95,10 @@ impl Sample {
         let (by_sigmoid, gated) =
             (matches!(family, Family::Glm4Moe | Family::MinimaxM2), family == Family::Qwen2Moe);
         let oss = family == Family::GptOss;
+        if oss && sample.dtype == Dtype::Fp8 {
+            // Its experts are one tensor, for which no published fp8 exists.
+            sample.architecture.quantization = None;
+        }
         let shared = gated || family == Family::Glm4Moe;
         let groups = if by_sigmoid { random.random_range(1..=3) } else { 1 };
         let count = random.random_range(3..=11_usize).div_ceil(groups) * groups;
@@ -270,7 +278,8 @@ impl Sample {
                 let by_input = self.architecture.family.stores_experts_by_input();
                 let (rows, columns) = info.rows_and_columns(by_input)?;
                 let deviation = if role == Role::Embedding { 1.0 } else { 1.0 / (columns as f32).sqrt() };
-                let packing = Packing::named(&info.storage, self.architecture.int4_group())?;
+                let formats = self.architecture.quantization.as_ref().and_then(|own| own.storage().ok());
+                let packing = Packing::of_tensor(info, self.architecture.int4_group(), formats.as_ref())?;
                 let values = around(0.0, deviation);
                 StoredTensor::Matrix(StoredMatrix::from_f32_rows(rows, columns, &values, packing))
             }
@@ -384,6 +393,15 @@ fn architecture(seed: u64, random: &mut ChaCha8Rng) -> Architecture {
 
 fn pick<T: Clone>(from: &[T], random: &mut ChaCha8Rng) -> T {
     from.choose(random).expect("there is something to pick from").clone()
+}
+
+/// fp8 of which so many columns of a matrix share a scale: alike in all rows, so that heads of any width may be reordered.
+fn in_columns_of_fp8(random: &mut ChaCha8Rng) -> Quantization {
+    let scales = Scales::Block { rows: 1 << 20, columns: pick(&[32, 64, 128], random) };
+    let format = Some(Format::Fp8 { scales, input_scale: false });
+    let head = FormatRule { modules: vec!["lm_head".to_owned()], format: None };
+    let rules = vec![head, FormatRule { modules: Vec::new(), format }];
+    Quantization { method: "fp8".to_owned(), bits: 8, float: true, rules, ..Quantization::default() }
 }
 
 /// The one of an index, round and round.

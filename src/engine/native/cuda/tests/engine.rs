@@ -9,6 +9,7 @@ use super::SMALL;
 use crate::engine::native::NativeSession;
 use crate::engine::native::cpu::CpuOperations;
 use crate::engine::native::operations::Operations;
+use crate::engine::native::oracle::Oracle;
 use crate::engine::{DeviceChoice, ScriptedRouting, SequenceId, Session, StepBatch};
 use crate::measure::quality::relative_error;
 use crate::weights::OpenModel;
@@ -133,10 +134,13 @@ fn assert_equal_scripted<A: Operations, B: Operations>(
 fn every_dtype_of_a_mixture_generates_what_it_does_on_the_cpu() {
     for name in MIXTURES {
         let model = model(name);
-        for dtype in [Dtype::Bf16, Dtype::F16, Dtype::Int8, Dtype::Fp8] {
+        for dtype in [Dtype::Bf16, Dtype::F16, Dtype::Int8] {
             let (mut found, mut wanted) = (emulated(&model, dtype, 5), on_cpu(&model, dtype));
             assert_equal_scripted(&mut found, &mut wanted, tokens(18, 1));
         }
+        // The CPU sums in another order than both.
+        let mut wanted = NativeSession::load(Oracle::new(), &model, Dtype::Fp8, 16, &mut |_| {}).unwrap();
+        assert_equal_scripted(&mut emulated(&model, Dtype::Fp8, 6), &mut wanted, tokens(18, 1));
     }
 }
 
