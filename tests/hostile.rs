@@ -132,6 +132,11 @@ fn a_malicious_safetensors_header_is_refused_in_bounded_memory() {
 }
 
 #[test]
+fn quantised_layers_whose_parts_do_not_fit_are_refused_in_bounded_memory() {
+    withstands("quantised", 1_500, 300);
+}
+
+#[test]
 fn a_malicious_index_is_refused_in_bounded_memory() {
     withstands("index", 1_500, 500);
 }

@@ -12,7 +12,7 @@ use crate::targets::{Seed, all_of, fixture, seed_file};
 /// The hostile inputs of a target.
 pub fn of(target: &str) -> Vec<Seed> {
     match target {
-        "safetensors" => safetensors(),
+        "safetensors" | "quantised" => safetensors(),
         "index" => index(),
         "gguf" => gguf(),
         "config" => config(),

@@ -12,6 +12,7 @@ const HEADER: usize = 4_096;
 
 pub const TARGETS: &[FuzzTarget] = &[
     FuzzTarget { head: HEADER, ..text_target("safetensors", safetensors, safetensors_seeds) },
+    FuzzTarget { head: 2 * HEADER, ..text_target("quantised", quantised, quantised_seeds) },
     text_target("index", index, index_seeds),
     FuzzTarget { head: HEADER, ..text_target("gguf", gguf, gguf_seeds) },
     // The tokenizers crate allocates its own tables: twice the vocabulary, its merges, an automaton of the added tokens.
@@ -48,6 +49,30 @@ fn safetensors(bytes: &[u8], scratch: &Path) -> bool {
 
 fn safetensors_seeds() -> Vec<Seed> {
     vec![Seed::new("llama-bf16", bytes_of(&fixture("models/llama-bf16/model.safetensors")))]
+}
+
+/// Folders of quantised weights, one for each way in which parts of a layer are laid out.
+const QUANTISED: [&str; 6] =
+    ["qwen3-moe-fp8-block", "llama-fp8-tensor", "llama-int8-channel", "llama-int4-zeros", "qwen2-awq", "llama-gptq"];
+
+/// The tensors under the config of each folder.
+fn quantised(bytes: &[u8], scratch: &Path) -> bool {
+    let streamed = QUANTISED.map(|name| {
+        let config = fixture("quantised").join(name).join("config.json");
+        let folder = prepared(scratch, name, &[("config.json", config)]);
+        put(&folder.join("model.safetensors"), bytes);
+        let opened = hbmark::weights::open(folder.to_str().expect("a scratch path is UTF-8"), None, 0);
+        match opened.and_then(|model| model.stream(model.stored_dtype(), &mut |_, _| Ok(()))) {
+            Ok(_) => true,
+            Err(error) => refused(error),
+        }
+    });
+    streamed.contains(&true)
+}
+
+fn quantised_seeds() -> Vec<Seed> {
+    let of = |name| Seed::new(name, bytes_of(&fixture("quantised").join(name).join("model.safetensors")));
+    QUANTISED.map(of).into()
 }
 
 fn index(bytes: &[u8], scratch: &Path) -> bool {

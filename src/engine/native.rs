@@ -61,7 +61,10 @@ fn refuse<T>(what: impl Into<String>, why: impl Into<String>) -> Result<T, Engin
 pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineError> {
     let a = architecture;
     if matches!(dtype, Dtype::Mxfp8 | Dtype::Nvfp4) {
-        return refuse(format!("dtype {dtype}"), "it has no kernels for it; `hbmark predict` has its bytes");
+        return refuse(
+            format!("dtype {dtype}"),
+            "it has f32, bf16, f16, int8, q8_0, q4_0, q4_k, q5_k, q6_k, fp8, mxfp4 and int4; `hbmark predict` has its bytes",
+        );
     }
     if a.latent.is_some() && a.stack.is_none() {
         return refuse("latent attention", "it keeps K and V of each head; `hbmark predict` knows it");

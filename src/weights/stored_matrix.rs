@@ -203,6 +203,11 @@ impl Packing {
                 }
                 _ => Self::Fp8 { block: None },
             }),
+            // A whole row is a group of the widest that there is: padding rows to it would take its memory.
+            Self::Int4 { group } => {
+                let widest = info.shape.last().copied().unwrap_or(1).next_multiple_of(BLOCK);
+                Some(Self::Int4 { group: group.min(widest) })
+            }
             other => Some(other),
         }
     }

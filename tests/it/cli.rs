@@ -80,11 +80,11 @@ fn a_dtype_that_native_has_not_is_refused_with_those_it_has() {
     for command in [&["run", "--smoke"][..], &["logits", "--tokens", "1"]] {
         hbmark()
             .args(command)
-            .args(["--model", path(&model), "--engine", "native", "--dtype", "fp8", "--device", "cpu"])
+            .args(["--model", path(&model), "--engine", "native", "--dtype", "nvfp4", "--device", "cpu"])
             .assert()
             .code(2)
             .stdout("")
-            .stderr(contains("fp8").and(contains("bf16, f16, int8, q8_0")));
+            .stderr(contains("nvfp4").and(contains("bf16, f16, int8, q8_0")));
     }
     refused(
         &["logits", "--tokens", "1", "--engine", "warp"],
@@ -677,7 +677,8 @@ fn a_prediction_goes_by_what_the_checkpoint_states() {
     let config = folder.path().join("config.json");
     let mut said: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(&config).unwrap()).unwrap();
-    said["quantization_config"] = serde_json::json!({"quant_method": "awq", "bits": 4, "group_size": 32});
+    said["quantization_config"] =
+        serde_json::json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": true});
     std::fs::write(&config, said.to_string()).unwrap();
     std::fs::remove_file(folder.path().join("model.safetensors")).unwrap();
     let predict =
@@ -685,7 +686,7 @@ fn a_prediction_goes_by_what_the_checkpoint_states() {
     hbmark().args(predict).arg(path(&config)).assert().code(0).stdout(contains("int4").and(contains("TPOT")));
     refused(
         &[&predict[..], &[path(folder.path()), "--dtype", "bf16"]].concat(),
-        "is stored as int4 (awq, 4 bits, groups of 32)",
+        "is stored as int4 (gptq, 4 bits, groups of 32)",
     );
     refused(
         &[
@@ -702,7 +703,7 @@ fn a_prediction_goes_by_what_the_checkpoint_states() {
         ],
         "is stored as int4",
     );
-    refused(&["run", "--model", path(folder.path())], "quantised by awq");
+    refused(&["run", "--model", path(folder.path())], "GPTQ with reordered inputs (desc_act)");
     refused(&["run", "--dtype", "fp4"], "--dtype `fp4` is not one of");
 }
 

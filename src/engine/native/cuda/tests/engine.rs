@@ -21,6 +21,8 @@ use hbmark_core::units::Bytes;
 const F32_TOLERANCE: f64 = 1e-4;
 /// A sum in another order may round an activation to the next bf16, or an 8-bit activation to the next step.
 const ROUNDED_TOLERANCE: f64 = 2e-2;
+/// The same where several experts, each of rounded inputs, add to a row.
+const MIXTURE_TOLERANCE: f64 = 3e-2;
 
 /// The fixtures with experts.
 const MIXTURES: [&str; 6] = ["qwen3-moe", "qwen2-moe", "mixtral", "glm4-moe", "minimax-m2", "gpt-oss"];
@@ -127,7 +129,7 @@ fn assert_equal_scripted<A: Operations, B: Operations>(
     let script = ScriptedRouting { routing: ExpertRouting::Uniform, seed: 3 };
     found.script_experts(Some(script));
     wanted.script_experts(Some(script));
-    assert_equal(found, wanted, &[prompt], 4, ROUNDED_TOLERANCE);
+    assert_equal(found, wanted, &[prompt], 4, MIXTURE_TOLERANCE);
 }
 
 #[test]

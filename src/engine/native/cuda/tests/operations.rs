@@ -9,6 +9,7 @@ use super::super::emulator::{Barrier, Emulated};
 use super::super::kernels::Tuning;
 use super::super::operations::{CudaOperations, narrow_into};
 use super::SMALL;
+use crate::engine::native::cpu::CpuOperations;
 use crate::engine::native::operations::{
     Embedding, FusedLayout, LinearPart, Operation, Operations, PoolShape,
 };
@@ -21,7 +22,7 @@ use crate::engine::native::testing::{
     worst,
 };
 use crate::engine::native::{kv_dtype, random_kv};
-use crate::weights::{Packing, StoredMatrix};
+use crate::weights::{Packing, StoredData, StoredMatrix};
 use hbmark_core::model::Dtype;
 
 const DTYPES: [Dtype; 7] =
@@ -127,7 +128,14 @@ fn attention_on_tensor_cores_equals_attention_over_single_rows() {
 
 #[test]
 fn products_on_tensor_cores_equal_the_oracle_at_every_tiling() {
-    let tolerances = [(Dtype::Bf16, 1e-5), (Dtype::F16, 1e-3), (Dtype::Int8, 1e-5), (Dtype::Fp8, 1e-5)];
+    let tolerances = [
+        (Dtype::Bf16, 1e-5),
+        (Dtype::F16, 1e-3),
+        (Dtype::Int8, 1e-5),
+        (Dtype::Fp8, 1e-5),
+        (Dtype::Mxfp4, 1e-5),
+        (Dtype::Int4, 1e-5),
+    ];
     for (dtype, tolerance) in tolerances {
         for rows in [1, 5, 16, 17, 33, 65, 130] {
             let tuning = Tuning { min_tiled_rows: 1, ..SMALL };
@@ -140,7 +148,7 @@ fn products_on_tensor_cores_equal_the_oracle_at_every_tiling() {
 
 #[test]
 fn products_on_tensor_cores_fit_a_device_with_little_shared_memory() {
-    for dtype in [Dtype::Int8, Dtype::Fp8] {
+    for dtype in [Dtype::Int8, Dtype::Fp8, Dtype::Mxfp4, Dtype::Int4] {
         let mut device = Emulated::new(7);
         device.shared_bytes = 99 << 10;
         let mut device = CudaOperations::with_tuning(device, Tuning { min_tiled_rows: 1, ..SMALL });
@@ -187,9 +195,82 @@ fn operations_around_products_of_the_library_equal_those_with_kernels_of_our_own
     assert!(compared >= 8, "{compared}");
 }
 
+#[test]
+fn int4_in_groups_of_every_size_with_every_zero_equals_the_oracle() {
+    for group in [32, 64, 128, 256, 512, 1024] {
+        let mut matrix =
+            StoredMatrix::from_f32_rows(OUTPUTS, 700, &noise(0, OUTPUTS * 700), Packing::Int4 { group });
+        let StoredData::Int4 { zeros, .. } = &mut matrix.data else { panic!("{matrix:?}") };
+        for (zero, published) in zeros.iter_mut().zip((0..=16u8).cycle()) {
+            *zero = half::f16::from(published);
+        }
+        for (rows, min_tiled_rows) in [(1, usize::MAX), (3, usize::MAX), (5, 1), (40, 1)] {
+            let tuning = Tuning { min_tiled_rows, ..SMALL };
+            let found = projection_by(&mut emulated(7, tuning), Dtype::Int4, &matrix, rows);
+            let error = worst(&found, &projection_by(&mut Oracle::new(), Dtype::Int4, &matrix, rows));
+            assert!(error <= 1e-5, "{rows} rows, groups of {group}: {error:.1e}");
+        }
+    }
+}
+
+#[test]
+fn fp8_in_blocks_of_every_size_equals_the_oracle() {
+    for block in [[16, 16], [32, 32], [16, 64], [128, 128], [16, 512], [64, 1024]] {
+        let packing = Packing::Fp8 { block: Some(block) };
+        // Neighbouring blocks have scales of their own.
+        let mut values = noise(0, OUTPUTS * 700);
+        for (index, value) in values.iter_mut().enumerate() {
+            *value *= 1.0 + (index / 700 / block[0] + index % 700 / block[1]) as f32;
+        }
+        let matrix = StoredMatrix::from_f32_rows(OUTPUTS, 700, &values, packing);
+        for (rows, min_tiled_rows) in [(1, usize::MAX), (3, usize::MAX), (5, 1), (40, 1)] {
+            let tuning = Tuning { min_tiled_rows, ..SMALL };
+            let found = projection_by(&mut emulated(7, tuning), Dtype::Fp8, &matrix, rows);
+            let error = worst(&found, &projection_by(&mut Oracle::new(), Dtype::Fp8, &matrix, rows));
+            assert!(error <= 1e-5, "{rows} rows, blocks of {block:?}: {error:.1e}");
+            let found = projection_by(&mut CpuOperations::new(1).unwrap(), Dtype::Fp8, &matrix, rows);
+            let error = worst(&found, &projection_by(&mut Oracle::new(), Dtype::Fp8, &matrix, rows));
+            assert!(error <= 1e-5, "{rows} rows on the CPU, blocks of {block:?}: {error:.1e}");
+        }
+    }
+}
+
+#[test]
+fn groups_and_blocks_that_no_kernel_has_are_refused_by_their_size() {
+    for (packing, said) in [
+        (Packing::Int4 { group: 96 }, "int4 in groups of 96"),
+        (Packing::Fp8 { block: Some([16, 48]) }, "fp8 in groups of 48"),
+        (Packing::Fp8 { block: Some([4, 128]) }, "differ within 16 outputs"),
+    ] {
+        let matrix = StoredMatrix::from_f32_rows(OUTPUTS, 704, &noise(0, OUTPUTS * 704), packing);
+        let part = LinearPart { matrix, bias: None };
+        let refused = emulated(7, SMALL).linear(vec![part], FusedLayout::Stacked).unwrap_err().to_string();
+        assert!(refused.contains(said), "{refused}");
+    }
+}
+
+const OUTPUTS: usize = 37;
+
+fn noise(stream: usize, count: usize) -> Vec<f32> {
+    let mut values = vec![0.0; count];
+    random_kv::fill(3, stream, 0, false, &mut values);
+    values
+}
+
 /// `hidden += W · input + b` of so many columns, with inputs made of noise.
 fn projection<O: Operations>(operations: &mut O, dtype: Dtype, rows: usize, columns: usize) -> Vec<Vec<f32>> {
-    const OUTPUTS: usize = 37;
+    let packing = Packing::of(dtype, 32).unwrap();
+    let matrix = StoredMatrix::from_f32_rows(OUTPUTS, columns, &noise(0, OUTPUTS * columns), packing);
+    projection_by(operations, dtype, &matrix, rows)
+}
+
+fn projection_by<O: Operations>(
+    operations: &mut O,
+    dtype: Dtype,
+    matrix: &StoredMatrix,
+    rows: usize,
+) -> Vec<Vec<f32>> {
+    let (matrix, columns) = (matrix.clone(), matrix.columns);
     let sample = Sample::of_dtype(dtype, 0);
     let shape = PoolShape { layers: 1, kv_heads: 1, head_dim: 16, block_size: 16, dtype: kv_dtype(dtype) };
     let ropes = RopeTables::new(&sample.architecture).unwrap();
@@ -199,13 +280,6 @@ fn projection<O: Operations>(operations: &mut O, dtype: Dtype, rows: usize, colu
     for row in (0..).take(rows) {
         step.push(&[row], 0, &[row]);
     }
-    let noise = |stream: usize, count: usize| {
-        let mut values = vec![0.0; count];
-        random_kv::fill(3, stream, 0, false, &mut values);
-        values
-    };
-    let packing = Packing::of(dtype, 32).unwrap();
-    let matrix = StoredMatrix::from_f32_rows(OUTPUTS, columns, &noise(0, OUTPUTS * columns), packing);
     let weights = operations
         .linear(vec![LinearPart { matrix, bias: Some(noise(1, OUTPUTS)) }], FusedLayout::Stacked)
         .unwrap();
