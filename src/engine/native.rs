@@ -54,6 +54,14 @@ fn refuse<T>(what: impl Into<String>, why: impl Into<String>) -> Result<T, Engin
     Err(EngineError::Unsupported { engine: NAME.into(), what: what.into(), why: why.into() })
 }
 
+/// Experts that do not share the rows that are prepared for them.
+fn refuse_mixed_experts<T>() -> Result<T, EngineError> {
+    refuse(
+        "experts of a layer in several formats",
+        "rows are prepared once for all of them, the shared expert's included; `hbmark predict` has their bytes",
+    )
+}
+
 /// Checks that the native forward runs an architecture as published.
 ///
 /// # Errors
@@ -92,19 +100,30 @@ pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineErro
             "it has one where layers norm their input alone; `hbmark predict` knows the model",
         );
     }
-    if let Some(own) = &a.quantization
-        && own.dtype() == Some(dtype)
-        && let Err(what) = crate::weights::streamed_as(a, own)
-    {
-        return refuse(
-            format!("`{}` quantised safetensors ({what})", own.method),
-            "it quantises plain weights itself (--dtype int8, fp8, q8_0, q4_0, q4_k, q5_k, q6_k, mxfp4, int4) or reads a GGUF file",
-        );
+    if let Some(own) = a.quantization.as_ref().filter(|own| own.dtype() == Some(dtype)) {
+        if let Err(what) = crate::weights::streamed_as(a, own) {
+            return refuse(
+                format!("`{}` quantised safetensors ({what})", own.method),
+                "it reads fp8, AWQ, symmetric GPTQ in order, compressed-tensors' integers and mxfp4, and GGUF files, and quantises plain weights itself",
+            );
+        }
+        if has_mixed_experts(&a.inventory(dtype)) {
+            return refuse_mixed_experts();
+        }
     }
     if distinct_ropes(a).any(|rotary| matches!(rotary.rope.scaling, RopeScaling::LongRope { .. })) {
         return refuse("longrope scaling", "it has none, linear, llama3 and yarn");
     }
     Ok(())
+}
+
+/// Whether the experts of a layer, its shared one included, are stored in several formats.
+fn has_mixed_experts(inventory: &Inventory) -> bool {
+    let experts = |tensor: &&TensorInfo| matches!(tensor.role, Role::Expert | Role::SharedExpert);
+    let mut of_layers: HashMap<Option<usize>, &str> = HashMap::new();
+    inventory.tensors.iter().filter(experts).any(|tensor| {
+        of_layers.insert(tensor.layer, &tensor.storage).is_some_and(|before| before != tensor.storage)
+    })
 }
 
 /// Whether the forward has a layer: attention of the model's widths, then a dense feed-forward or a mixture of experts.

@@ -68,6 +68,12 @@ pub enum OpenError {
     )]
     Quantised { path: PathBuf, how: String, what: String },
 
+    /// The tensors of quantised layers are others than their writer's.
+    #[error(
+        "{error}; or its layers ({how}) are stored in another layout of that writer, which no engine of this program loads"
+    )]
+    OtherLayout { how: String, error: WeightsError },
+
     /// The weights cannot be loaded.
     #[error(transparent)]
     Weights(#[from] WeightsError),

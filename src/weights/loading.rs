@@ -80,7 +80,7 @@ pub enum WeightsError {
     Unknown { path: PathBuf, names: Vec<String>, others: usize },
     #[error(
         "tensor {name} in {} is stored as {storage}, which this loader does not turn into {wanted}; \
-         use a checkpoint in f32, f16 or bf16, or a GGUF file",
+         use a checkpoint in f32, f16 or bf16, one in a layout that `quantization_config` names, or a GGUF file",
         path.display()
     )]
     StoredDtype { path: PathBuf, name: String, storage: String, wanted: Dtype },
@@ -101,14 +101,10 @@ pub enum WeightsError {
     )]
     RowsOfBlocks { name: String, columns: usize, wanted: Dtype },
     #[error(
-        "tensor {name} has {rows} rows of {columns}, which groups of {group} and words of 8 codes do not divide: 4-bit integers are stored in whole \
-         ones"
+        "tensor {name} has {rows} rows of {columns}, which are no whole groups of {group}: codes of 4 bits are read in whole groups, and of AWQ in eights of rows"
     )]
-    Int4Shape { name: String, rows: usize, columns: usize, group: usize },
-    #[error(
-        "tensor {name} in {} has a scale of {scale}, which f16 cannot hold: scales of 4-bit integers are kept in f16",
-        path.display()
-    )]
+    PartialGroup { name: String, rows: usize, columns: usize, group: usize },
+    #[error("tensor {name} in {} has a scale of {scale}, which f16 cannot hold: no published one is beyond 65504", path.display())]
     ScaleRange { path: PathBuf, name: String, scale: f32 },
     #[error("out of memory for tensor {name}: {bytes} bytes on the host")]
     OutOfMemory { name: String, bytes: u64 },

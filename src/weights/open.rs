@@ -139,7 +139,14 @@ fn open_folder(path: &Path, hub_id: Option<String>) -> Result<OpenModel, OpenErr
     };
     // Headers only: a broken checkpoint is refused before anything else happens.
     let expected = model.architecture.inventory(quantised.unwrap_or(Dtype::Bf16));
-    let files = Checkpoint::open(path, &expected)?;
+    let files = Checkpoint::open(path, &expected).map_err(|error| {
+        match (&model.architecture.quantization, error) {
+            (Some(own), error @ (WeightsError::Missing { .. } | WeightsError::Unknown { .. })) => {
+                OpenError::OtherLayout { how: own.to_string(), error }
+            }
+            (_, error) => error.into(),
+        }
+    })?;
     if let Source::Folder { stored, .. } = &mut model.source {
         *stored = quantised.or_else(|| files.stored_dtype());
     }

@@ -112,6 +112,17 @@ impl Layer<'_> {
         Ok(StoredMatrix { rows, columns, data })
     }
 
+    /// Refuses rows that are no whole groups, which files and kernels have alone.
+    fn expect_groups(&self, group: usize) -> Result<(), WeightsError> {
+        let whole = self.columns.is_multiple_of(group) && self.columns.is_multiple_of(GROUP);
+        if whole { Ok(()) } else { Err(self.not_whole(group)) }
+    }
+
+    fn not_whole(&self, group: usize) -> WeightsError {
+        let Self { rows, columns, .. } = *self;
+        WeightsError::PartialGroup { name: self.weights.name().to_owned(), rows, columns, group }
+    }
+
     fn scale(&self, suffixes: &[&str]) -> Result<&Source<'_>, WeightsError> {
         let wanted = |source: &&Source<'_>| suffixes.iter().any(|suffix| source.name().ends_with(suffix));
         self.scales.iter().find(wanted).ok_or_else(|| {
@@ -138,7 +149,7 @@ impl Layer<'_> {
         let source = self.scale(&[".weight_scale_inv", ".weight_scale"])?;
         let groups = columns.div_ceil(block_columns);
         source.expect_shape(&[rows.div_ceil(block_rows), groups])?;
-        let of_blocks = source.values::<f32>()?;
+        let of_blocks = scale_values(source)?;
         let scales = (0..rows).flat_map(|row| {
             let first = row / block_rows * groups;
             &of_blocks[first..first + groups]
@@ -155,18 +166,27 @@ impl Layer<'_> {
         let source = self.scale(&[".weight_scale"])?;
         if scales == Scales::Tensor {
             source.expect_elements(1)?;
-            return Ok(vec![source.values::<f32>()?[0]; self.rows]);
+            return Ok(vec![scale_values(source)?[0]; self.rows]);
         }
         source.expect_elements(self.rows)?;
-        source.values()
+        scale_values(source)
     }
 
     fn mxfp4(&self) -> Result<StoredData, WeightsError> {
+        let Self { rows, columns, .. } = *self;
+        self.expect_groups(GROUP)?;
         let nibbles = self.weights.bytes(&["U8"], Dtype::Mxfp4)?;
         let source = self.scale(&["_scales", ".weight_scale"])?;
         let scales = source.bytes(&["U8", "F8_E8M0"], Dtype::Mxfp4)?;
-        self.weights.expect_elements(self.rows * self.columns / 2)?;
-        source.expect_elements(self.rows * self.columns.div_ceil(GROUP))?;
+        // Those of all experts have a side more.
+        let stacked = self.weights.shape().len() > 2;
+        if stacked {
+            self.weights.expect_elements(rows * columns / 2)?;
+            source.expect_elements(rows * columns / GROUP)?;
+        } else {
+            self.weights.expect_shape(&[rows, columns / 2])?;
+            source.expect_shape(&[rows, columns / GROUP])?;
+        }
         if scales.contains(&mxfp4::NAN_SCALE) {
             return Err(WeightsError::not_finite(source.path(), source.name()));
         }
@@ -177,14 +197,9 @@ impl Layer<'_> {
         let Self { rows, columns, .. } = *self;
         let group = if let Scales::Group { size } = scales { size } else { columns };
         let groups = columns.div_ceil(group);
-        let whole = columns.is_multiple_of(group) && columns.is_multiple_of(PER_WORD);
-        if !whole || (layout == Layout::Awq && !rows.is_multiple_of(PER_WORD)) {
-            return Err(WeightsError::Int4Shape {
-                name: self.weights.name().to_owned(),
-                rows,
-                columns,
-                group,
-            });
+        self.expect_groups(group)?;
+        if layout == Layout::Awq && !rows.is_multiple_of(PER_WORD) {
+            return Err(self.not_whole(group));
         }
         let words = self.weights.bytes(&["I32", "U32"], Dtype::Int4)?;
         let nibbles = match layout {
@@ -205,15 +220,10 @@ impl Layer<'_> {
         let by_row = matches!(layout, Layout::CompressedTensors);
         let source = self.scale(&[".scales", ".weight_scale"])?;
         source.expect_shape(&if by_row { [rows, groups] } else { [groups, rows] })?;
-        let scales = source.values::<f32>()?;
+        let scales = scale_values(source)?;
         let scales = if by_row { scales } else { transposed(&scales, rows, groups) };
         let zeros = if asymmetric { self.zeros(layout, groups)? } else { vec![MIDDLE; rows * groups] };
-        let scales = scales.iter().map(|scale| half_scale(*scale).ok_or(*scale)).collect::<Result<_, _>>();
-        let scales = scales.map_err(|scale| WeightsError::ScaleRange {
-            path: source.path().to_path_buf(),
-            name: source.name().to_owned(),
-            scale,
-        })?;
+        let scales = scales.into_iter().map(f16::from_f32).collect();
         Ok(StoredData::Int4 { nibbles, scales, zeros: zeros.into_iter().map(f16::from_f32).collect(), group })
     }
 
@@ -243,10 +253,17 @@ impl Layer<'_> {
     }
 }
 
-/// A scale as f16; `None` where that is off by more than rounding.
-fn half_scale(scale: f32) -> Option<f16> {
-    let half = f16::from_f32(scale);
-    ((half.to_f32() - scale).abs() <= scale.abs() / 512.0).then_some(half)
+/// Scales, none of which turns a code into what is no number, and all of which f16 can hold.
+fn scale_values(source: &Source<'_>) -> Result<Vec<f32>, WeightsError> {
+    let values = source.values::<f32>()?;
+    match values.iter().find(|scale| scale.abs() > f16::MAX.to_f32()) {
+        None => Ok(values),
+        Some(&scale) => Err(WeightsError::ScaleRange {
+            path: source.path().to_path_buf(),
+            name: source.name().to_owned(),
+            scale,
+        }),
+    }
 }
 
 /// `[columns, rows]` as `[rows, columns]`.

@@ -89,10 +89,13 @@ impl Checkpoint {
         }
         // What is left of the expected names is unused.
         let unused: HashSet<&str> = expected.tensors.iter().map(|t| t.name.as_str()).collect();
-        let (harmless, unknown): (Vec<_>, Vec<_>) = by_name
-            .into_values()
-            .map(|(_, tensor)| tensor)
-            .partition(|t| unused.contains(t.name.as_str()) || is_harmless(&t.name));
+        let (mut harmless, mut unknown) = (Vec::new(), Vec::new());
+        for (shard, tensor) in by_name.into_values() {
+            let read = || Source { shard: &shards[shard], stored: &tensor, scale: false, quantised: false };
+            let known = unused.contains(tensor.name.as_str()) || is_harmless(&tensor.name);
+            let known = known || (is_bias_of_gptq(&tensor.name, &unused) && read().is_zero()?);
+            if known { &mut harmless } else { &mut unknown }.push(tensor);
+        }
         if !unknown.is_empty() {
             return Err(WeightsError::Unknown {
                 path: folder.to_path_buf(),
@@ -225,6 +228,11 @@ fn is_scale(role: Role) -> bool {
 /// Whether a tensor is codes or scales of a quantised layer.
 fn is_quantised(info: &TensorInfo) -> bool {
     is_scale(info.role) || !matches!(info.storage.as_str(), "f32" | "bf16" | "f16")
+}
+
+/// The bias that AutoGPTQ writes beside every layer, all zeros where the model has none.
+fn is_bias_of_gptq(name: &str, expected: &HashSet<&str>) -> bool {
+    name.strip_suffix(".bias").is_some_and(|module| expected.contains(format!("{module}.qweight").as_str()))
 }
 
 /// Tensors that some exporters write and no forward reads: rotary tables, and scales of a cache in 8 bits, where ours has 16.
@@ -398,6 +406,11 @@ impl Source<'_> {
     /// Whether it is codes or scales of a quantised layer.
     pub(crate) fn is_quantised(&self) -> bool {
         self.quantised
+    }
+
+    /// Whether all of its elements are zeros.
+    fn is_zero(&self) -> Result<bool, WeightsError> {
+        Ok(self.values::<f32>()?.iter().all(|value| value.abs() <= 0.0))
     }
 
     fn stored_otherwise(&self, wanted: Dtype) -> WeightsError {

@@ -200,16 +200,16 @@ fn mixtures_that_the_engine_lacks_are_refused_by_name() {
         ("DeepSeek-V3", "latent attention"),
         ("Qwen3.5-35B-A3B", "Qwen3_5"),
         ("Llama-4-Scout-17B-16E", "Llama4"),
-        ("MiniMax-M2.5", "`fp8` quantised safetensors"),
     ] {
         let model = hbmark::weights::open(name, None, 0).unwrap();
-        let dtype = if name == "MiniMax-M2.5" { Dtype::Fp8 } else { Dtype::Bf16 };
-        let error = engine::capabilities("native", &model, dtype, DeviceChoice::Cpu).unwrap_err();
+        let error = engine::capabilities("native", &model, Dtype::Bf16, DeviceChoice::Cpu).unwrap_err();
         assert!(error.to_string().contains(said), "{name}: {error}");
     }
-    // In their own storage those of gpt-oss; in another, shapes alone.
-    let gpt_oss = hbmark::weights::open("gpt-oss-20b", None, 0).unwrap();
-    assert!(engine::capabilities("native", &gpt_oss, Dtype::Mxfp4, DeviceChoice::Cpu).is_ok());
+    // In their own storage, and in another shapes alone.
+    for (name, dtype) in [("gpt-oss-20b", Dtype::Mxfp4), ("MiniMax-M2.5", Dtype::Fp8)] {
+        let model = hbmark::weights::open(name, None, 0).unwrap();
+        assert!(engine::capabilities("native", &model, dtype, DeviceChoice::Cpu).is_ok(), "{name}");
+    }
     for name in ["Qwen3-30B-A3B", "Mixtral-8x7B", "GLM-4.7", "gpt-oss-20b", "MiniMax-M2.5"] {
         let model = hbmark::weights::open(name, None, 0).unwrap();
         assert!(engine::capabilities("native", &model, Dtype::Bf16, DeviceChoice::Cpu).is_ok());
@@ -323,6 +323,18 @@ fn quantised_files_give_what_their_dequantised_weights_give() {
             assert_eq!(session.greedy_tokens().unwrap()[0], case.greedy[0], "{}", model.display());
         }
     }
+}
+
+#[test]
+fn experts_in_several_formats_are_refused_before_anything_is_loaded() {
+    let folder = fixtures().parent().unwrap().join("quantised/qwen3-moe-fp8-block");
+    let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let kept = &mut config["quantization_config"]["modules_to_not_convert"];
+    kept.as_array_mut().unwrap().push(serde_json::json!("model.layers.1.mlp.experts.2"));
+    let architecture = hbmark_core::model::parse_config(&config.to_string(), &folder).unwrap();
+    let refused = engine::native::check(&architecture, Dtype::Fp8).unwrap_err().to_string();
+    assert!(refused.contains("several formats"), "{refused}");
 }
 
 /// A run of the fixtures with experts, as JSON.

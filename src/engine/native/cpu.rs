@@ -240,10 +240,19 @@ impl Operations for CpuOperations {
 
     fn expert_table(
         &mut self,
-        _: &[ExpertMlp<Self>],
-        _: Option<&ExpertMlp<Self>>,
+        routed: &[ExpertMlp<Self>],
+        shared: Option<&ExpertMlp<Self>>,
     ) -> Result<(), EngineError> {
-        Ok(())
+        // Rows are packed once for all experts.
+        let inputs = |matrix: &FusedMatrix| {
+            let part = &matrix.parts[0];
+            (part.format.precision(), part.padded_columns())
+        };
+        let alike =
+            |experts: Vec<&FusedMatrix>| experts.windows(2).all(|two| inputs(two[0]) == inputs(two[1]));
+        let gate_up = routed.iter().chain(shared).map(|expert| &expert.gate_up).collect();
+        let down = routed.iter().map(|expert| &expert.down).collect();
+        if alike(gate_up) && alike(down) { Ok(()) } else { super::refuse_mixed_experts() }
     }
 
     fn buffer(&mut self, rows: usize, width: usize) -> Result<CpuBuffer, EngineError> {

@@ -39,7 +39,7 @@ pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Res
     {
         return refuse(
             format!("`{}` quantised safetensors", q.method),
-            "candle-transformers has no loader for them; use a GGUF file or unquantised weights",
+            "candle-transformers has no loader for them; take --engine native, a GGUF file or unquantised weights",
         );
     }
     check_family(a, dtype)?;

@@ -260,7 +260,8 @@ fn int4_row(row: &[f32], group: usize, nibbles: &mut [u8], scales_and_zeros: &mu
         let (low, high) = values.iter().fold((0.0_f32, 0.0_f32), |(low, high), &v| (low.min(v), high.max(v)));
         let scale = stored_scale(high / 15.0 - low / 15.0);
         let inverse = inverse(scale.to_f32());
-        let zero = f16::from_f32((low.abs() * inverse).round());
+        // A scale near the least of f16 may be rounded to much less.
+        let zero = f16::from_f32((low.abs() * inverse).round().min(15.0));
         *stored = [scale, zero];
         for (offset, &value) in values.iter().enumerate() {
             let column = index * group + offset;

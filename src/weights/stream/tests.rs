@@ -354,6 +354,17 @@ fn parts_of_quantised_layers_that_do_not_fit_are_refused_by_name() {
                 }
             });
             assert!(other.contains("U16") || other.contains("shape"), "{name}, {suffix}: {other}");
+            // Another type of the same size, and no more.
+            let typed = edit(name, suffix, &|(dtype, ..)| {
+                *dtype = match dtype {
+                    Stored::F32 => Stored::U32,
+                    Stored::I32 => Stored::F32,
+                    Stored::BF16 | Stored::F16 => Stored::I16,
+                    Stored::I8 => Stored::U8,
+                    _ => Stored::I8,
+                };
+            });
+            assert!(typed.contains("is stored as"), "{name}, {suffix}: {typed}");
             let shorter = edit(name, suffix, &|(_, shape, data)| {
                 shape.insert(0, 2);
                 data.extend_from_within(..);
@@ -373,8 +384,49 @@ fn parts_of_quantised_layers_that_do_not_fit_are_refused_by_name() {
         data[..2].copy_from_slice(&bf16::from_f32(1e30).to_le_bytes());
     });
     assert!(error.contains("f16 cannot hold"), "{error}");
+    let error = edit("llama-fp8-channel", "weight_scale", &|(_, _, data)| {
+        data[..2].copy_from_slice(&bf16::from_f32(1e38).to_le_bytes());
+    });
+    assert!(error.contains("beyond 65504"), "{error}");
     let error = edit("llama-mxfp4", "weight_scale", &|(_, _, data)| data[0] = 255);
     assert!(error.contains("NaN"), "{error}");
+    // The dead inputs of a layer have scales below the least of f16.
+    let dead = changed("llama-int4-symmetric", |tensors| {
+        let (_, _, data) = tensors.get_mut(&part("weight_scale")).unwrap();
+        data[..2].copy_from_slice(&bf16::from_f32(1e-9).to_le_bytes());
+    });
+    assert_eq!(dead, "streamed");
+}
+
+#[test]
+fn a_bias_of_gptq_that_the_model_lacks_is_zero_or_refused() {
+    const BIAS: &str = "model.layers.0.mlp.down_proj.bias";
+    let with = |name: &str, value: f32| {
+        changed(name, |tensors| {
+            let data = half::f16::from_f32(value).to_le_bytes().repeat(64);
+            tensors.insert(BIAS.to_owned(), (safetensors::Dtype::F16, vec![64], data));
+        })
+    };
+    assert_eq!(with("llama-gptq", 0.0), "streamed");
+    for error in [with("llama-gptq", 0.5), with("llama-int4-zeros", 0.0)] {
+        assert!(error.contains(BIAS) && error.contains("another layout"), "{error}");
+    }
+}
+
+#[test]
+fn rows_that_are_no_whole_groups_are_refused() {
+    for (name, suffix) in [("llama-mxfp4", "weight_packed"), ("llama-int4-symmetric", "weight_packed")] {
+        let copy = tempfile::tempdir().unwrap();
+        std::fs::copy(folder(name).join("model.safetensors"), copy.path().join("model.safetensors")).unwrap();
+        let text = std::fs::read_to_string(folder(name).join("config.json")).unwrap();
+        let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+        // Rows of 80 in one of the layers.
+        config["intermediate_size"] = serde_json::json!(80);
+        std::fs::write(copy.path().join("config.json"), config.to_string()).unwrap();
+        let opened = open(copy.path().to_str().unwrap(), None, 0).unwrap();
+        let error = opened.stream(opened.stored_dtype(), &mut |_, _| Ok(())).unwrap_err().to_string();
+        assert!(error.contains(suffix), "{error}");
+    }
 }
 
 #[test]
