@@ -68,9 +68,11 @@ fn quantised(bytes: &[u8], scratch: &Path) -> bool {
         let folder = prepared(scratch, name, &[("config.json", config)]);
         put(&folder.join("model.safetensors"), bytes);
         let opened = hbmark::weights::open(folder.to_str().expect("a scratch path is UTF-8"), None, 0);
-        match opened
-            .and_then(|model| model.stream(model.stored_dtype(), &mut |_, tensor| Ok(drop(tensor.values()))))
-        {
+        let mut dequantise = |_: &str, tensor: hbmark::weights::StoredTensor| {
+            let _ = tensor.values();
+            Ok(())
+        };
+        match opened.and_then(|model| model.stream(model.stored_dtype(), &mut dequantise)) {
             Ok(_) => true,
             Err(error) => refused(error),
         }

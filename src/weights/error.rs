@@ -72,7 +72,7 @@ pub enum OpenError {
     #[error(
         "{error}; or its layers ({how}) are stored in another layout of that writer, which no engine of this program loads"
     )]
-    OtherLayout { how: String, error: WeightsError },
+    OtherLayout { how: String, error: Box<WeightsError> },
 
     /// The weights cannot be loaded.
     #[error(transparent)]

@@ -121,6 +121,41 @@ impl WeightsError {
     }
 }
 
+/// Matrices `[input, out]` one after another as `[out, input]`, on all cores.
+pub(super) fn transposed<T: Copy + Send + Sync>(
+    values: &[T],
+    matrices: usize,
+    input: usize,
+    out: usize,
+) -> Vec<T> {
+    // Rows and columns that are turned together: what they touch stays in the first cache.
+    const TILE: usize = 32;
+    let turn = |from: &[T], to: &mut [T]| {
+        for (first_row, first_column) in
+            (0..out).step_by(TILE).flat_map(|row| (0..input).step_by(TILE).map(move |column| (row, column)))
+        {
+            for row in first_row..out.min(first_row + TILE) {
+                for column in first_column..input.min(first_column + TILE) {
+                    to[row * input + column] = from[column * out + row];
+                }
+            }
+        }
+    };
+    let mut turned = values.to_vec();
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+    let (matrix, share) = ((input * out).max(1), matrices.div_ceil(cores).max(1));
+    std::thread::scope(|scope| {
+        for (from, to) in values.chunks(share * matrix).zip(turned.chunks_mut(share * matrix)) {
+            scope.spawn(move || {
+                from.chunks_exact(matrix)
+                    .zip(to.chunks_exact_mut(matrix))
+                    .for_each(|(from, to)| turn(from, to));
+            });
+        }
+    });
+    turned
+}
+
 /// Checks that rows are whole blocks in a dtype whose blocks are of 256.
 ///
 /// # Errors

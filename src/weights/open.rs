@@ -142,7 +142,7 @@ fn open_folder(path: &Path, hub_id: Option<String>) -> Result<OpenModel, OpenErr
     let files = Checkpoint::open(path, &expected).map_err(|error| {
         match (&model.architecture.quantization, error) {
             (Some(own), error @ (WeightsError::Missing { .. } | WeightsError::Unknown { .. })) => {
-                OpenError::OtherLayout { how: own.to_string(), error }
+                OpenError::OtherLayout { how: own.to_string(), error: Box::new(error) }
             }
             (_, error) => error.into(),
         }

@@ -9,7 +9,7 @@
 
 use half::f16;
 
-use super::loading::WeightsError;
+use super::loading::{WeightsError, transposed};
 use super::safetensors::Source;
 use super::stored_matrix::{StoredData, StoredMatrix, e4m3, mxfp4};
 use hbmark_core::model::{Architecture, Dtype, Family, Format, Layout, ModuleStorage, Quantization, Scales};
@@ -48,31 +48,32 @@ fn check(family: Family, layout: Layout, format: Format) -> Result<(), String> {
         Scales::Channel => true,
         Scales::Tensor | Scales::Block { .. } => false,
     };
-    match (format, layout) {
-        (Format::Fp8 { scales: Scales::Tensor | Scales::Channel | Scales::Block { .. }, .. }, _) => Ok(()),
-        (
-            Format::Int { bits: 8, scales: Scales::Tensor | Scales::Channel, zeros: false },
-            Layout::CompressedTensors,
-        ) => Ok(()),
-        (
-            Format::Int { bits: 4, scales, .. },
-            Layout::CompressedTensors | Layout::Awq | Layout::Gptq { .. },
-        ) if !grouped(scales) => Err(format!(
-            "4-bit integers whose scales are of {scales:?}, which is no multiple of {GROUP} inputs"
-        )),
-        (Format::Int { bits: 4, .. }, Layout::CompressedTensors)
-        | (Format::Int { bits: 4, zeros: true, .. }, Layout::Awq) => Ok(()),
-        (Format::Int { bits: 4, .. }, Layout::Gptq { reordered: true }) => {
-            Err("GPTQ with reordered inputs (desc_act)".into())
+    let by_row = |scales| matches!(scales, Scales::Tensor | Scales::Channel);
+    let known = match format {
+        Format::Fp8 { scales, .. } => !matches!(scales, Scales::Group { .. }),
+        Format::Mxfp4 => {
+            layout == Layout::CompressedTensors || (layout == Layout::Hub && family == Family::GptOss)
         }
-        (Format::Int { bits: 4, zeros: false, .. }, Layout::Gptq { .. }) => Ok(()),
-        (Format::Int { bits: 4, zeros: true, .. }, Layout::Gptq { .. }) => {
-            Err("GPTQ with zeros (sym false), which its versions store in two ways".into())
+        Format::Int { bits: 8, scales, zeros } => {
+            layout == Layout::CompressedTensors && by_row(scales) && !zeros
         }
-        (Format::Mxfp4, Layout::CompressedTensors) => Ok(()),
-        (Format::Mxfp4, Layout::Hub) if family == Family::GptOss => Ok(()),
-        _ => Err(format!("{} of {layout:?}", format.dtype())),
-    }
+        Format::Int { scales, zeros, .. } => match layout {
+            Layout::CompressedTensors | Layout::Awq | Layout::Gptq { .. } if !grouped(scales) => {
+                return Err(format!(
+                    "4-bit integers whose scales are of {scales:?}, which is no multiple of {GROUP} inputs"
+                ));
+            }
+            Layout::Gptq { reordered: true } => return Err("GPTQ with reordered inputs (desc_act)".into()),
+            Layout::Gptq { .. } if zeros => {
+                return Err("GPTQ with zeros (sym false), which its versions store in two ways".into());
+            }
+            Layout::CompressedTensors | Layout::Gptq { .. } => true,
+            Layout::Awq => zeros,
+            _ => false,
+        },
+        Format::Mxfp8 | Format::Nvfp4 { .. } | Format::Nf4 { .. } => false,
+    };
+    if known { Ok(()) } else { Err(format!("{} of {layout:?}", format.dtype())) }
 }
 
 /// The module of a tensor of weights, by its name in a quantised checkpoint.
@@ -209,7 +210,7 @@ impl Layer<'_> {
             }
             Layout::Gptq { .. } => {
                 self.weights.expect_shape(&[columns / PER_WORD, rows])?;
-                transposed(words.as_chunks::<4>().0, rows, columns / PER_WORD).concat()
+                transposed(words.as_chunks::<4>().0, 1, columns / PER_WORD, rows).concat()
             }
             // Words along the inputs, the lowest bits first: the order of bytes that is wanted.
             _ => {
@@ -221,7 +222,7 @@ impl Layer<'_> {
         let source = self.scale(&[".scales", ".weight_scale"])?;
         source.expect_shape(&if by_row { [rows, groups] } else { [groups, rows] })?;
         let scales = scale_values(source)?;
-        let scales = if by_row { scales } else { transposed(&scales, rows, groups) };
+        let scales = if by_row { scales } else { transposed(&scales, 1, groups, rows) };
         let zeros = if asymmetric { self.zeros(layout, groups)? } else { vec![MIDDLE; rows * groups] };
         let scales = scales.into_iter().map(f16::from_f32).collect();
         Ok(StoredData::Int4 { nibbles, scales, zeros: zeros.into_iter().map(f16::from_f32).collect(), group })
@@ -266,31 +267,16 @@ fn scale_values(source: &Source<'_>) -> Result<Vec<f32>, WeightsError> {
     }
 }
 
-/// `[columns, rows]` as `[rows, columns]`.
-fn transposed<T: Copy>(values: &[T], rows: usize, columns: usize) -> Vec<T> {
-    let mut turned = values.to_vec();
-    // Bands of rows, so that a line of what is read serves all of its rows.
-    const BAND: usize = 64;
-    for first in (0..rows).step_by(BAND) {
-        for column in 0..columns {
-            for row in first..rows.min(first + BAND) {
-                turned[row * columns + column] = values[column * rows + row];
-            }
-        }
-    }
-    turned
-}
-
 /// Words of eight outputs for each input as bytes of two inputs for each output.
 fn awq_nibbles(words: &[u8], rows: usize, columns: usize) -> Vec<u8> {
+    // Sixteen words are a line of what is read.
+    const BAND: usize = 16;
     let mut nibbles = vec![0; rows * columns / 2];
     let per_input = rows / PER_WORD;
     let word = |input: usize, at: usize| {
         let first = 4 * (input * per_input + at);
         u32::from_le_bytes(std::array::from_fn(|byte| words[first + byte]))
     };
-    // Sixteen words are a line of what is read.
-    const BAND: usize = 16;
     for first in (0..per_input).step_by(BAND) {
         for pair in 0..columns / 2 {
             for at in first..per_input.min(first + BAND) {

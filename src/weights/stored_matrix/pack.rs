@@ -74,7 +74,7 @@ fn packed(
             });
             share_largest(scales, *rows, groups);
             job.run((codes, values), (scales, groups), |row, codes, scales| {
-                fp8_row(row, columns, codes, scales)
+                fp8_row(row, columns, codes, scales);
             });
         }
         StoredData::Q8_0 { quants, scales } => job.run((quants, values), (scales, groups), q8_0_row),

@@ -292,7 +292,9 @@ fn every_quantised_layout_is_streamed_in_the_bytes_of_its_files() {
     }
 }
 
-type Tensors = BTreeMap<String, (safetensors::Dtype, Vec<usize>, Vec<u8>)>;
+/// Type, shape and bytes.
+type Part = (safetensors::Dtype, Vec<usize>, Vec<u8>);
+type Tensors = BTreeMap<String, Part>;
 
 /// What streaming a copy of a quantised folder says whose tensors were changed.
 fn changed(name: &str, change: impl Fn(&mut Tensors)) -> String {
@@ -324,7 +326,7 @@ fn parts_of_quantised_layers_that_do_not_fit_are_refused_by_name() {
     use safetensors::Dtype as Stored;
     const LAYER: &str = "model.layers.1.mlp.down_proj";
     let part = |suffix: &str| format!("{LAYER}.{suffix}");
-    let edit = |name: &str, suffix: &str, edit: &dyn Fn(&mut (Stored, Vec<usize>, Vec<u8>))| {
+    let edit = |name: &str, suffix: &str, edit: &dyn Fn(&mut Part)| {
         let found = changed(name, |tensors| edit(tensors.get_mut(&part(suffix)).unwrap()));
         assert!(found.contains(&part(suffix)), "{name}, {suffix}: {found}");
         found
@@ -431,6 +433,7 @@ fn rows_that_are_no_whole_groups_are_refused() {
 
 #[test]
 fn layouts_that_no_engine_has_are_refused_by_what_they_are() {
+    use serde_json::json;
     let refused = |name: &str, keys: &[(&str, serde_json::Value)]| {
         let copy = tempfile::tempdir().unwrap();
         let text = std::fs::read_to_string(folder(name).join("config.json")).unwrap();
@@ -442,7 +445,6 @@ fn layouts_that_no_engine_has_are_refused_by_what_they_are() {
         std::fs::copy(folder(name).join("model.safetensors"), copy.path().join("model.safetensors")).unwrap();
         open(copy.path().to_str().unwrap(), None, 0).unwrap_err().to_string()
     };
-    use serde_json::json;
     for (name, keys, wanted) in [
         ("llama-gptq", &[("desc_act", json!(true))][..], "GPTQ with reordered inputs"),
         ("llama-gptq", &[("sym", json!(false))], "GPTQ with zeros"),
