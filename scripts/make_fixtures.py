@@ -829,9 +829,10 @@ def write_tokenizer(path: Path, vocab_size: int) -> None:
     tokenizer.save(str(path))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = Path(__file__).resolve().parent.parent / "tests" / "fixtures" / "models"
+def emptied_folder(name: str, description: str) -> Path:
+    """The folder of fixtures that the command line asks for, with nothing in it."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    default = Path(__file__).resolve().parent.parent / "tests" / "fixtures" / name
     parser.add_argument("--out", type=Path, default=default, help="folder to replace (default: %(default)s)")
     out = parser.parse_args().out
     torch.set_num_threads(1)
@@ -839,7 +840,11 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
+    return out
 
+
+def main() -> None:
+    out = emptied_folder("models", __doc__)
     for fixture in FIXTURES:
         print(fixture.name)
         write_hugging_face(out / fixture.name, fixture)

@@ -6,9 +6,7 @@ continuations of a few prompts, computed in f32 from what the stored codes and s
 layout itself on a CPU, it must compute the same from the folder.
 """
 
-import argparse
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from make_fixtures import (
     YARN_ROPE,
     Config,
     Fixture,
+    emptied_folder,
     last_logits,
     random_model,
     shape,
@@ -342,15 +341,7 @@ def write_gpt_oss(folder: Path, fixture: Fixture) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = Path(__file__).resolve().parent.parent / "tests" / "fixtures" / "quantised"
-    parser.add_argument("--out", type=Path, default=default, help="folder to replace (default: %(default)s)")
-    out = parser.parse_args().out
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
+    out = emptied_folder("quantised", __doc__)
     write_gpt_oss(out / GPT_OSS.name, GPT_OSS)
     for name, config, plain, writer, how in FOLDERS:
         print(name)

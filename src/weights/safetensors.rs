@@ -151,8 +151,7 @@ impl Checkpoint {
     /// # Errors
     /// [`WeightsError::StoredDtype`] with the first of them.
     pub(crate) fn check_storage(&self, wanted: Dtype) -> Result<(), WeightsError> {
-        let plain = |source: &Source<'_>| matches!(source.storage(), "F32" | "BF16" | "F16");
-        match self.sources().find(|source| !source.quantised && !plain(source)) {
+        match self.sources().find(|source| !source.quantised && !source.is_float()) {
             None => Ok(()),
             Some(source) => Err(source.stored_otherwise(wanted)),
         }
@@ -408,6 +407,10 @@ impl Source<'_> {
         self.quantised
     }
 
+    fn is_float(&self) -> bool {
+        matches!(self.storage(), "F32" | "BF16" | "F16")
+    }
+
     /// Whether all of its elements are zeros.
     fn is_zero(&self) -> Result<bool, WeightsError> {
         Ok(self.values::<f32>()?.iter().all(|value| value.abs() <= 0.0))
@@ -470,7 +473,7 @@ impl Source<'_> {
 
     /// Reads the elements and converts them on the way, so that no second copy of them exists on the host.
     pub(crate) fn values<T: PlainFloat>(&self) -> Result<Vec<T>, WeightsError> {
-        if !matches!(self.storage(), "F32" | "BF16" | "F16") {
+        if !self.is_float() {
             return Err(self.stored_otherwise(Dtype::F32));
         }
         match self.dtype() {

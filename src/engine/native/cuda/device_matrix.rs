@@ -6,13 +6,11 @@
 use super::device::Device;
 use crate::engine::EngineError;
 use crate::engine::native::operations::{FusedLayout, LinearPart};
+use crate::weights::stored_matrix::e4m3;
 use crate::weights::{Packing, StoredData, StoredMatrix};
 
 /// Bytes of a load.
 pub const VECTOR: usize = 16;
-
-/// The kernels read a code of e4m3 as the f16 with the same bits moved up by seven: so much less than its value (`linear.cuh`).
-const E4M3_BELOW_F16: f32 = 256.0;
 
 /// What the elements of a matrix are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -138,9 +136,8 @@ impl<D: Device> Matrix<D> {
         }
         let order = order(parts, layout);
         let vectors = format.vectors(first.columns);
-        let bytes = packed(parts, &order, vectors * VECTOR, threads_for(order.len() * vectors * VECTOR));
-        let data = device.allocate(bytes.len())?;
-        device.upload(&data, 0, &bytes)?;
+        let threads = threads_for(order.len() * vectors * VECTOR);
+        let data = uploaded(device, &packed(parts, &order, vectors * VECTOR, threads))?;
         let shift = shift(first, format, vectors)?;
         let scales = match format {
             KernelFormat::Int8 | KernelFormat::Fp8 => {
@@ -148,12 +145,7 @@ impl<D: Device> Matrix<D> {
                     order.iter().map(|&(part, row)| row_scale(&parts[part].matrix, row)).collect();
                 Some(floats(device, &scales)?)
             }
-            KernelFormat::Mxfp4 => {
-                let bytes = group_scales(parts, &order, vectors);
-                let memory = device.allocate(bytes.len())?;
-                device.upload(&memory, 0, &bytes)?;
-                Some(memory)
-            }
+            KernelFormat::Mxfp4 => Some(uploaded(device, &group_scales(parts, &order, vectors))?),
             KernelFormat::Int4 => Some(words(device, &int4_words(parts, &order)?)?),
             KernelFormat::Fp8Block => Some(words(device, &block_words(parts, &order)?)?),
             KernelFormat::Bf16 | KernelFormat::F16 | KernelFormat::F32 => None,
@@ -183,16 +175,16 @@ impl<D: Device> Matrix<D> {
 /// # Errors
 /// When memory runs out.
 pub fn floats<D: Device>(device: &mut D, values: &[f32]) -> Result<D::Memory, EngineError> {
-    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    let memory = device.allocate(bytes.len())?;
-    device.upload(&memory, 0, &bytes)?;
-    Ok(memory)
+    uploaded(device, &values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>())
 }
 
 fn words<D: Device>(device: &mut D, values: &[u32]) -> Result<D::Memory, EngineError> {
-    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    uploaded(device, &values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>())
+}
+
+fn uploaded<D: Device>(device: &mut D, bytes: &[u8]) -> Result<D::Memory, EngineError> {
     let memory = device.allocate(bytes.len())?;
-    device.upload(&memory, 0, &bytes)?;
+    device.upload(&memory, 0, bytes)?;
     Ok(memory)
 }
 
@@ -275,7 +267,7 @@ fn row_bytes(matrix: &StoredMatrix, row: usize, out: &mut [u8]) {
 fn row_scale(matrix: &StoredMatrix, row: usize) -> f32 {
     match &matrix.data {
         StoredData::Int8 { scales, .. } => scales[row],
-        StoredData::Fp8 { scales, .. } => scales[row] * E4M3_BELOW_F16,
+        StoredData::Fp8 { scales, .. } => scales[row] * e4m3::BELOW_F16,
         _ => 1.0,
     }
 }
@@ -358,7 +350,7 @@ fn block_words(parts: &[LinearPart], order: &[(usize, usize)]) -> Result<Vec<u32
                     "blocks must have a multiple of 16 rows, such as 128, and so must the parts of a fused layer",
                 );
             }
-            words.extend(first.iter().map(|scale| (scale * E4M3_BELOW_F16).to_bits()));
+            words.extend(first.iter().map(|scale| (scale * e4m3::BELOW_F16).to_bits()));
         }
     }
     Ok(words)
