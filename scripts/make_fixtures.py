@@ -29,6 +29,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
@@ -175,6 +177,8 @@ YARN_ROPE = {
     "beta_fast": 8.0,
     "truncate": False,
 }
+# Attention grows with the context by one scale and shrinks by another, so that both are felt.
+DEEPSEEK_ROPE = YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 0.6, "truncate": True}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 # Two bases, and positions divided in the layers that see everything.
 GEMMA3_ROPES = {
@@ -187,6 +191,8 @@ GEMMA_NORMS = {
     for name in ("input", "post_attention", "pre_feedforward", "post_feedforward")
 }
 QKV_BIASES = {f"{part}_proj.bias": filled(f"{part}_proj.bias", 0.0) for part in "qkv"}
+LATENT_NORMS = {f"{part}_a_layernorm": filled(f"{part}_a_layernorm", 1.0) for part in ("q", "kv")}
+LATENT_HEADS = {"kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
 QK_NORMS = {f"{part}_norm": filled(f"{part}_norm", 1.0) for part in "qk"}
 
 FIXTURES = [
@@ -376,6 +382,79 @@ FIXTURES = [
             "renormalisation": reconfigured(norm_topk_prob=False),
             "the shared expert": filled("shared_experts.down_proj", 0.0),
             "the router": filled("mlp.gate.weight", 0.0),
+        },
+        v4=v4_spelling(),
+    ),
+    # Latent attention with compressed queries, a dense layer, then two with experts in groups.
+    Fixture(
+        "deepseek-v3",
+        DeepseekV3Config(
+            **shape(
+                32,
+                4,
+                4,
+                205,
+                **LATENT_HEADS,
+                q_lora_rank=24,
+                num_hidden_layers=3,
+                attention_bias=True,
+                first_k_dense_replace=1,
+                n_routed_experts=8,
+                num_experts_per_tok=3,
+                n_shared_experts=2,
+                n_group=4,
+                topk_group=2,
+                moe_intermediate_size=24,
+                routed_scaling_factor=2.5,
+                rope_parameters=DEEPSEEK_ROPE,
+            )
+        ),
+        features=LATENT_NORMS
+        | {
+            "neighbours": reconfigured(rope_interleave=False),
+            "rope scaling": reconfigured(rope_parameters=default_rope(10000.0)),
+            "the scale of scores": reconfigured(
+                rope_parameters=DEEPSEEK_ROPE | {"mscale": 0.0, "mscale_all_dim": 0.0, "attention_factor": 1.128}
+            ),
+            "the attention factor": reconfigured(rope_parameters=DEEPSEEK_ROPE | {"attention_factor": 1.0}),
+            "q_a_proj.bias": filled("q_a_proj.bias", 0.0),
+            "kv_a_proj_with_mqa.bias": filled("kv_a_proj_with_mqa.bias", 0.0),
+            "the correction": filled("e_score_correction_bias", 0.0),
+            "groups": reconfigured(topk_group=4),
+            "the shared expert": filled("shared_experts.down_proj", 0.0),
+        },
+        v4=v4_spelling(),
+    ),
+    # Queries projected directly, shares of a softmax that are not renormalised, as in V2-Lite.
+    Fixture(
+        "deepseek-v2",
+        DeepseekV2Config(
+            **shape(
+                32,
+                4,
+                4,
+                203,
+                **LATENT_HEADS,
+                q_lora_rank=None,
+                num_hidden_layers=2,
+                first_k_dense_replace=1,
+                n_routed_experts=8,
+                num_experts_per_tok=3,
+                n_shared_experts=2,
+                topk_method="greedy",
+                moe_intermediate_size=24,
+                routed_scaling_factor=4.0,
+                rope_parameters=DEEPSEEK_ROPE | {"mscale": 0.6},
+            )
+        ),
+        features={
+            "kv_a_layernorm": LATENT_NORMS["kv_a_layernorm"],
+            "the scale of scores": reconfigured(
+                rope_parameters=DEEPSEEK_ROPE | {"mscale": 0.0, "mscale_all_dim": 0.0, "attention_factor": 1.0}
+            ),
+            "the third expert": rerouted(2),
+            "the scale of shares": reconfigured(routed_scaling_factor=1.0),
+            "the shared expert": filled("shared_experts.down_proj", 0.0),
         },
         v4=v4_spelling(),
     ),

@@ -15,6 +15,7 @@ import torch
 import transformers
 from make_fixtures import (
     GREEDY_LEAD_QUANTIZED,
+    DEEPSEEK_ROPE,
     YARN_ROPE,
     Config,
     Fixture,
@@ -22,10 +23,12 @@ from make_fixtures import (
     last_logits,
     random_model,
     shape,
+    weights,
     write_reference,
 )
 from safetensors.torch import save_file
 from transformers import (
+    DeepseekV3Config,
     FineGrainedFP8Config,
     GptOssConfig,
     LlamaConfig,
@@ -185,6 +188,29 @@ FOLDERS: list[tuple[str, object, torch.dtype, Writer, Config]] = [
         fp8_block,
         FP8 | {"modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.gate"]},
     ),
+    # Heads of whole blocks, so that the expansion of latents can be turned round as it is stored.
+    (
+        "deepseek-v3-fp8-block",
+        DeepseekV3Config(
+            **DENSE | {"num_key_value_heads": 4},
+            q_lora_rank=32,
+            kv_lora_rank=32,
+            qk_nope_head_dim=16,
+            qk_rope_head_dim=16,
+            v_head_dim=16,
+            first_k_dense_replace=1,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            n_shared_experts=1,
+            n_group=2,
+            topk_group=1,
+            moe_intermediate_size=32,
+            rope_parameters=DEEPSEEK_ROPE,
+        ),
+        torch.bfloat16,
+        fp8_block,
+        FP8 | {"modules_to_not_convert": ["lm_head", "model.layers.1.mlp.gate"]},
+    ),
     (
         "llama-fp8-tensor",
         LlamaConfig(**DENSE),
@@ -272,21 +298,22 @@ def layers(key: str, parameter: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
     if key.endswith("experts.down_proj"):
         prefix = key.removesuffix("down_proj")
         return [(f"{prefix}{e}.down_proj", parameter[e]) for e in range(len(parameter))]
-    return [(key.removesuffix(".weight"), parameter)] if key.endswith("_proj.weight") else []
+    return [(key.removesuffix(".weight"), parameter)] if key.endswith(("_proj.weight", "_with_mqa.weight")) else []
 
 
 def write_folder(folder: Path, name: str, config: object, plain: torch.dtype, writer: Writer, how: Config) -> None:
     model = random_model(name, config)
     tensors = {}
     with torch.no_grad():
-        for key, parameter in model.named_parameters():
+        for key, parameter in weights(model):
             parts = layers(key, parameter)
             for module, weight in parts:
                 stored, values = writer(weight.clone())
                 tensors |= {f"{module}.{ending}": tensor for ending, tensor in stored.items()}
                 weight.copy_(values)
             if not parts:
-                tensors[key] = parameter.to(plain)
+                # Corrections of scores are f32 in every checkpoint.
+                tensors[key] = parameter.to(torch.float32 if key.endswith("correction_bias") else plain)
                 parameter.copy_(tensors[key])
     save(folder, model, tensors, {"dtype": str(plain).removeprefix("torch."), "quantization_config": how})
     cases = write_reference(folder / "reference.json", name, model, GREEDY_LEAD_QUANTIZED)

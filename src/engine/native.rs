@@ -35,8 +35,8 @@ use super::{
 use crate::engine::{LoraSession, StepProfiler, SyntheticKv};
 use crate::weights::{Adapter, OpenModel, Packing, StoredTensor};
 use hbmark_core::model::{
-    Architecture, Attention, Dense, Dtype, Family, FeedForward, Format, Inventory, Mixer, Norms, QkNorm,
-    Quantization, Reach, Role, RopeScaling, Scales, Target, TensorInfo,
+    Architecture, Attention, Dense, Dtype, Family, FeedForward, Format, Inventory, LatentAttention, Mixer,
+    Norms, QkNorm, Quantization, Reach, Role, RopeScaling, Scales, Target, TensorInfo,
 };
 use hbmark_core::result::{Capabilities, Ragged};
 use hbmark_core::units::{Bytes, Nanos};
@@ -74,15 +74,12 @@ pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineErro
             "it has f32, bf16, f16, int8, q8_0, q4_0, q4_k, q5_k, q6_k, fp8, mxfp4 and int4; `hbmark predict` has its bytes",
         );
     }
-    if a.latent.is_some() && a.stack.is_none() {
-        return refuse("latent attention", "it keeps K and V of each head; `hbmark predict` knows it");
-    }
     if !(0..a.layers).all(|index| has_layer(a, index)) {
         let layers = a.stack.as_ref().map_or_else(|| "other ones".to_owned(), ToString::to_string);
         return refuse(
             format!("the {:?} family", a.family),
             format!(
-                "its layers are {layers}, and the engine has attention of one shape in all of them, full or in windows, and feed-forwards or experts with silu, gelu-tanh or clamped gates; `hbmark predict` knows them"
+                "its layers are {layers}, and the engine has attention of one shape in all of them, full or in windows or latent, and feed-forwards or experts with silu, gelu-tanh or clamped gates; `hbmark predict` knows them"
             ),
         );
     }
@@ -110,11 +107,38 @@ pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineErro
         if has_mixed_experts(&a.inventory(dtype)) {
             return refuse_mixed_experts();
         }
+        if let Some(latent) = a.latent
+            && let Some(format) = own.storage().ok().and_then(|own| own.format(EXPANSION))
+            && !turns(format, latent)
+        {
+            return refuse_expansion(&format.dtype().to_string());
+        }
     }
     if distinct_ropes(a).any(|rotary| matches!(rotary.rope.scaling, RopeScaling::LongRope { .. })) {
         return refuse("longrope scaling", "it has none, linear, llama3 and yarn");
     }
     Ok(())
+}
+
+/// What expands the latents of the first layer: the rules of a checkpoint name modules.
+const EXPANSION: &str = "model.layers.0.self_attn.kv_b_proj";
+
+fn refuse_expansion<T>(format: &str) -> Result<T, EngineError> {
+    refuse(
+        format!("`kv_b_proj` in {format} with a scale for a part of each row"),
+        "its transpose is multiplied, whose rows would be rounded again; it runs in 16 bits, and in fp8 in blocks",
+    )
+}
+
+/// Whether the keys of each head have the same values in a format when they are turned round.
+fn turns(format: Format, latent: LatentAttention) -> bool {
+    match format {
+        Format::Fp8 { scales: Scales::Tensor, .. } => true,
+        Format::Fp8 { scales: Scales::Block { rows, .. }, .. } => {
+            latent.qk_nope_head_dim.is_multiple_of(rows) && latent.v_head_dim.is_multiple_of(rows)
+        }
+        _ => false,
+    }
 }
 
 /// Whether the experts of a layer, its shared one included, are stored in several formats.
@@ -141,6 +165,10 @@ fn has_layer(a: &Architecture, index: usize) -> bool {
         return false;
     }
     let layer = a.layer(index);
+    let widths = |latent: LatentAttention| {
+        let LatentAttention { kv_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, .. } = latent;
+        [kv_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim].iter().all(|width| width.is_multiple_of(2))
+    };
     let mlp = match layer.feed_forward {
         FeedForward::Dense(Dense { width, activation, bias, fused: _ }) => {
             width == a.ffn_size && bias == a.biases.mlp && Gate::of(activation).is_some()
@@ -148,7 +176,13 @@ fn has_layer(a: &Architecture, index: usize) -> bool {
         FeedForward::Mixture(mixture) => layer.norms == Norms::Before && ExpertShape::of(&mixture).is_some(),
         FeedForward::DenseBesideMixture { .. } | FeedForward::None => false,
     };
-    let Mixer::Attention(attention) = layer.mixer else { return false };
+    let attention = match layer.mixer {
+        Mixer::Attention(attention) => attention,
+        Mixer::Latent { heads, latent, indexer: None } => {
+            return mlp && heads == a.heads && a.latent == Some(latent) && widths(latent);
+        }
+        _ => return false,
+    };
     // What the operations get as values, or is undone when weights are loaded: matrices stored as one, neighbours that turn together.
     let Attention { reach, rope, qk_norm, scale, softcap, fused, sinks, .. } = attention;
     let of_widths = Attention { reach, rope, qk_norm, scale, softcap, fused, sinks, ..a.attention() };
@@ -202,6 +236,9 @@ pub fn check_device(
 ) -> Result<(), EngineError> {
     if device == DeviceChoice::Cpu {
         return Ok(());
+    }
+    if architecture.latent.is_some() {
+        return refuse(format!("latent attention on {device}"), "its kernels keep K and V of each head");
     }
     if let Some(experts) = &architecture.experts
         && (experts.count > MAX_EXPERTS || experts.per_token > MAX_EXPERTS_PER_TOKEN)
@@ -362,17 +399,10 @@ impl<O: Operations> NativeSession<O> {
         let architecture = model.architecture.clone();
         let ropes = RopeTables::new(&architecture)?;
         let (weights, inventory) = weights::load(&mut operations, model, dtype, each, loaded)?;
-        let a = &architecture;
-        let pool_shape = PoolShape {
-            layers: a.layers,
-            kv_heads: a.kv_heads,
-            head_dim: a.head_dim,
-            block_size,
-            dtype: kv_dtype,
-        };
+        let pool_shape = PoolShape::of(&architecture, block_size, kv_dtype);
         let pool = operations.pool(pool_shape)?;
         Ok(Self {
-            forward: Forward::new(ModelWidths::of(a), weights, ropes),
+            forward: Forward::new(ModelWidths::of(&architecture), weights, ropes),
             pool,
             pool_shape,
             tables: BlockTables::new(block_size),

@@ -8,6 +8,7 @@ pub mod e4m3;
 pub mod mxfp4;
 mod pack;
 mod super_block;
+mod transposed;
 
 use half::{bf16, f16};
 

@@ -51,7 +51,7 @@ fn every_fixture_model_equals_transformers() {
         }
         folders += 1;
     }
-    assert_eq!(folders, 27);
+    assert_eq!(folders, 29);
 }
 
 /// The logits of one prompt, cut into steps of the given lengths.
@@ -70,7 +70,7 @@ fn in_steps(session: &mut dyn Session, sequence: u64, tokens: &[u32], lengths: &
 
 #[test]
 fn chunked_prefill_equals_whole_prefill_bit_for_bit() {
-    for name in ["llama-gqa", "qwen3-moe", "qwen2-moe", "glm4-moe", "gpt-oss"] {
+    for name in ["llama-gqa", "qwen3-moe", "qwen2-moe", "glm4-moe", "gpt-oss", "deepseek-v3", "deepseek-v2"] {
         let mut session = open(&fixtures().join(name), Dtype::F32);
         let tokens: Vec<u32> = (0..50).map(|i| (i * 7 + 3) % 200).collect();
         let whole = in_steps(session.as_mut(), 1, &tokens, &[50]);
@@ -95,7 +95,8 @@ fn a_ragged_step_equals_its_sequences_one_by_one() {
         Dtype::Int4,
         Dtype::F16,
     ];
-    let models = ["qwen2", "qwen3-moe", "mixtral", "qwen2-moe", "glm4-moe", "minimax-m2", "gpt-oss"];
+    let models =
+        ["qwen2", "qwen3-moe", "mixtral", "qwen2-moe", "glm4-moe", "minimax-m2", "gpt-oss", "deepseek-v3"];
     for (name, dtype) in models.iter().flat_map(|name| DTYPES.map(|dtype| (name, dtype))) {
         let mut session = open(&fixtures().join(name), dtype);
         let tokens =
@@ -132,7 +133,9 @@ fn a_ragged_step_equals_its_sequences_one_by_one() {
 
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
-    for name in ["llama-llama3-rope", "qwen3-moe", "mixtral", "qwen2-moe", "glm4-moe", "gpt-oss"] {
+    for name in
+        ["llama-llama3-rope", "qwen3-moe", "mixtral", "qwen2-moe", "glm4-moe", "gpt-oss", "deepseek-v3"]
+    {
         let model = hbmark::weights::open(fixtures().join(name).to_str().unwrap(), None, 0).unwrap();
         let tokens: Vec<u32> = (0..40).map(|i| (i * 5 + 1) % 180).collect();
         let with = |threads| {
@@ -175,6 +178,12 @@ fn mixtures_that_lack_or_have_other_experts_are_refused_with_the_tensor() {
         ("glm4-moe", "n_shared_experts", 2, "layers.1.mlp.shared_experts."),
         ("glm4-moe", "n_group", 3, "`n_group`"),
         ("minimax-m2", "num_local_experts", 5, "layers.0.block_sparse_moe."),
+        ("deepseek-v3", "kv_lora_rank", 16, "layers.0.self_attn.kv_a_proj_with_mqa."),
+        ("deepseek-v3", "v_head_dim", 16, "layers.0.self_attn.kv_b_proj.weight"),
+        ("deepseek-v3", "q_lora_rank", 32, "layers.0.self_attn.q_a_proj."),
+        ("deepseek-v3", "n_group", 3, "`n_group`"),
+        ("deepseek-v2", "qk_nope_head_dim", 12, "layers.0.self_attn.q_proj.weight"),
+        ("deepseek-v2", "qk_rope_head_dim", 7, "`qk_rope_head_dim`"),
         ("gpt-oss", "num_local_experts", 5, "layers.0.mlp.router."),
         ("gpt-oss", "intermediate_size", 25, "layers.0.mlp.experts.gate_up_proj"),
     ] {
@@ -197,7 +206,7 @@ fn mixtures_that_lack_or_have_other_experts_are_refused_with_the_tensor() {
 #[test]
 fn mixtures_that_the_engine_lacks_are_refused_by_name() {
     for (name, said) in [
-        ("DeepSeek-V3", "latent attention"),
+        ("DeepSeek-V3.2", "latent, best 2048"),
         ("Qwen3.5-35B-A3B", "Qwen3_5"),
         ("Llama-4-Scout-17B-16E", "Llama4"),
     ] {

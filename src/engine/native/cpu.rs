@@ -14,6 +14,7 @@ mod cache;
 mod experts;
 mod gates;
 pub mod huge_pages;
+mod latent;
 mod linear;
 mod lora;
 mod packed_activations;
@@ -35,7 +36,7 @@ use thread_team::{DisjointSlice, Team, Worker, owned};
 use super::adapters::LoraWeights;
 use super::operations::{
     AttentionShape, AttentionWeights, Embedding, ExpertMlp, ExpertWeights, ExpertsMet, FusedLayout, Gate,
-    LinearPart, Operations, PoolShape, StepLaunch,
+    LatentWeights, LinearPart, Operations, PoolShape, StepLaunch,
 };
 use super::ragged_batch::Rows;
 use super::rope::{RopeTables, rotate};
@@ -73,6 +74,8 @@ pub struct CpuOperations {
     arena: Arena,
     set: InstructionSet,
     inputs: PackedActivations,
+    /// A row for each head of each row.
+    head_inputs: PackedActivations,
     plan: AttentionPlan,
     /// The plan belongs to an earlier step.
     plan_stale: bool,
@@ -117,6 +120,7 @@ impl CpuOperations {
             arena: Arena::default(),
             set,
             inputs: PackedActivations::default(),
+            head_inputs: PackedActivations::default(),
             plan: AttentionPlan::default(),
             plan_stale: true,
             projected: Vec::new(),
@@ -202,7 +206,7 @@ impl Operations for CpuOperations {
 
     fn linear(&mut self, parts: Vec<LinearPart>, layout: FusedLayout) -> Result<FusedMatrix, EngineError> {
         let interleaved = layout == FusedLayout::Interleaved;
-        let mut fused = FusedMatrix { parts: Vec::new(), biases: Vec::new(), interleaved };
+        let mut fused = FusedMatrix { parts: Vec::new(), biases: Vec::new(), interleaved, alike: true };
         for part in parts {
             let team = &mut self.team;
             let packed = PackedMatrix::new(&mut self.arena, &part.matrix, |bytes, panel_bytes| {
@@ -224,6 +228,7 @@ impl Operations for CpuOperations {
                     });
                 }
             }
+            fused.alike &= fused.parts.first().is_none_or(|first| first.panels() == packed.panels());
             fused.parts.push(packed);
             fused.biases.push(part.bias);
         }
@@ -285,12 +290,20 @@ impl Operations for CpuOperations {
         let shape = pool.shape;
         let pool = &*pool;
         self.team.run(&|worker: &Worker<'_>| {
-            let mut keys = vec![0.0; shape.block_elements()];
-            let mut values = vec![0.0; shape.block_elements()];
+            let [mut keys, mut values] = shape.block_parts().map(|elements| vec![0.0; elements]);
             worker.parallel_for(PREPARE, blocks.len() * shape.layers, |unit| {
                 let (number, layer) = (unit / shape.layers, unit % shape.layers);
                 let block = blocks[number];
                 super::random_kv::fill(seed, layer, number, false, &mut keys);
+                if pool.is_latent() {
+                    for (slot, latent) in keys.chunks_exact(shape.head_dim).enumerate() {
+                        with_element!(shape.dtype, E => {
+                            // SAFETY: members have different blocks or layers, and `E` is the pool's dtype.
+                            unsafe { pool.write_latent::<E>(layer, (block as usize, slot), latent) };
+                        });
+                    }
+                    return;
+                }
                 super::random_kv::fill(seed, layer, number, true, &mut values);
                 let rows = keys.chunks_exact(shape.head_dim).zip(values.chunks_exact(shape.head_dim));
                 for (index, (key, value)) in rows.enumerate() {
@@ -446,6 +459,45 @@ impl Operations for CpuOperations {
             + weights.head_norms.as_ref().map_or(0, |(query, key)| query.len() + key.len());
         let written = 2 * count * shape.kv_width() * pool.shape.element_bytes();
         self.moved += (matrix.bytes() + 4 * norms + written) as u64;
+        Ok(())
+    }
+
+    fn latent_down(
+        &mut self,
+        rows: &Rows,
+        shape: &AttentionShape,
+        weights: &LatentWeights<Self>,
+        ropes: &RopeTables,
+        layer: usize,
+        hidden: &CpuBuffer,
+        pool: &mut CachePool,
+        compressed: &mut CpuBuffer,
+    ) -> Result<(), EngineError> {
+        self.keep_latents(rows, shape, weights, ropes, layer, hidden, pool, compressed);
+        Ok(())
+    }
+
+    fn latent_query(
+        &mut self,
+        rows: &Rows,
+        shape: &AttentionShape,
+        weights: &LatentWeights<Self>,
+        ropes: &RopeTables,
+        compressed: &CpuBuffer,
+        query: &mut CpuBuffer,
+    ) -> Result<(), EngineError> {
+        self.absorb_queries(rows, shape, weights, ropes, compressed, query);
+        Ok(())
+    }
+
+    fn latent_value(
+        &mut self,
+        rows: &Rows,
+        weights: &LatentWeights<Self>,
+        attended: &CpuBuffer,
+        values: &mut CpuBuffer,
+    ) -> Result<(), EngineError> {
+        self.values_of_latents(rows, weights, attended, values);
         Ok(())
     }
 

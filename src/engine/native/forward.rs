@@ -6,8 +6,8 @@
 
 use super::adapters::{Adapters, LoraSite};
 use super::operations::{
-    AttentionShape, AttentionWeights, Embedding, ExpertShape, ExpertWeights, Gate, Operation, Operations,
-    StepLaunch,
+    AttentionShape, AttentionWeights, Embedding, ExpertShape, ExpertWeights, Gate, LatentShape,
+    LatentWeights, Operation, Operations, StepLaunch,
 };
 use super::ragged_batch::Rows;
 use super::rope::RopeTables;
@@ -19,7 +19,7 @@ use hbmark_core::model::{Architecture, FeedForward};
 #[derive(Debug)]
 pub struct LayerWeights<O: Operations> {
     pub shape: AttentionShape,
-    pub attention: AttentionWeights<O>,
+    pub attention: Projections<O>,
     /// A score of each head that every token attends to.
     pub sinks: Option<O::Vector>,
     pub output: O::Linear,
@@ -32,6 +32,14 @@ pub struct LayerWeights<O: Operations> {
     pub mlp_norm: Option<O::Vector>,
     /// Positions a token attends to, itself included; `None` for all.
     pub window: Option<usize>,
+}
+
+/// What makes queries, keys and values of a layer.
+#[derive(Debug)]
+pub enum Projections<O: Operations> {
+    /// Of each head.
+    Heads(AttentionWeights<O>),
+    Latent(LatentWeights<O>),
 }
 
 /// The feed-forward of a layer.
@@ -71,6 +79,8 @@ pub struct ModelWidths {
     pub vocab: usize,
     /// Of the first layer: all of them have heads of one shape.
     pub attention: AttentionShape,
+    /// Of latent attention.
+    pub latent: Option<LatentShape>,
 }
 
 impl ModelWidths {
@@ -83,7 +93,16 @@ impl ModelWidths {
         let experts = (0..a.layers).filter_map(mixture).map(|shape| shape.inner_width()).max().unwrap_or(0);
         let dense = (0..a.layers).any(|layer| matches!(a.layer(layer).feed_forward, FeedForward::Dense(_)));
         let ffn = if dense { a.ffn_size } else { 0 };
-        Self { hidden: a.hidden_size, ffn, experts, vocab: a.vocab_size, attention }
+        let latent = LatentShape::of(a, 0);
+        Self { hidden: a.hidden_size, ffn, experts, vocab: a.vocab_size, attention, latent }
+    }
+}
+
+impl ModelWidths {
+    /// Width of the values of all heads: the input of the output projection.
+    #[must_use]
+    pub fn values(&self) -> usize {
+        self.latent.map_or(self.attention.attended_width(), |latent| latent.heads * latent.value_dim)
     }
 }
 
@@ -95,9 +114,18 @@ struct Activations<O: Operations> {
     hidden: O::Buffer,
     query: O::Buffer,
     attended: O::Buffer,
+    latent: Option<LatentActivations<O>>,
     inner: O::Buffer,
     expert_inner: Option<O::Buffer>,
     logits: O::Buffer,
+}
+
+/// Those of latent attention.
+#[derive(Debug)]
+struct LatentActivations<O: Operations> {
+    /// What stands for the queries.
+    compressed: O::Buffer,
+    values: O::Buffer,
 }
 
 impl<O: Operations> Activations<O> {
@@ -107,13 +135,19 @@ impl<O: Operations> Activations<O> {
         rows: usize,
         outputs: usize,
     ) -> Result<Self, EngineError> {
-        let query = widths.attention.query_width();
+        let latent = widths.latent.map(|latent| {
+            Ok::<_, EngineError>(LatentActivations {
+                compressed: operations.buffer(rows, latent.compressed_width())?,
+                values: operations.buffer(rows, widths.values())?,
+            })
+        });
         Ok(Self {
             rows,
             outputs,
             hidden: operations.buffer(rows, widths.hidden)?,
-            query: operations.buffer(rows, query)?,
-            attended: operations.buffer(rows, query)?,
+            query: operations.buffer(rows, widths.attention.query_width())?,
+            attended: operations.buffer(rows, widths.attention.attended_width())?,
+            latent: latent.transpose()?,
             inner: operations.buffer(rows, widths.ffn)?,
             expert_inner: match widths.experts {
                 0 => None,
@@ -123,6 +157,8 @@ impl<O: Operations> Activations<O> {
         })
     }
 }
+
+const HAS_LATENT: &str = "all layers of a model have one kind of attention";
 
 /// A model and the state of its steps, without the KV pool.
 #[derive(Debug)]
@@ -216,25 +252,35 @@ impl<O: Operations> Forward<O> {
         for (index, layer) in weights.layers.iter().enumerate() {
             let with_eps = |norm| (norm, eps);
             let shape = &layer.shape;
-            let normed = layer.attention.norm.as_ref().map(with_eps);
-            adapters.add(operations, rows, (index, LoraSite::Qkv), widths, normed, &act.hidden)?;
-            operations.norm_qkv(
-                rows,
-                shape,
-                &layer.attention,
-                ropes,
-                index,
-                &act.hidden,
-                pool,
-                &mut act.query,
-            )?;
-            done(operations, Operation::NormQkv);
+            let (hidden, query) = (&act.hidden, &mut act.query);
+            match &layer.attention {
+                Projections::Heads(weights) => {
+                    let normed = weights.norm.as_ref().map(with_eps);
+                    adapters.add(operations, rows, (index, LoraSite::Qkv), widths, normed, hidden)?;
+                    operations.norm_qkv(rows, shape, weights, ropes, index, hidden, pool, query)?;
+                    done(operations, Operation::NormQkv);
+                }
+                Projections::Latent(weights) => {
+                    let LatentActivations { compressed, .. } = act.latent.as_mut().expect(HAS_LATENT);
+                    operations.latent_down(rows, shape, weights, ropes, index, hidden, pool, compressed)?;
+                    done(operations, Operation::LatentDown);
+                    operations.latent_query(rows, shape, weights, ropes, compressed, query)?;
+                    done(operations, Operation::LatentQuery);
+                }
+            }
             let (window, sinks) = (layer.window, layer.sinks.as_ref());
             operations.attention(rows, shape, window, sinks, index, &act.query, pool, &mut act.attended)?;
             done(operations, Operation::Attention);
-            adapters.add(operations, rows, (index, LoraSite::Output), widths, None, &act.attended)?;
+            let mut attended = &act.attended;
+            if let Projections::Latent(weights) = &layer.attention {
+                let LatentActivations { values, .. } = act.latent.as_mut().expect(HAS_LATENT);
+                operations.latent_value(rows, weights, &act.attended, values)?;
+                done(operations, Operation::LatentValue);
+                attended = values;
+            }
+            adapters.add(operations, rows, (index, LoraSite::Output), widths, None, attended)?;
             let added = layer.output_norm.as_ref().map(with_eps);
-            operations.project_add(rows, &layer.output, added, &act.attended, &mut act.hidden)?;
+            operations.project_add(rows, &layer.output, added, attended, &mut act.hidden)?;
             done(operations, Operation::Output);
             let norm = layer.norm.as_ref().map(with_eps);
             match &layer.mlp {

@@ -33,11 +33,14 @@ pub enum Operation {
     Router,
     ExpertGateUp,
     ExpertDown,
+    LatentDown,
+    LatentQuery,
+    LatentValue,
 }
 
 impl Operation {
-    /// All of them: those of a dense model in the order of a step, then those of layers with experts.
-    pub const ALL: [Self; 10] = [
+    /// All of them: those of a dense model in the order of a step, then those of layers with experts and with latent attention.
+    pub const ALL: [Self; 13] = [
         Self::Embed,
         Self::NormQkv,
         Self::Attention,
@@ -48,6 +51,9 @@ impl Operation {
         Self::Router,
         Self::ExpertGateUp,
         Self::ExpertDown,
+        Self::LatentDown,
+        Self::LatentQuery,
+        Self::LatentValue,
     ];
     /// The name in results.
     #[must_use]
@@ -63,6 +69,9 @@ impl Operation {
             Self::Router => "router",
             Self::ExpertGateUp => "expert_gate_up",
             Self::ExpertDown => "expert_down",
+            Self::LatentDown => "latent_down",
+            Self::LatentQuery => "latent_query",
+            Self::LatentValue => "latent_value",
         }
     }
 }
@@ -73,6 +82,8 @@ pub struct AttentionShape {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
+    /// Width of a value; of latent attention the first so many elements of what is kept of a position are its value.
+    pub value_dim: usize,
     pub norm_eps: f32,
     /// Norms of Q and K go over all their heads together; otherwise over each.
     pub joint_norms: bool,
@@ -92,15 +103,32 @@ impl AttentionShape {
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "f32 is the precision of norms and scores")]
     pub fn of(architecture: &Architecture, layer: usize) -> Self {
-        let Mixer::Attention(attention) = architecture.layer(layer).mixer else {
-            panic!("layer {layer} was checked to be attention")
+        let norm_eps = (architecture.norm_eps / architecture.multipliers.residual.powi(2)) as f32;
+        let attention = match architecture.layer(layer).mixer {
+            Mixer::Attention(attention) => attention,
+            Mixer::Latent { heads, latent, .. } => {
+                let scale = latent.scale.unwrap_or_else(|| (latent.query_dim() as f64).powf(-0.5));
+                return Self {
+                    heads,
+                    kv_heads: 1,
+                    head_dim: latent.cached(),
+                    value_dim: latent.kv_rank,
+                    norm_eps,
+                    joint_norms: false,
+                    rope: Some(0),
+                    scale: scale as f32,
+                    softcap: None,
+                };
+            }
+            mixer => panic!("layer {layer} was checked to be attention: {mixer:?}"),
         };
         let same = |rope| distinct_ropes(architecture).position(|one| one == rope);
         Self {
             heads: attention.heads,
             kv_heads: attention.kv_heads,
             head_dim: attention.key_dim,
-            norm_eps: (architecture.norm_eps / architecture.multipliers.residual.powi(2)) as f32,
+            value_dim: attention.key_dim,
+            norm_eps,
             joint_norms: attention.qk_norm == QkNorm::FullWidth,
             rope: attention.rope.and_then(same),
             scale: attention.scale.unwrap_or_else(|| (attention.key_dim as f64).powf(-0.5)) as f32,
@@ -112,6 +140,12 @@ impl AttentionShape {
     #[must_use]
     pub fn query_width(&self) -> usize {
         self.heads * self.head_dim
+    }
+
+    /// Width of what all heads attend to.
+    #[must_use]
+    pub fn attended_width(&self) -> usize {
+        self.heads * self.value_dim
     }
 
     /// Width of the keys (or values) of all heads.
@@ -191,6 +225,76 @@ pub struct AttentionWeights<O: Operations + ?Sized> {
     pub qkv: O::Linear,
     /// Norms of Q and of K, over each head or over all of them.
     pub head_norms: Option<(O::Vector, O::Vector)>,
+}
+
+/// The widths of latent attention: what is kept of a token is a latent of `kv_rank` elements and a key of `rope_dim`, which turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LatentShape {
+    pub heads: usize,
+    /// Of what stands for the queries of all heads; `None` where those are projected from hidden states.
+    pub q_rank: Option<usize>,
+    pub kv_rank: usize,
+    /// Of a head's query, what meets the latent, and what meets the key.
+    pub nope_dim: usize,
+    pub rope_dim: usize,
+    /// Of a head's value.
+    pub value_dim: usize,
+}
+
+impl LatentShape {
+    /// That of a layer of a model.
+    #[must_use]
+    pub fn of(architecture: &Architecture, layer: usize) -> Option<Self> {
+        let Mixer::Latent { heads, latent, .. } = architecture.layer(layer).mixer else { return None };
+        Some(Self {
+            heads,
+            q_rank: latent.q_rank,
+            kv_rank: latent.kv_rank,
+            nope_dim: latent.qk_nope_head_dim,
+            rope_dim: latent.qk_rope_head_dim,
+            value_dim: latent.v_head_dim,
+        })
+    }
+
+    /// Width of a head's query, as it is projected.
+    #[must_use]
+    pub fn query_dim(&self) -> usize {
+        self.nope_dim + self.rope_dim
+    }
+
+    /// Width of the queries of all heads, as they are projected.
+    #[must_use]
+    pub fn query_width(&self) -> usize {
+        self.heads * self.query_dim()
+    }
+
+    /// Elements that are kept of a token.
+    #[must_use]
+    pub fn cached(&self) -> usize {
+        self.kv_rank + self.rope_dim
+    }
+
+    /// Width of what the first projection leaves for the queries.
+    #[must_use]
+    pub fn compressed_width(&self) -> usize {
+        self.q_rank.unwrap_or_else(|| self.query_width())
+    }
+}
+
+/// The weights of one layer of latent attention, with K and V absorbed: queries are brought to the latent, and what they attend to from it.
+#[derive(Debug)]
+pub struct LatentWeights<O: Operations + ?Sized> {
+    pub shape: LatentShape,
+    pub norm: O::Vector,
+    /// What stands for the queries, the latent and the key stacked.
+    pub down: O::Linear,
+    pub latent_norm: O::Vector,
+    /// From what stands for the queries to them, behind a norm.
+    pub query: Option<(O::Vector, O::Linear)>,
+    /// From each head's query to the latent: `[heads · kv_rank, nope_dim]`, a part per head.
+    pub key_up: O::Linear,
+    /// From the latent to each head's value: `[heads · value_dim, kv_rank]`, a part per head.
+    pub value_up: O::Linear,
 }
 
 /// What the experts of a row are chosen by, and their shares made of.
@@ -311,16 +415,47 @@ pub struct PoolShape {
     pub layers: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
+    /// Elements of V of a head; 0 where values are the first elements of the keys (latent attention).
+    pub value_dim: usize,
     /// Positions in a block; a multiple of 16.
     pub block_size: usize,
     pub dtype: Dtype,
 }
 
 impl PoolShape {
-    /// Elements of K, or of V, of one block in one layer.
+    /// That of an architecture.
+    #[must_use]
+    pub fn of(a: &Architecture, block_size: usize, dtype: Dtype) -> Self {
+        let shape = Self {
+            layers: a.layers,
+            kv_heads: a.kv_heads,
+            head_dim: a.head_dim,
+            value_dim: a.head_dim,
+            block_size,
+            dtype,
+        };
+        match a.latent {
+            Some(latent) => Self { kv_heads: 1, head_dim: latent.cached(), value_dim: 0, ..shape },
+            None => shape,
+        }
+    }
+
+    /// Elements of K of one block in one layer.
     #[must_use]
     pub fn block_elements(&self) -> usize {
         self.kv_heads * self.head_dim * self.block_size
+    }
+
+    /// Elements of K and of V of one block in one layer.
+    #[must_use]
+    pub fn block_parts(&self) -> [usize; 2] {
+        [self.head_dim, self.value_dim].map(|dim| self.kv_heads * dim * self.block_size)
+    }
+
+    /// Elements of K and V of one position in one layer.
+    #[must_use]
+    pub fn position_elements(&self) -> usize {
+        self.kv_heads * (self.head_dim + self.value_dim)
     }
 
     /// Bytes of one element.
@@ -332,7 +467,8 @@ impl PoolShape {
     /// Bytes of one block over all layers, K and V.
     #[must_use]
     pub fn block_bytes(&self) -> Bytes {
-        Bytes((2 * self.layers * self.block_elements() * self.element_bytes()) as u64)
+        let elements = self.layers * self.position_elements() * self.block_size;
+        Bytes((elements * self.element_bytes()) as u64)
     }
 }
 
@@ -488,6 +624,47 @@ pub trait Operations: std::fmt::Debug {
         hidden: &Self::Buffer,
         pool: &mut Self::Pool,
         query: &mut Self::Buffer,
+    ) -> Result<(), EngineError>;
+    /// `q, c, k = W · norm(hidden) + b`; `norm(c)` and `rope(k)` go to the pool as one vector, q is left in `compressed`.
+    ///
+    /// # Errors
+    /// When the device fails.
+    #[expect(clippy::too_many_arguments, reason = "one fused operation")]
+    fn latent_down(
+        &mut self,
+        rows: &Rows,
+        shape: &AttentionShape,
+        weights: &LatentWeights<Self>,
+        ropes: &RopeTables,
+        layer: usize,
+        hidden: &Self::Buffer,
+        pool: &mut Self::Pool,
+        compressed: &mut Self::Buffer,
+    ) -> Result<(), EngineError>;
+    /// `q = W · norm(compressed)`, or `compressed` where there is no such projection; `query = [U · q; rope(q)]` of each head, of the elements
+    /// that meet the latent and of those that meet the key.
+    ///
+    /// # Errors
+    /// When memory runs out or the device fails.
+    fn latent_query(
+        &mut self,
+        rows: &Rows,
+        shape: &AttentionShape,
+        weights: &LatentWeights<Self>,
+        ropes: &RopeTables,
+        compressed: &Self::Buffer,
+        query: &mut Self::Buffer,
+    ) -> Result<(), EngineError>;
+    /// `values[head] = V · attended[head]`.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn latent_value(
+        &mut self,
+        rows: &Rows,
+        weights: &LatentWeights<Self>,
+        attended: &Self::Buffer,
+        values: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
     /// `out = softmax(bend(scale · q · Kᵀ)) · V` over the positions up to each row's own, no further back than the window; a head's sink is
     /// one more score, whose V is zero.

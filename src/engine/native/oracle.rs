@@ -6,15 +6,19 @@
 //! and no packed layout: weights stay as they are stored and are widened row by row when they are used.
 
 mod experts;
+mod latent;
 
 use std::ops::Range;
 
 use half::{bf16, f16};
 
+use latent::by_head;
+
 use super::adapters::LoraWeights;
 use super::operations::{
     ACTIVATION_GROUP, AttentionShape, AttentionWeights, CLAMPED_SWIGLU_SLOPE, Embedding, ExpertMlp,
-    ExpertWeights, ExpertsMet, FusedLayout, Gate, LinearPart, Operations, PoolShape, StepLaunch,
+    ExpertWeights, ExpertsMet, FusedLayout, Gate, LatentShape, LatentWeights, LinearPart, Operations,
+    PoolShape, StepLaunch,
 };
 use super::ragged_batch::{Rows, SequenceRows};
 use super::random_kv;
@@ -55,6 +59,10 @@ pub enum Fault {
     ExpertGateUp,
     /// Shares of routed experts count twice.
     ExpertDown,
+    /// What meets the keys of latent attention is not turned.
+    LatentQuery,
+    /// Every head has the matrix of the first.
+    LatentValue,
     /// Every fiftieth byte is counted twice, from the first faulty step on.
     Bytes,
 }
@@ -87,7 +95,7 @@ impl PlainBuffer {
     }
 }
 
-/// K and V, `[blocks, kv_heads, block_size, head_dim]` per layer, as f32 that the pool's dtype can hold.
+/// K and V, `[blocks, kv_heads, block_size, head_dim]` per layer, as f32 that the pool's dtype can hold; of latent attention K alone.
 ///
 /// Positions never written hold NaN, so that reading one shows.
 #[derive(Debug)]
@@ -116,6 +124,12 @@ impl PlainPool {
             }
         }
     }
+}
+
+/// Bytes of a linear layer.
+fn bytes_of(parts: &[LinearPart]) -> u64 {
+    let bias = |part: &LinearPart| part.bias.as_ref().map_or(0, |bias| 4 * bias.len() as u64);
+    parts.iter().map(|part| part.matrix.bytes().0 + bias(part)).sum()
 }
 
 impl Oracle {
@@ -152,8 +166,8 @@ impl Oracle {
                     output.push(dot(&weights, input) + bias);
                 }
             }
-            self.moved += matrix.bytes().0 + bias.as_ref().map_or(0, |bias| 4 * bias.len() as u64);
         }
+        self.moved += bytes_of(parts);
         outputs
     }
 
@@ -228,17 +242,18 @@ impl Operations for Oracle {
     }
 
     fn reserve(&mut self, pool: &mut PlainPool, blocks: usize) -> Result<(), EngineError> {
-        let elements = blocks * pool.shape.block_elements();
-        for cache in pool.layers.iter_mut().flatten() {
-            cache.resize(elements.max(cache.len()), f32::NAN);
+        for caches in &mut pool.layers {
+            for (cache, elements) in caches.iter_mut().zip(pool.shape.block_parts()) {
+                cache.resize((blocks * elements).max(cache.len()), f32::NAN);
+            }
         }
         Ok(())
     }
 
     fn fill_blocks(&mut self, pool: &mut PlainPool, blocks: &[u32], seed: u64) -> Result<(), EngineError> {
-        let (elements, dtype) = (pool.shape.block_elements(), pool.shape.dtype);
+        let (parts, dtype) = (pool.shape.block_parts(), pool.shape.dtype);
         for (layer, caches) in pool.layers.iter_mut().enumerate() {
-            for (cache, values) in caches.iter_mut().zip([false, true]) {
+            for ((cache, elements), values) in caches.iter_mut().zip(parts).zip([false, true]) {
                 for (number, &block) in blocks.iter().enumerate() {
                     let out = &mut cache[block as usize * elements..(block as usize + 1) * elements];
                     random_kv::fill(seed, layer, number, values, out);
@@ -369,6 +384,52 @@ impl Operations for Oracle {
         Ok(())
     }
 
+    fn latent_down(
+        &mut self,
+        rows: &Rows,
+        shape: &AttentionShape,
+        weights: &LatentWeights<Self>,
+        ropes: &RopeTables,
+        layer: usize,
+        hidden: &PlainBuffer,
+        pool: &mut PlainPool,
+        compressed: &mut PlainBuffer,
+    ) -> Result<(), EngineError> {
+        self.latents(rows, shape, weights, ropes, (layer, pool), hidden, compressed);
+        Ok(())
+    }
+
+    fn latent_query(
+        &mut self,
+        rows: &Rows,
+        shape: &AttentionShape,
+        weights: &LatentWeights<Self>,
+        ropes: &RopeTables,
+        compressed: &PlainBuffer,
+        query: &mut PlainBuffer,
+    ) -> Result<(), EngineError> {
+        self.queries_of_latents(rows, shape, weights, ropes, compressed, query);
+        Ok(())
+    }
+
+    fn latent_value(
+        &mut self,
+        rows: &Rows,
+        weights: &LatentWeights<Self>,
+        attended: &PlainBuffer,
+        values: &mut PlainBuffer,
+    ) -> Result<(), EngineError> {
+        let LatentShape { heads, kv_rank, value_dim, .. } = weights.shape;
+        let firsts = vec![weights.value_up[0].clone(); heads];
+        let parts = if self.is_faulty(Fault::LatentValue) { &firsts } else { &weights.value_up };
+        for row in 0..rows.len() {
+            let of_heads = attended.row(row).chunks_exact(kv_rank);
+            by_head(parts, of_heads, values.row_mut(row).chunks_exact_mut(value_dim));
+        }
+        self.moved += bytes_of(&weights.value_up);
+        Ok(())
+    }
+
     fn attention(
         &mut self,
         rows: &Rows,
@@ -380,9 +441,10 @@ impl Operations for Oracle {
         pool: &PlainPool,
         out: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
-        let dim = shape.head_dim;
+        let (dim, value_dim) = (shape.head_dim, shape.value_dim);
         let window = if self.is_faulty(Fault::Attention) { Some(1) } else { window };
         let [keys, values] = &pool.layers[layer];
+        let values = if pool.shape.value_dim == 0 { keys } else { values };
         for sequence in &rows.sequences {
             let table = rows.table(sequence);
             for row in sequence.rows.clone() {
@@ -401,7 +463,7 @@ impl Operations for Oracle {
                     // The sink comes last, where no position is.
                     let sink = sinks.map(|sinks| f64::from(sinks[head]));
                     let shares = softmax(&scores.chain(sink).collect::<Vec<f64>>());
-                    let out = &mut out.row_mut(row)[head * dim..(head + 1) * dim];
+                    let out = &mut out.row_mut(row)[head * value_dim..(head + 1) * value_dim];
                     for (i, out) in out.iter_mut().enumerate() {
                         let weighted = places
                             .iter()
@@ -411,8 +473,8 @@ impl Operations for Oracle {
                     }
                 }
             }
-            let read = 2 * positions_read(sequence, window) * shape.kv_width() * pool.shape.element_bytes();
-            self.moved += read as u64;
+            let of_position = pool.shape.position_elements() * pool.shape.element_bytes();
+            self.moved += (positions_read(sequence, window) * of_position) as u64;
         }
         self.moved += 4 * sinks.map_or(0, Vec::len) as u64;
         Ok(())

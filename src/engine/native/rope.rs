@@ -16,8 +16,14 @@ use hbmark_core::model::{Architecture, Mixer, RopeScaling, Rotary, YarnShape};
 pub fn distinct_ropes(architecture: &Architecture) -> impl Iterator<Item = Rotary> {
     let mut seen: Vec<Rotary> = Vec::new();
     for layer in 0..architecture.layers {
-        if let Mixer::Attention(attention) = architecture.layer(layer).mixer
-            && let Some(rope) = attention.rope
+        let rope = match architecture.layer(layer).mixer {
+            Mixer::Attention(attention) => attention.rope,
+            Mixer::Latent { latent, .. } => {
+                Some(Rotary { rope: architecture.rope, dims: latent.qk_rope_head_dim, interleaved: true })
+            }
+            _ => None,
+        };
+        if let Some(rope) = rope
             && !seen.contains(&rope)
         {
             seen.push(rope);
@@ -38,7 +44,9 @@ impl RopeTables {
     /// # Errors
     /// When a scaling is one that the native engine does not compute.
     pub fn new(architecture: &Architecture) -> Result<Self, EngineError> {
-        let table = |rope| RopeTable::new(rope, architecture.head_dim);
+        // Of latent attention, what turns is a vector of its own.
+        let width = architecture.latent.map_or(architecture.head_dim, |latent| latent.qk_rope_head_dim);
+        let table = |rope| RopeTable::new(rope, width);
         Ok(Self { tables: distinct_ropes(architecture).map(table).collect::<Result<_, _>>()? })
     }
 

@@ -7,7 +7,7 @@
 pub mod sample;
 pub mod scenario;
 
-use super::forward::{Forward, Mlp, ModelWeights, ModelWidths};
+use super::forward::{Forward, Mlp, ModelWeights, ModelWidths, Projections};
 use super::operations::{Embedding, Operation, Operations, PoolShape};
 use super::ragged_batch::Rows;
 use super::rope::RopeTables;
@@ -40,7 +40,9 @@ pub fn operation_tolerance(operation: Operation, sample: &Sample) -> f64 {
         | Operation::Router
         | Operation::ExpertGateUp
         | Operation::ExpertDown => plain_inputs,
-        Operation::NormQkv => plain_inputs && sample.kv_dtype == Dtype::F32,
+        // What expands latents is plain, and its inputs are rounded where it has 16 bits.
+        Operation::LatentQuery | Operation::LatentValue => plain_inputs,
+        Operation::NormQkv | Operation::LatentDown => plain_inputs && sample.kv_dtype == Dtype::F32,
     };
     if plain { SUMS_IN_F32 } else { 1e-2 }
 }
@@ -300,14 +302,8 @@ fn pool_of<O: Operations>(
     scenario: &Scenario,
     filled: &[u32],
 ) -> Result<O::Pool, EngineError> {
-    let a = &sample.architecture;
-    let mut pool = operations.pool(PoolShape {
-        layers: a.layers,
-        kv_heads: a.kv_heads,
-        head_dim: a.head_dim,
-        block_size: scenario.block_size,
-        dtype: sample.kv_dtype,
-    })?;
+    let shape = PoolShape::of(&sample.architecture, scenario.block_size, sample.kv_dtype);
+    let mut pool = operations.pool(shape)?;
     // And one that no sequence has.
     operations.reserve(&mut pool, scenario.blocks + 1)?;
     operations.fill_blocks(&mut pool, filled, scenario.seed)?;
@@ -367,22 +363,55 @@ pub fn operations_alone<O: Operations>(
         operations.embed(rows, embedding, model.embedding_scale, &mut out)?;
         step.push((Operation::Embed, operations.read(&out, count)?));
 
-        let mut attended = operations.buffer(count, shape.query_width())?;
+        let mut attended = operations.buffer(count, shape.attended_width())?;
         let sinks = layer.sinks.as_ref();
         operations.attention(rows, shape, layer.window, sinks, 0, &query, &pool, &mut attended)?;
         step.push((Operation::Attention, operations.read(&attended, count)?));
 
         let mut made = operations.buffer(count, shape.query_width())?;
-        operations.norm_qkv(rows, shape, &layer.attention, &ropes, 0, &hidden, &mut pool, &mut made)?;
-        step.push((Operation::NormQkv, operations.read(&made, count)?));
+        let projected = match &layer.attention {
+            Projections::Heads(weights) => {
+                operations.norm_qkv(rows, shape, weights, &ropes, 0, &hidden, &mut pool, &mut made)?;
+                step.push((Operation::NormQkv, operations.read(&made, count)?));
+                Operation::NormQkv
+            }
+            Projections::Latent(weights) => {
+                let width = weights.shape.compressed_width();
+                let given = activations(operations, rows, (&ropes, &pool), width, 5)?;
+                operations.begin(rows, &ropes, &pool)?;
+                operations.latent_query(rows, shape, weights, &ropes, &given, &mut made)?;
+                step.push((Operation::LatentQuery, operations.read(&made, count)?));
+                let mut compressed = operations.buffer(count, width)?;
+                operations.latent_down(
+                    rows,
+                    shape,
+                    weights,
+                    &ropes,
+                    0,
+                    &hidden,
+                    &mut pool,
+                    &mut compressed,
+                )?;
+                step.push((Operation::LatentDown, operations.read(&compressed, count)?));
+                Operation::LatentDown
+            }
+        };
         // K and V are seen through an attention that reads them.
         operations.attention(rows, shape, layer.window, sinks, 0, &query, &pool, &mut attended)?;
-        step.push((Operation::NormQkv, operations.read(&attended, count)?));
+        step.push((projected, operations.read(&attended, count)?));
 
+        if let Projections::Latent(weights) = &layer.attention {
+            let given = activations(operations, rows, (&ropes, &pool), shape.attended_width(), 2)?;
+            operations.begin(rows, &ropes, &pool)?;
+            let mut values = operations.buffer(count, widths.values())?;
+            operations.latent_value(rows, weights, &given, &mut values)?;
+            step.push((Operation::LatentValue, operations.read(&values, count)?));
+        }
         let mut out = activations(operations, rows, (&ropes, &pool), widths.hidden, 4)?;
+        let values = activations(operations, rows, (&ropes, &pool), widths.values(), 2)?;
         operations.begin(rows, &ropes, &pool)?;
         let added = layer.output_norm.as_ref().map(with_eps);
-        operations.project_add(rows, &layer.output, added, &query, &mut out)?;
+        operations.project_add(rows, &layer.output, added, &values, &mut out)?;
         step.push((Operation::Output, operations.read(&out, count)?));
         match &layer.mlp {
             Mlp::Dense { gate_up, gate, down } => {

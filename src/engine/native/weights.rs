@@ -5,10 +5,10 @@
 
 use std::collections::HashMap;
 
-use super::forward::{LayerWeights, Mlp, ModelWeights};
+use super::forward::{LayerWeights, Mlp, ModelWeights, Projections};
 use super::operations::{
-    AttentionShape, AttentionWeights, ExpertMlp, ExpertShape, ExpertWeights, FusedLayout, Gate, LinearPart,
-    Operations,
+    AttentionShape, AttentionWeights, ExpertMlp, ExpertShape, ExpertWeights, FusedLayout, Gate, LatentShape,
+    LatentWeights, LinearPart, Operations,
 };
 use crate::engine::{EngineError, error_mapping};
 use crate::weights::{OpenModel, Packing, StoredMatrix, StoredTensor};
@@ -217,17 +217,59 @@ impl<'a, O: Operations> Assembly<'a, O> {
     fn complete_layer(&mut self, operations: &mut O) -> Result<(), EngineError> {
         let index = self.layers.len();
         let prefix = format!("{MODEL}.layers.{index}");
-        let name = |name: &str| format!("{prefix}.self_attn.{name}");
         let a = self.architecture;
-        let (query, kv) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
-        self.unfuse(&name("qkv_proj"), [("q_proj", query), ("k_proj", kv), ("v_proj", kv)]);
         let halves = [("gate_proj", a.ffn_size), ("up_proj", a.ffn_size)];
         self.unfuse(&format!("{prefix}.mlp.gate_up_proj"), halves);
 
         let layer = a.layer(index);
-        let Mixer::Attention(attention) = layer.mixer else {
-            unreachable!("a mixer that was checked before it was loaded: {:?}", layer.mixer)
+        let names = NormNames::of(a.family, layer.norms);
+        let norm = self.norm_of_layer(operations, &prefix, names.before_mixer)?;
+        let attention_prefix = format!("{prefix}.self_attn");
+        let (mut sinks, mut reach) = (None, None);
+        let attention = match layer.mixer {
+            Mixer::Attention(attention) => {
+                reach = window(&attention);
+                if attention.sinks {
+                    let name = format!("{attention_prefix}.{}", sinks_name(a.family));
+                    sinks = Some(operations.vector(self.vector(&name))?);
+                }
+                Projections::Heads(self.heads(operations, &attention_prefix, norm, &attention)?)
+            }
+            Mixer::Latent { .. } => {
+                let shape = LatentShape::of(a, index).expect("a layer of latent attention");
+                let norm = norm.expect("the input of latent attention is normed");
+                Projections::Latent(self.latent(operations, &attention_prefix, norm, shape)?)
+            }
+            mixer => unreachable!("a mixer that was checked before it was loaded: {mixer:?}"),
         };
+        let output = self.part(&format!("{attention_prefix}.o_proj"));
+        let layer = LayerWeights {
+            shape: AttentionShape::of(a, index),
+            attention,
+            sinks,
+            output: operations.linear(vec![output], FusedLayout::Stacked)?,
+            output_norm: self.norm_of_layer(operations, &prefix, names.after_mixer)?,
+            norm: self.norm_of_layer(operations, &prefix, names.before_feed_forward)?,
+            mlp: self.mlp(operations)?,
+            mlp_norm: self.norm_of_layer(operations, &prefix, names.after_feed_forward)?,
+            window: reach,
+        };
+        self.layers.push(layer);
+        Ok(())
+    }
+
+    /// What makes queries, keys and values of each head.
+    fn heads(
+        &mut self,
+        operations: &mut O,
+        prefix: &str,
+        norm: Option<O::Vector>,
+        attention: &Attention,
+    ) -> Result<AttentionWeights<O>, EngineError> {
+        let a = self.architecture;
+        let name = |name: &str| format!("{prefix}.{name}");
+        let (query, kv) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
+        self.unfuse(&name("qkv_proj"), [("q_proj", query), ("k_proj", kv), ("v_proj", kv)]);
         let mut qkv = ["q_proj", "k_proj", "v_proj"].map(|part| self.part(&name(part)));
         let order = attention.rope.and_then(|rope| pairs_in_halves(rope, a.head_dim));
         if let Some(order) = &order {
@@ -241,30 +283,53 @@ impl<'a, O: Operations> Assembly<'a, O> {
             });
             head_norms = Some((operations.vector(query)?, operations.vector(key)?));
         }
-        let sinks = if attention.sinks {
-            let sinks = self.vector(&name(sinks_name(a.family)));
-            Some(operations.vector(sinks)?)
+        let qkv = operations.linear(qkv.into(), FusedLayout::Heads { head_dim: a.head_dim })?;
+        Ok(AttentionWeights { norm, qkv, head_norms })
+    }
+
+    /// What makes queries, latents and keys, with the expansion of latents taken apart: its keys turned round for the queries, its values for
+    /// what they attend to.
+    fn latent(
+        &mut self,
+        operations: &mut O,
+        prefix: &str,
+        norm: O::Vector,
+        shape: LatentShape,
+    ) -> Result<LatentWeights<O>, EngineError> {
+        let name = |name: &str| format!("{prefix}.{name}");
+        let rope = Rotary { rope: self.architecture.rope, dims: shape.rope_dim, interleaved: true };
+        let order = pairs_in_halves(rope, shape.rope_dim).expect("neighbours that turn together");
+        let mut latent = self.part(&name("kv_a_proj_with_mqa"));
+        reorder(&mut latent, &behind(shape.kv_rank, &order));
+        let of_queries = if shape.q_rank.is_some() { "q_b_proj" } else { "q_proj" };
+        let mut queries = self.part(&name(of_queries));
+        reorder(&mut queries, &behind(shape.nope_dim, &order));
+        let (first, query) = if shape.q_rank.is_some() {
+            let norm = operations.vector(self.norm(&name("q_a_layernorm")))?;
+            let queries = operations.linear(vec![queries], FusedLayout::Stacked)?;
+            (self.part(&name("q_a_proj")), Some((norm, queries)))
         } else {
-            None
+            (queries, None)
         };
-        let names = NormNames::of(a.family, layer.norms);
-        let layer = LayerWeights {
-            shape: AttentionShape::of(a, index),
-            attention: AttentionWeights {
-                norm: self.norm_of_layer(operations, &prefix, names.before_mixer)?,
-                qkv: operations.linear(qkv.into(), FusedLayout::Heads { head_dim: a.head_dim })?,
-                head_norms,
-            },
-            sinks,
-            output: operations.linear(vec![self.part(&name("o_proj"))], FusedLayout::Stacked)?,
-            output_norm: self.norm_of_layer(operations, &prefix, names.after_mixer)?,
-            norm: self.norm_of_layer(operations, &prefix, names.before_feed_forward)?,
-            mlp: self.mlp(operations)?,
-            mlp_norm: self.norm_of_layer(operations, &prefix, names.after_feed_forward)?,
-            window: window(&attention),
-        };
-        self.layers.push(layer);
-        Ok(())
+        let expansion = self.matrix(&name("kv_b_proj.weight"));
+        let of_head = shape.nope_dim + shape.value_dim;
+        let (mut key_up, mut value_up) = (Vec::new(), Vec::new());
+        for start in (0..shape.heads).map(|head| head * of_head) {
+            let keys = expansion.slice_rows(start..start + shape.nope_dim);
+            let values = expansion.slice_rows(start + shape.nope_dim..start + of_head);
+            let Some(turned) = keys.transposed() else { return super::refuse_expansion(keys.storage()) };
+            key_up.push(LinearPart { matrix: turned, bias: None });
+            value_up.push(LinearPart { matrix: values, bias: None });
+        }
+        Ok(LatentWeights {
+            shape,
+            norm,
+            down: operations.linear(vec![first, latent], FusedLayout::Stacked)?,
+            latent_norm: operations.vector(self.norm(&name("kv_a_layernorm")))?,
+            query,
+            key_up: operations.linear(key_up, FusedLayout::Stacked)?,
+            value_up: operations.linear(value_up, FusedLayout::Stacked)?,
+        })
     }
 
     /// One of the norms over the hidden size that a layer may have.
@@ -378,6 +443,11 @@ fn pairs_in_halves(rope: Rotary, head_dim: usize) -> Option<Vec<usize>> {
         turned => [turned, turning + turned],
     };
     Some((0..half).map(|i| pair(i)[0]).chain((0..half).map(|i| pair(i)[1])).collect())
+}
+
+/// So many elements as they are, then others in another order.
+fn behind(before: usize, order: &[usize]) -> Vec<usize> {
+    (0..before).chain(order.iter().map(|at| before + at)).collect()
 }
 
 /// Some outputs of a linear layer.

@@ -214,7 +214,7 @@ impl Experts {
 }
 
 /// Multi-head latent attention (`DeepSeek`): K and V are kept as one latent vector per token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LatentAttention {
     /// Rank of the compressed query; `None` projects the query directly.
     pub q_rank: Option<usize>,
@@ -223,6 +223,23 @@ pub struct LatentAttention {
     pub qk_nope_head_dim: usize,
     pub qk_rope_head_dim: usize,
     pub v_head_dim: usize,
+    /// What scores are multiplied with [default: 1 / √(`qk_nope_head_dim` + `qk_rope_head_dim`)].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale: Option<f64>,
+}
+
+impl LatentAttention {
+    /// Elements of the vector that is kept of each token: the latent, then the rotary part.
+    #[must_use]
+    pub fn cached(&self) -> usize {
+        self.kv_rank + self.qk_rope_head_dim
+    }
+
+    /// Width of a head's query.
+    #[must_use]
+    pub fn query_dim(&self) -> usize {
+        self.qk_nope_head_dim + self.qk_rope_head_dim
+    }
 }
 
 /// Everything about a model that changes its bytes, FLOPs or outputs.
@@ -376,7 +393,7 @@ impl Architecture {
     #[must_use]
     pub fn kv_elements_per_token_and_layer(&self) -> usize {
         match self.latent {
-            Some(latent) => latent.kv_rank + latent.qk_rope_head_dim,
+            Some(latent) => latent.cached(),
             None => 2 * self.kv_heads * self.head_dim,
         }
     }

@@ -174,6 +174,16 @@ fn by_hand() -> Vec<(&'static str, Sum)> {
         + 61 * v3.sum(fp8)
         + 3 * gated(fp8, 7168, 18_432)
         + 58 * corrected_experts(fp8_expert, fp8_expert, 7168, 256);
+    // Queries projected directly; two shared experts as one of their width.
+    let v2_lite = table_and_head(102_400, 2048)
+        + norms(27, 2048)
+        + 27 * (matrix(16 * 192, 2048)
+            + matrix(576, 2048)
+            + bf16(512)
+            + matrix(16 * 256, 512)
+            + matrix(2048, 16 * 128))
+        + gated(matrix, 2048, 10_944)
+        + 26 * (matrix(64, 2048) + gated(matrix, 2048, 1408).experts(64, 6) + gated(matrix, 2048, 2 * 1408));
     let nemotron_attention = attention(matrix, 2688, 32, 2, 128);
     let llama4 = |routed: u64, count: u64| {
         let expert = gated(matrix, 5120, 8192);
@@ -203,6 +213,7 @@ fn by_hand() -> Vec<(&'static str, Sum)> {
     };
     vec![
         ("gpt-oss-120b", gpt_oss(36, 128)),
+        ("DeepSeek-V2-Lite", v2_lite),
         ("gpt-oss-20b", gpt_oss(24, 32)),
         (
             "Gemma-3-27B",
@@ -377,6 +388,7 @@ fn counts_by_hand_are_the_published_ones() {
     let of = |name: &str| hand.iter().find(|(found, _)| *found == name).unwrap().1;
     for (name, published) in [
         ("gpt-oss-120b", 116_829_156_672),
+        ("DeepSeek-V2-Lite", 15_706_484_224),
         ("gpt-oss-20b", 20_914_757_184),
         ("Qwen3.5-27B", 26_895_998_464),
         ("Qwen3.5-397B-A17B", 396_346_350_336),

@@ -1,4 +1,4 @@
-//! `DeepSeek` V3 to V3.2, Kimi K2 and GLM-5: latent attention, routed and shared experts after a few dense layers; from V3.2 on an indexer
+//! `DeepSeek` V2 Lite to V3.2, Kimi K2 and GLM-5: latent attention, routed and shared experts after a few dense layers; from V3.2 on an indexer
 //! picks the positions.
 //!
 //! The layers that predict further tokens (`num_nextn_predict_layers`) take no part in a decode step and are left out.
@@ -6,7 +6,8 @@
 use serde_json::json;
 
 use super::config::{
-    Conventions, FamilySpec, Fields, decoder, experts_per_token, limits, routed_scaling_factor,
+    Conventions, FamilySpec, Fields, decoder, experts_per_token, limits, mscale_all_dim,
+    routed_scaling_factor,
 };
 use super::{
     Activation, Architecture, Biases, Dense, Experts, Family, FeedForward, Indexer, LatentAttention, Layer,
@@ -15,6 +16,7 @@ use super::{
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
     names: &[
+        ("deepseek_v2", "DeepseekV2ForCausalLM"),
         ("deepseek_v3", "DeepseekV3ForCausalLM"),
         ("deepseek_v32", "DeepseekV32ForCausalLM"),
         ("kimi_k2", "DeepseekV3ForCausalLM"),
@@ -27,6 +29,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 
 fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     fields.only("mlp_bias", &json!(false))?;
+    fields.only("rope_interleave", &json!(true))?;
     let latent = latent(fields)?;
     let attention = fields.flag("attention_bias", false)?;
     let conventions = Conventions {
@@ -39,19 +42,18 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     };
     let a = decoder(fields, &conventions)?;
     let (experts, mixture) = experts(fields, a.layers)?;
-    let stack = indexer(fields, &latent)?.map(|indexer| {
-        let dense = Dense { width: a.ffn_size, activation: Activation::Silu, bias: false, fused: false };
-        Stack::new((0..a.layers).map(|layer| Layer {
-            mixer: Mixer::Latent { heads: a.heads, latent, indexer: Some(indexer) },
-            feed_forward: if experts.dense_layers.contains(&layer) {
-                FeedForward::Dense(dense)
-            } else {
-                FeedForward::Mixture(mixture)
-            },
-            norms: Norms::Before,
-        }))
-    });
-    Ok(Architecture { experts: Some(experts), latent: Some(latent), stack, ..a })
+    let indexer = indexer(fields, &latent)?;
+    let dense = Dense { width: a.ffn_size, activation: Activation::Silu, bias: false, fused: false };
+    let stack = Stack::new((0..a.layers).map(|layer| Layer {
+        mixer: Mixer::Latent { heads: a.heads, latent, indexer },
+        feed_forward: if experts.dense_layers.contains(&layer) {
+            FeedForward::Dense(dense)
+        } else {
+            FeedForward::Mixture(mixture)
+        },
+        norms: Norms::Before,
+    }));
+    Ok(Architecture { experts: Some(experts), latent: Some(latent), stack: Some(stack), ..a })
 }
 
 fn indexer(fields: &Fields, latent: &LatentAttention) -> Result<Option<Indexer>, ModelError> {
@@ -74,13 +76,17 @@ fn latent(fields: &Fields) -> Result<LatentAttention, ModelError> {
         return Err(fields.missing(key, "the rank of the compressed query, or null for a direct projection"));
     }
     let width = |key| fields.need_integer(key, 1..=limits::HEAD_DIM);
-    let latent = LatentAttention {
+    let mut latent = LatentAttention {
         q_rank: fields.integer(key, 1..=limits::HIDDEN)?,
         kv_rank: fields.need_integer("kv_lora_rank", 1..=limits::HIDDEN)?,
         qk_nope_head_dim: width("qk_nope_head_dim")?,
         qk_rope_head_dim: width("qk_rope_head_dim")?,
         v_head_dim: width("v_head_dim")?,
+        scale: None,
     };
+    if let Some(factor) = mscale_all_dim(fields)? {
+        latent.scale = Some(factor * factor / (latent.query_dim() as f64).sqrt());
+    }
     if !latent.qk_rope_head_dim.is_multiple_of(2) {
         return Err(fields.bad("qk_rope_head_dim", "an even number: the rotary embedding turns pairs"));
     }
@@ -89,8 +95,16 @@ fn latent(fields: &Fields) -> Result<LatentAttention, ModelError> {
 
 /// The experts, as all fields of a model and as one of its layers has them.
 pub(super) fn experts(fields: &Fields, layers: usize) -> Result<(Experts, Mixture), ModelError> {
-    fields.only("scoring_func", &json!("sigmoid"))?;
-    fields.only("topk_method", &json!("noaux_tc"))?;
+    // As transformers saves V2, it has no key for its scores.
+    let is_v2 = fields.get("model_type") == Some(&json!("deepseek_v2"));
+    let by_softmax = fields.text("scoring_func")?.map_or(is_v2, |scores| scores == "softmax");
+    if by_softmax {
+        fields.only("topk_method", &json!("greedy"))?;
+        fields.only("norm_topk_prob", &json!(false))?;
+    } else {
+        fields.only("scoring_func", &json!("sigmoid"))?;
+        fields.only("topk_method", &json!("noaux_tc"))?;
+    }
     let count = fields.need_integer("n_routed_experts", 1..=limits::EXPERTS)?;
     let per_token = experts_per_token(fields, count)?;
     let (groups, chosen_groups) = groups(fields, count, per_token)?;
@@ -103,11 +117,11 @@ pub(super) fn experts(fields: &Fields, layers: usize) -> Result<(Experts, Mixtur
         count,
         per_token,
         width: ffn_size,
-        routing: Routing::Sigmoid {
-            correction: true,
-            groups,
-            chosen_groups,
-            renormalised: fields.flag("norm_topk_prob", true)?,
+        routing: if by_softmax {
+            Routing::Softmax { renormalised: false }
+        } else {
+            let renormalised = fields.flag("norm_topk_prob", true)?;
+            Routing::Sigmoid { correction: true, groups, chosen_groups, renormalised }
         },
         activation: Activation::Silu,
         shared_width: shared_count * ffn_size,

@@ -48,6 +48,7 @@ fn every_benchmarked_model_keeps_its_bytes_of_a_token_and_of_a_sequence() {
         ("Qwen3.5-27B", keys_and_values(16, 4, 256), delta_nets(48, 48, 10_240)),
         ("Qwen3.5-397B-A17B", keys_and_values(15, 2, 256), delta_nets(45, 64, 12_288)),
         ("Qwen3-Next-80B-A3B", keys_and_values(12, 2, 256), delta_nets(36, 32, 8192)),
+        ("DeepSeek-V2-Lite", 27 * latent, 0),
         ("DeepSeek-V3", 61 * latent, 0),
         ("DeepSeek-V3.2", 61 * indexed, 0),
         ("GLM-5", 78 * indexed, 0),

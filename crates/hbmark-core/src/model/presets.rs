@@ -43,6 +43,7 @@ shipped![
     "Qwen3-8B",
     "Llama-2-13B",
     "Phi-4",
+    "DeepSeek-V2-Lite",
     "gpt-oss-20b",
     "Gemma-4-26B-A4B",
     "Gemma-3-27B",

@@ -339,6 +339,15 @@ impl List {
         }
     }
 
+    /// What expands latents to keys and values. Engines multiply with its transpose, whose rows would need other scales, so it stays in 16 bits
+    /// unless a checkpoint has it otherwise.
+    fn expansion(&mut self, name: &str, out: usize, input: usize) {
+        match self.format.matrices {
+            Matrices::Plain | Matrices::Own(_) => self.linear(name, out, input, Role::Matrix, false),
+            _ => self.push(format!("{name}.weight"), &[out, input], Float::Bf16, Role::Matrix),
+        }
+    }
+
     fn published(&mut self, name: &str, parts: &[Part], role: Role) {
         for (at, part) in parts.iter().enumerate() {
             let role = match (at, part.read) {

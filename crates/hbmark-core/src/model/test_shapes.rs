@@ -138,6 +138,7 @@ pub fn deepseek_v3() -> Architecture {
             qk_nope_head_dim: 128,
             qk_rope_head_dim: 64,
             v_head_dim: 128,
+            scale: None,
         }),
         ..dense(Family::DeepseekV3, [7168, 61, 128, 128, 128, 18_432, 129_280])
     }

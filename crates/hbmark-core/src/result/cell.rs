@@ -248,7 +248,8 @@ pub struct Quality {
 /// One operation of a step, all its calls together: the median of a few steps that were timed operation by operation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct OperationRow {
-    /// `embed`, `norm_qkv`, `attention`, `output`, `gate_up`, `down`, `head`; of layers with experts `router`, `expert_gate_up`, `expert_down`.
+    /// `embed`, `norm_qkv`, `attention`, `output`, `gate_up`, `down`, `head`; of layers with experts `router`, `expert_gate_up`, `expert_down`;
+    /// of latent attention `latent_down`, `latent_query`, `latent_value`.
     pub operation: String,
     pub calls: usize,
     pub time_ns: f64,

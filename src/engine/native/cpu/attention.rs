@@ -1,9 +1,10 @@
 //! Attention over the paged cache.
 //!
-//! Enters: queries `[rows, heads · head_dim]`, a [`CachePool`]. Leaves: attended values of the same shape. A unit of work is a head of K and V of one
+//! Enters: queries `[rows, heads · head_dim]`, a [`CachePool`]. Leaves: attended values `[rows, heads · value_dim]`. A unit of work is a head of K and V of one
 //! sequence, some rows of queries (all query heads that share the head of K and V together, so that it is read once for them), and
 //! a KV split of positions. A few rows over a long context are split into KV splits, whose parts are merged after a barrier. Positions are taken
-//! in chunks at fixed places, so that neither threads nor the chunks of a prefill change the order of the sums.
+//! in chunks at fixed places, so that neither threads nor the chunks of a prefill change the order of the sums. Of latent attention a row of the
+//! cache is both key and value, so it is read once, and scores are sums over its lanes.
 #![expect(unsafe_code, reason = "kernels read queries and the cache through pointers")]
 
 use std::ops::Range;
@@ -93,14 +94,15 @@ impl AttentionPlan {
                 self.parts += sequence.rows.len() * shape.heads * kv_splits;
             }
         }
-        self.part_width = shape.head_dim.next_multiple_of(LANES) + 2;
+        self.part_width = shape.value_dim.next_multiple_of(LANES) + 2;
         let need = self.parts * self.part_width;
         if self.partial.len() < need {
             self.partial.resize(need, 0.0);
         }
         self.scratch.resize_with(members, Scratch::default);
         for scratch in &mut self.scratch {
-            scratch.reserve(rows_per_unit * group, shape.head_dim, self.part_width - 2);
+            let query = shape.head_dim.next_multiple_of(LANES);
+            scratch.reserve(rows_per_unit * group, query, self.part_width - 2);
         }
     }
 
@@ -226,10 +228,12 @@ impl AttentionPlan {
     ) {
         let shape = work.shape;
         let (group, dim) = (shape.group(), shape.head_dim);
-        let stride = work.pool.value_stride;
+        let (row_stride, stride) = (work.pool.value_stride, self.part_width - 2);
+        // Queries that meet whole rows are padded as these are.
+        let query_stride = if work.pool.is_latent() { row_stride } else { dim };
         let count = unit.rows * group;
         let sequence = &work.rows.sequences[unit.sequence];
-        let queries = &mut scratch.queries[..count * dim];
+        let queries = &mut scratch.queries[..count * query_stride];
         let running = &mut scratch.values[..count * stride];
         let scored = &mut scratch.scores[..count * CHUNK];
         let (largest, sums) = (&mut scratch.largest[..count], &mut scratch.sums[..count]);
@@ -242,9 +246,10 @@ impl AttentionPlan {
         }
         // What a bend divides scores by is divided out of the queries.
         let scale = shape.softcap.map_or(shape.scale, |cap| shape.scale / cap);
-        for (i, query) in queries.chunks_exact_mut(dim).enumerate() {
+        for (i, query) in queries.chunks_exact_mut(query_stride).enumerate() {
             let at =
                 (unit.first_row + i / group) * shape.query_width() + (unit.head * group + i % group) * dim;
+            query[dim..].fill(0.0);
             for (scaled, value) in query.iter_mut().zip(&work.query[at..at + dim]) {
                 *scaled = value * scale;
             }
@@ -276,7 +281,8 @@ impl AttentionPlan {
                 // SAFETY: the slot lies within the block.
                 unsafe {
                     keys[slot_of] = work.pool.keys::<E>(work.layer, block, unit.head).add(slot * dim);
-                    values[slot_of] = work.pool.values::<E>(work.layer, block, unit.head).add(slot * stride);
+                    values[slot_of] =
+                        work.pool.values::<E>(work.layer, block, unit.head).add(slot * row_stride);
                 }
             }
             let first_tile = tiles.start - chunk * CHUNK / LANES;
@@ -284,7 +290,11 @@ impl AttentionPlan {
             let local = seen.start - chunk * CHUNK..seen.end - chunk * CHUNK;
             // SAFETY: the pointers of `tiles` are set, scratch has `count` queries, and the set is available.
             unsafe {
-                scores(set, &keys, tiles.clone(), dim, queries, scored);
+                if work.pool.is_latent() {
+                    row_scores(set, &values, local.clone(), row_stride, queries, scored);
+                } else {
+                    scores(set, &keys, tiles.clone(), dim, queries, scored);
+                }
                 if let Some(cap) = shape.softcap {
                     let seen = tiles.start * LANES..tiles.end * LANES;
                     for scored in scored.chunks_exact_mut(CHUNK) {
@@ -305,7 +315,7 @@ impl AttentionPlan {
                         &mut running[i * stride..(i + 1) * stride],
                     );
                 }
-                accumulate_pv(set, &values, local, stride, scored, running);
+                accumulate_pv(set, &values, local, (row_stride, stride), scored, running);
             }
         }
         for i in 0..count {
@@ -319,9 +329,9 @@ impl AttentionPlan {
                 part[stride] = largest[i];
                 part[stride + 1] = sums[i];
             } else {
-                let at = row * shape.query_width() + head * dim;
+                let at = row * shape.attended_width() + head * shape.value_dim;
                 // SAFETY: the output of this row and head belongs to this unit alone.
-                let out = unsafe { work.out.part(at..at + dim) };
+                let out = unsafe { work.out.part(at..at + shape.value_dim) };
                 for (out, value) in out.iter_mut().zip(values) {
                     *out = value / sums[i];
                 }
@@ -336,9 +346,9 @@ impl AttentionPlan {
         if cut.kv_splits == 1 {
             return;
         }
-        let dim = shape.head_dim;
+        let dim = shape.value_dim;
         let stride = self.part_width - 2;
-        let at = row * shape.query_width() + head * dim;
+        let at = row * shape.attended_width() + head * dim;
         // SAFETY: after the barrier no member writes parts; the output of this row and head belongs to this unit alone.
         let (parts, out) = unsafe { (partial.whole(), work.out.part(at..at + dim)) };
         let part = |kv_split| &parts[self.part(&cut, sequence, shape, row, head, kv_split)];
@@ -433,6 +443,85 @@ unsafe fn qk_scores_tile<S: Simd, E: Element, const Q: usize>(
     }
 }
 
+/// Positions of an inner tile of scores over rows.
+const TILE_POSITIONS: usize = 4;
+
+/// `scores[q][position] = q · k` over positions of a chunk whose keys are rows.
+#[inline(always)]
+unsafe fn row_scores_chunk<S: Simd, E: Element>(
+    rows: &[*const E; CHUNK / LANES],
+    positions: Range<usize>,
+    stride: usize,
+    queries: &[f32],
+    scores: &mut [f32],
+) {
+    let row = |position: usize| nth(rows[position / LANES], position % LANES, stride);
+    for first in positions.clone().step_by(TILE_POSITIONS) {
+        // A tile that lacks positions does its last one again.
+        let keys: [*const E; TILE_POSITIONS] =
+            std::array::from_fn(|i| row((first + i).min(positions.end - 1)));
+        let ahead = row((first + ROWS_AHEAD / 2).min(positions.end - 1));
+        let (mut query, mut score) = (queries.as_ptr(), scores[first..].as_mut_ptr());
+        let mut left = queries.len() / stride;
+        let count = TILE_POSITIONS.min(positions.end - first);
+        while left > 0 {
+            let done = left.min(TILE);
+            // SAFETY: `done` queries of `stride` elements and as many chunks of scores are left; the keys have as many elements.
+            unsafe {
+                match done {
+                    1 => row_scores_tile::<S, E, 1>(&keys, ahead, stride, query, score, count),
+                    2 => row_scores_tile::<S, E, 2>(&keys, ahead, stride, query, score, count),
+                    3 => row_scores_tile::<S, E, 3>(&keys, ahead, stride, query, score, count),
+                    _ => row_scores_tile::<S, E, TILE>(&keys, ahead, stride, query, score, count),
+                }
+                query = query.add(done * stride);
+                score = score.add(if done < left { done * CHUNK } else { 0 });
+            }
+            left -= done;
+        }
+    }
+}
+dispatch! {
+    fn row_scores[E: Element][E](
+        rows: &[*const E; CHUNK / LANES],
+        positions: Range<usize>,
+        stride: usize,
+        queries: &[f32],
+        scores: &mut [f32],
+    ) = row_scores_chunk
+}
+
+#[inline(always)]
+unsafe fn row_scores_tile<S: Simd, E: Element, const Q: usize>(
+    keys: &[*const E; TILE_POSITIONS],
+    ahead: *const E,
+    stride: usize,
+    queries: *const f32,
+    scores: *mut f32,
+    count: usize,
+) {
+    // SAFETY: the caller's promise: `stride` elements of every key and query, a whole number of lanes.
+    unsafe {
+        let mut sums = [[S::zero(); TILE_POSITIONS]; Q];
+        for at in (0..stride).step_by(LANES) {
+            prefetch(ahead.wrapping_add(at));
+            let keys: [S::Floats; TILE_POSITIONS] =
+                std::array::from_fn(|p| E::load::<S>(keys[p].wrapping_add(at)));
+            for (q, sums) in sums.iter_mut().enumerate() {
+                let query = S::load(nth(queries, q, stride).add(at));
+                for (sum, key) in sums.iter_mut().zip(keys) {
+                    *sum = S::mul_add(key, query, *sum);
+                }
+            }
+        }
+        for (q, sums) in sums.into_iter().enumerate() {
+            for (p, sum) in sums.into_iter().enumerate().take(count) {
+                scores.add(q * CHUNK + p).write(across::<S>(sum).into_iter().sum());
+            }
+        }
+    }
+}
+
 /// One chunk of a running softmax: scores become weights relative to the largest score so far, and what was summed under a
 /// smaller one is scaled down.
 #[inline(always)]
@@ -494,15 +583,17 @@ unsafe fn across<S: Simd>(vector: S::Floats) -> [f32; LANES] {
     lanes
 }
 
-/// `values[q] += Σ weights[q][position] · v[position]` over positions of a chunk.
+/// `values[q] += Σ weights[q][position] · v[position]` over positions of a chunk; rows of V are `row_stride` apart, and values `stride`, which
+/// is no more.
 #[inline(always)]
 unsafe fn accumulate_pv_chunk<S: Simd, E: Element>(
     rows: &[*const E; CHUNK / LANES],
     positions: Range<usize>,
-    stride: usize,
+    (row_stride, stride): (usize, usize),
     weights: &[f32],
     values: &mut [f32],
 ) {
+    let strides = (row_stride, stride);
     let (mut weight, mut value) = (weights.as_ptr(), values.as_mut_ptr());
     let mut left = values.len() / stride;
     while left > 0 {
@@ -510,10 +601,10 @@ unsafe fn accumulate_pv_chunk<S: Simd, E: Element>(
         // SAFETY: `done` chunks of weights and rows of values are left.
         unsafe {
             match done {
-                1 => accumulate_pv_tile::<S, E, 1>(rows, positions.clone(), stride, weight, value),
-                2 => accumulate_pv_tile::<S, E, 2>(rows, positions.clone(), stride, weight, value),
-                3 => accumulate_pv_tile::<S, E, 3>(rows, positions.clone(), stride, weight, value),
-                _ => accumulate_pv_tile::<S, E, TILE>(rows, positions.clone(), stride, weight, value),
+                1 => accumulate_pv_tile::<S, E, 1>(rows, positions.clone(), strides, weight, value),
+                2 => accumulate_pv_tile::<S, E, 2>(rows, positions.clone(), strides, weight, value),
+                3 => accumulate_pv_tile::<S, E, 3>(rows, positions.clone(), strides, weight, value),
+                _ => accumulate_pv_tile::<S, E, TILE>(rows, positions.clone(), strides, weight, value),
             }
             weight = weight.add(done * CHUNK);
             value = value.add(done * stride);
@@ -525,7 +616,7 @@ dispatch! {
     fn accumulate_pv[E: Element][E](
         rows: &[*const E; CHUNK / LANES],
         positions: Range<usize>,
-        stride: usize,
+        strides: (usize, usize),
         weights: &[f32],
         values: &mut [f32],
     ) = accumulate_pv_chunk
@@ -538,7 +629,7 @@ const VECTORS: usize = 4;
 unsafe fn accumulate_pv_tile<S: Simd, E: Element, const Q: usize>(
     rows: &[*const E; CHUNK / LANES],
     positions: Range<usize>,
-    stride: usize,
+    strides @ (_, stride): (usize, usize),
     weights: *const f32,
     values: *mut f32,
 ) {
@@ -548,10 +639,17 @@ unsafe fn accumulate_pv_tile<S: Simd, E: Element, const Q: usize>(
         // SAFETY: `left` vectors of every row and value are left.
         unsafe {
             if left >= VECTORS {
-                accumulate_pv_block::<S, E, Q, VECTORS>(rows, positions.clone(), stride, at, weights, values);
+                accumulate_pv_block::<S, E, Q, VECTORS>(
+                    rows,
+                    positions.clone(),
+                    strides,
+                    at,
+                    weights,
+                    values,
+                );
                 at += VECTORS * LANES;
             } else {
-                accumulate_pv_block::<S, E, Q, 1>(rows, positions.clone(), stride, at, weights, values);
+                accumulate_pv_block::<S, E, Q, 1>(rows, positions.clone(), strides, at, weights, values);
                 at += LANES;
             }
         }
@@ -562,7 +660,7 @@ unsafe fn accumulate_pv_tile<S: Simd, E: Element, const Q: usize>(
 unsafe fn accumulate_pv_block<S: Simd, E: Element, const Q: usize, const V: usize>(
     rows: &[*const E; CHUNK / LANES],
     positions: Range<usize>,
-    stride: usize,
+    (row_stride, stride): (usize, usize),
     at: usize,
     weights: *const f32,
     values: *mut f32,
@@ -574,12 +672,12 @@ unsafe fn accumulate_pv_block<S: Simd, E: Element, const Q: usize, const V: usiz
         });
         for position in positions {
             let next = position.wrapping_add(ROWS_AHEAD) % CHUNK;
-            let ahead = nth(rows[next / LANES], next % LANES, stride).wrapping_add(at);
+            let ahead = nth(rows[next / LANES], next % LANES, row_stride).wrapping_add(at);
             // A row of V vectors is V · 16 elements: two vectors of 16 bits to a line.
             for v in 0..V {
                 prefetch(ahead.wrapping_add(v * LANES));
             }
-            let row = nth(rows[position / LANES], position % LANES, stride).wrapping_add(at);
+            let row = nth(rows[position / LANES], position % LANES, row_stride).wrapping_add(at);
             let row: [S::Floats; V] = std::array::from_fn(|v| E::load::<S>(row.add(v * LANES)));
             for (q, sums) in sums.iter_mut().enumerate() {
                 let weight = S::splat(*nth(weights, q, CHUNK).add(position));
@@ -610,7 +708,8 @@ pub fn bytes_read(work: &Attention<'_>) -> usize {
             positions += low + rows - start;
         }
     }
-    let per_position = shape.head_dim + work.pool.value_stride;
+    let per_position =
+        if work.pool.is_latent() { shape.head_dim } else { shape.head_dim + work.pool.value_stride };
     let kept = positions * shape.kv_heads * per_position * work.pool.shape.element_bytes();
     kept + 4 * work.sinks.map_or(0, <[f32]>::len)
 }

@@ -4,7 +4,7 @@
 //! position per lane, so that scores are never summed across lanes; V with an element per lane, so that neither are values.
 //!
 //! Within a block of one layer: per head of K, tiles of sixteen positions, `[tile][head_dim][16]`; then per head of V,
-//! `[position][head_dim padded to 16]`.
+//! `[position][head_dim padded to 16]`. Of latent attention there is K alone, laid out as V is: its first elements are also the value.
 #![expect(unsafe_code, reason = "members write slots of shared blocks through pointers")]
 
 use std::ops::Range;
@@ -74,7 +74,7 @@ impl Element for f16 {
 #[derive(Debug)]
 pub struct CachePool {
     pub shape: PoolShape,
-    /// Elements of one row of V: head_dim, padded to whole lanes.
+    /// Elements of one row of V: its width, padded to whole lanes; of latent attention those of K.
     pub value_stride: usize,
     blocks_per_slab: usize,
     slabs: Vec<Pages>,
@@ -97,7 +97,11 @@ impl CachePool {
         }
         let mut pool = Self {
             shape,
-            value_stride: shape.head_dim.next_multiple_of(LANES),
+            value_stride: match shape.value_dim {
+                0 => shape.head_dim,
+                dim => dim,
+            }
+            .next_multiple_of(LANES),
             blocks_per_slab: 1,
             slabs: Vec::new(),
         };
@@ -105,9 +109,15 @@ impl CachePool {
         Ok(pool)
     }
 
-    /// Elements of K of one head in one block.
+    /// Whether values are the first elements of keys.
+    #[must_use]
+    pub fn is_latent(&self) -> bool {
+        self.shape.value_dim == 0
+    }
+
+    /// Elements of K of one head in one block, where it does not stand for V.
     fn key_elements(&self) -> usize {
-        self.shape.block_size * self.shape.head_dim
+        if self.is_latent() { 0 } else { self.shape.block_size * self.shape.head_dim }
     }
 
     /// Elements of V of one head in one block.
@@ -179,7 +189,7 @@ impl CachePool {
         self.at(layer, block, head * self.key_elements())
     }
 
-    /// The first element of V of a head in a block: `[block_size][value_stride]`.
+    /// The first element of V of a head in a block, or of K that stands for it: `[block_size][value_stride]`.
     ///
     /// # Panics
     /// When the block was never reserved.
@@ -224,6 +234,29 @@ impl CachePool {
                 keys.add(tile + d * LANES).write(E::narrow(*key));
                 values.add(slot * self.value_stride + d).write(E::narrow(*value));
             }
+        }
+    }
+}
+
+impl CachePool {
+    /// Writes the vector of a slot of latent attention.
+    ///
+    /// # Safety
+    /// As [`write`](Self::write).
+    ///
+    /// # Panics
+    /// When the slice is longer than a row, or the block was never reserved.
+    pub unsafe fn write_latent<E: Element>(
+        &self,
+        layer: usize,
+        (block, slot): (usize, usize),
+        latent: &[f32],
+    ) {
+        assert!(latent.len() <= self.value_stride && slot < self.shape.block_size, "one vector at one slot");
+        let row = self.values::<E>(layer, block, 0).wrapping_add(slot * self.value_stride);
+        for (d, value) in latent.iter().enumerate() {
+            // SAFETY: within the row, which nothing else touches.
+            unsafe { row.add(d).write(E::narrow(*value)) };
         }
     }
 }

@@ -39,6 +39,8 @@ pub struct FusedMatrix {
     pub biases: Vec<Option<Vec<f32>>>,
     /// Panels of the parts alternate instead of one part after another.
     pub interleaved: bool,
+    /// All parts have as many panels as the first.
+    pub alike: bool,
 }
 
 /// Where a panel stands: its part, and its first row there.
@@ -68,6 +70,10 @@ impl FusedMatrix {
         if self.interleaved {
             let parts = self.parts.len();
             return PanelPosition { part: index % parts, panel: index / parts };
+        }
+        if self.alike {
+            let panels = self.parts[0].panels();
+            return PanelPosition { part: index / panels, panel: index % panels };
         }
         let mut panel = index;
         for (part, matrix) in self.parts.iter().enumerate() {
@@ -153,8 +159,11 @@ pub unsafe fn multiply_panel(
     unsafe { strip::<1>(set, matrix, panel..panel + 1, rows.len(), &row, &mut one) };
 }
 
-/// All rows over the panels of a unit: four at a time for few rows, two for many.
-unsafe fn neighbours(
+/// All rows over the panels of a unit: four at a time for few rows, two for many; `row` is where the i-th of them is packed.
+///
+/// # Safety
+/// As [`multiply`].
+pub unsafe fn neighbours(
     set: InstructionSet,
     matrix: &FusedMatrix,
     panels: Range<usize>,

@@ -20,7 +20,7 @@ use super::step::{Pool, Scratch, StepState};
 use super::tensor_core_linear::{self, TiledWorkspace};
 use crate::engine::native::operations::{
     AttentionShape, AttentionWeights, Embedding, ExpertMlp, ExpertWeights, ExpertsMet, FusedLayout, Gate,
-    LinearPart, Operations, PoolShape, StepLaunch,
+    LatentWeights, LinearPart, Operations, PoolShape, StepLaunch,
 };
 use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::random_kv;
@@ -546,6 +546,42 @@ impl<D: Device> Operations for CudaOperations<D> {
         };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
         Ok(())
+    }
+
+    fn latent_down(
+        &mut self,
+        _rows: &Rows,
+        _shape: &AttentionShape,
+        _weights: &LatentWeights<Self>,
+        _ropes: &RopeTables,
+        _layer: usize,
+        _hidden: &DeviceTensor<D>,
+        _pool: &mut Pool<D>,
+        _compressed: &mut DeviceTensor<D>,
+    ) -> Result<(), EngineError> {
+        super::super::refuse("latent attention", "not yet")
+    }
+
+    fn latent_query(
+        &mut self,
+        _rows: &Rows,
+        _shape: &AttentionShape,
+        _weights: &LatentWeights<Self>,
+        _ropes: &RopeTables,
+        _compressed: &DeviceTensor<D>,
+        _query: &mut DeviceTensor<D>,
+    ) -> Result<(), EngineError> {
+        super::super::refuse("latent attention", "not yet")
+    }
+
+    fn latent_value(
+        &mut self,
+        _rows: &Rows,
+        _weights: &LatentWeights<Self>,
+        _attended: &DeviceTensor<D>,
+        _values: &mut DeviceTensor<D>,
+    ) -> Result<(), EngineError> {
+        super::super::refuse("latent attention", "not yet")
     }
 
     fn attention(

@@ -49,7 +49,7 @@ impl<D: Device> Pool<D> {
     /// Bytes of K and V of a block in one layer.
     #[must_use]
     pub fn layer_bytes(&self) -> usize {
-        2 * self.shape.block_elements() * self.shape.element_bytes()
+        self.shape.block_parts().iter().sum::<usize>() * self.shape.element_bytes()
     }
 
     /// log2 of the positions in a block.

@@ -120,8 +120,14 @@ fn norms_of_queries_and_keys_go_over_one_head_or_all() {
     let mut query = buffer(&[&[0.0; 4]]);
     let mut run = |shape, norm: &[f32]| {
         let mut oracle = Oracle::new();
-        let mut pool =
-            oracle.pool(PoolShape { layers: 1, kv_heads: 2, head_dim: 2, block_size: 16, dtype: Dtype::F32 });
+        let mut pool = oracle.pool(PoolShape {
+            layers: 1,
+            kv_heads: 2,
+            head_dim: 2,
+            value_dim: 2,
+            block_size: 16,
+            dtype: Dtype::F32,
+        });
         let pool = pool.as_mut().unwrap();
         oracle.reserve(pool, 1).unwrap();
         let weights = AttentionWeights::<Oracle> {
@@ -239,7 +245,7 @@ fn tiny() -> (AttentionShape, RopeTables) {
 }
 
 fn tiny_pool(oracle: &mut Oracle, dtype: Dtype) -> PlainPool {
-    let shape = PoolShape { layers: 2, kv_heads: 1, head_dim: 2, block_size: 16, dtype };
+    let shape = PoolShape { layers: 2, kv_heads: 1, head_dim: 2, value_dim: 2, block_size: 16, dtype };
     let mut pool = oracle.pool(shape).unwrap();
     oracle.reserve(&mut pool, 3).unwrap();
     pool
@@ -292,7 +298,8 @@ fn a_pool_keeps_what_its_dtype_can_hold() {
         assert_eq!(pool.layers[0][0][place.clone()], kept);
         assert_eq!(pool.layers[0][1][place], [2.0, 3.0]);
     }
-    let shape = PoolShape { layers: 1, kv_heads: 1, head_dim: 2, block_size: 16, dtype: Dtype::Int8 };
+    let shape =
+        PoolShape { layers: 1, kv_heads: 1, head_dim: 2, value_dim: 2, block_size: 16, dtype: Dtype::Int8 };
     assert!(oracle.pool(shape).unwrap_err().to_string().contains("K and V in int8"));
 }
 
@@ -390,7 +397,7 @@ fn the_oracle_gives_the_logits_of_transformers_of_every_quantised_folder() {
         }
         compared += 1;
     }
-    assert_eq!(compared, 11);
+    assert_eq!(compared, 12);
 }
 
 #[test]
@@ -459,5 +466,5 @@ fn the_oracle_gives_the_logits_of_transformers_on_every_fixture_model() {
         }
         compared += 1;
     }
-    assert_eq!(compared, 27);
+    assert_eq!(compared, 29);
 }

@@ -11,8 +11,8 @@ use crate::engine::native::random_kv;
 use crate::weights::{Packing, StoredMatrix, StoredTensor};
 use hbmark_core::model::{
     Activation, Architecture, Attention, Biases, Dense, Dtype, Family, FeedForward, Format, FormatRule,
-    Layer, Mixer, Mixture, Multipliers, Norms, QkNorm, Quantization, Reach, Role, Rope, RopeScaling, Rotary,
-    Routing, Scales, Stack, TensorInfo, YarnShape,
+    LatentAttention, Layer, Mixer, Mixture, Multipliers, Norms, QkNorm, Quantization, Reach, Role, Rope,
+    RopeScaling, Rotary, Routing, Scales, Stack, TensorInfo, YarnShape,
 };
 
 /// The dtypes of weights that the native engine multiplies with, but for those in blocks of 256, whose models are wider.
@@ -76,30 +76,33 @@ impl Sample {
         dtype.map_or_else(|| Self::random(seed), |dtype| Self::of_dtype(dtype, seed))
     }
 
-    /// As [`Self::random`], with experts: those of six families in turn. The first layer has some, the second perhaps none.
+    /// As [`Self::random`], with experts: those of seven families in turn, one of which has latent attention. The first layer has some experts,
+    /// the second perhaps none.
     #[must_use]
     pub fn mixture(dtype: Option<Dtype>, seed: u64) -> Self {
-        const FAMILIES: [Family; 6] = [
+        const FAMILIES: [Family; 7] = [
             Family::Qwen3Moe,
             Family::Mixtral,
             Family::Qwen2Moe,
             Family::Glm4Moe,
             Family::GptOss,
             Family::MinimaxM2,
+            Family::DeepseekV3,
         ];
         let mut sample = Self::dense(dtype, seed);
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         random.set_stream(1);
-        let family = nth(&FAMILIES, seed);
+        // In step with nothing that goes round with the seed.
+        let family = nth(&FAMILIES, seed + 2 * (seed / 8));
         let block = if matches!(sample.dtype, Dtype::Q4K | Dtype::Q5K | Dtype::Q6K) { 256 } else { 1 };
-        let (by_sigmoid, gated) =
-            (matches!(family, Family::Glm4Moe | Family::MinimaxM2), family == Family::Qwen2Moe);
+        let (latent, gated) = (family == Family::DeepseekV3, family == Family::Qwen2Moe);
+        let by_sigmoid = latent || matches!(family, Family::Glm4Moe | Family::MinimaxM2);
         let oss = family == Family::GptOss;
-        if oss && sample.dtype == Dtype::Fp8 {
-            // Its experts are one tensor, for which no published fp8 exists.
+        if (oss || latent) && sample.dtype == Dtype::Fp8 {
+            // Experts that are one tensor, for which no published fp8 exists, and expansions of latents whose rows share no block.
             sample.architecture.quantization = None;
         }
-        let shared = gated || family == Family::Glm4Moe;
+        let shared = gated || latent || family == Family::Glm4Moe;
         let groups = if by_sigmoid { random.random_range(1..=3) } else { 1 };
         let count = random.random_range(3..=11_usize).div_ceil(groups) * groups;
         let chosen_groups = random.random_range(1..=groups);
@@ -130,12 +133,12 @@ impl Sample {
             shared_gate: gated,
             bias: oss,
             latent: None,
-            routed_scaling_factor: if family == Family::Glm4Moe { 2.5 } else { 1.0 },
+            routed_scaling_factor: if latent || family == Family::Glm4Moe { 2.5 } else { 1.0 },
         };
         let mut a = sample.architecture;
         a.family = family;
         a.qk_norm = matches!(family, Family::Qwen3Moe | Family::MinimaxM2);
-        a.biases = Biases { qkv: shared || oss, o: oss, mlp: oss };
+        a.biases = Biases { qkv: shared || oss, o: oss || latent, mlp: oss };
         a.layers = random.random_range(1..=3);
         a.windows.clear();
         let everywhere =
@@ -157,7 +160,9 @@ impl Sample {
                 .collect();
             a.stack = Some(Stack::new(layers));
         }
-        if by_sigmoid {
+        if latent {
+            sample.architecture = with_latents(sample.architecture, block, &mut random);
+        } else if by_sigmoid {
             let a = &mut sample.architecture;
             let dims = pick(&[a.head_dim, a.head_dim / 4 * 2], &mut random);
             let joint = family == Family::MinimaxM2;
@@ -317,6 +322,29 @@ impl Sample {
             a.windows
         )
     }
+}
+
+/// Gives the layers latent attention, whose vectors are whole vectors of 8 elements.
+fn with_latents(architecture: Architecture, block: usize, random: &mut ChaCha8Rng) -> Architecture {
+    let mut a = architecture;
+    a.heads = pick(&[1, 2, 3, 5, 16, 20], random);
+    let latent = LatentAttention {
+        q_rank: pick(&[None, Some(random.random_range(9..=60_usize).next_multiple_of(block))], random),
+        kv_rank: pick(&[8, 16, 24, 40, 64, 104], random),
+        qk_nope_head_dim: pick(&[4, 10, 16, 36], random),
+        qk_rope_head_dim: pick(&[8, 16, 24], random),
+        v_head_dim: pick(&[6, 16, 20], random),
+        scale: None,
+    };
+    let latent = LatentAttention {
+        v_head_dim: latent.v_head_dim.next_multiple_of(block),
+        scale: pick(&[None, Some(1.3 / (latent.query_dim() as f64).sqrt())], random),
+        ..latent
+    };
+    (a.kv_heads, a.head_dim, a.latent) = (a.heads, latent.query_dim(), Some(latent));
+    let mixer = Mixer::Latent { heads: a.heads, latent, indexer: None };
+    a.stack = Some(Stack::new((0..a.layers).map(|layer| Layer { mixer, ..a.layer(layer) })));
+    a
 }
 
 /// A model widened until the rows of all its matrices are whole blocks of 256.

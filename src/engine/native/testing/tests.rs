@@ -39,7 +39,7 @@ fn samples_cover_every_dtype_head_and_group_and_are_reproducible() {
 fn mixtures_cover_every_family_and_dtype_and_are_what_the_engine_runs() {
     let samples: Vec<Sample> = (0..96).map(|seed| Sample::mixture(None, seed)).collect();
     let families = [Family::Qwen3Moe, Family::Mixtral, Family::Qwen2Moe, Family::Glm4Moe, Family::GptOss];
-    for family in families.into_iter().chain([Family::MinimaxM2]) {
+    for family in families.into_iter().chain([Family::MinimaxM2, Family::DeepseekV3]) {
         for dtype in DTYPES {
             assert!(samples.iter().any(|s| s.architecture.family == family && s.dtype == dtype));
         }

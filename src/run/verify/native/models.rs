@@ -64,14 +64,26 @@ pub const MIXTURES: &[(&str, &str)] = &[
         r#""model_type":"gpt_oss","num_local_experts":6,"num_experts_per_tok":2,"sliding_window":5,"swiglu_limit":0.2,
         "layer_types":["sliding_attention","full_attention","sliding_attention"],"tie_word_embeddings":false"#,
     ),
+    (
+        "deepseek_v3, latent attention",
+        r#""model_type":"deepseek_v3","n_routed_experts":8,"num_experts_per_tok":3,"moe_intermediate_size":41,"n_shared_experts":1,
+        "n_group":4,"topk_group":2,"first_k_dense_replace":1,"routed_scaling_factor":1.5,"q_lora_rank":22,"kv_lora_rank":40,
+        "qk_nope_head_dim":12,"qk_rope_head_dim":8,"v_head_dim":14,"tie_word_embeddings":false"#,
+    ),
 ];
 
 /// As [`COUNTED`], with experts and a shared one; with its gate the router fills a panel.
-const COUNTED_EXPERTS: &str = r#"{"model_type":"qwen2_moe","hidden_size":576,"num_hidden_layers":3,"num_attention_heads":9,
+pub const COUNTED_EXPERTS: &str = r#"{"model_type":"qwen2_moe","hidden_size":576,"num_hidden_layers":3,"num_attention_heads":9,
     "num_key_value_heads":3,"head_dim":64,"intermediate_size":1536,"vocab_size":4099,"max_position_embeddings":1024,
     "num_experts":15,"num_experts_per_tok":3,"moe_intermediate_size":320,"shared_expert_intermediate_size":640,
     "mlp_only_layers":[1],"rms_norm_eps":1e-5,"rope_theta":10000.0,"hidden_act":"silu","tie_word_embeddings":false}"#;
-/// Sequences of the decodes of it whose bytes are counted.
+/// The same with latent attention, whose vectors are whole registers.
+const COUNTED_LATENTS: &str = r#"{"model_type":"deepseek_v3","hidden_size":576,"num_hidden_layers":3,"num_attention_heads":9,
+    "num_key_value_heads":9,"q_lora_rank":160,"kv_lora_rank":192,"qk_nope_head_dim":64,"qk_rope_head_dim":32,"v_head_dim":64,
+    "intermediate_size":1536,"vocab_size":4099,"max_position_embeddings":1024,"n_routed_experts":16,"num_experts_per_tok":3,
+    "n_group":1,"topk_group":1,"moe_intermediate_size":320,"n_shared_experts":2,"first_k_dense_replace":1,"rms_norm_eps":1e-5,
+    "rope_theta":10000.0,"hidden_act":"silu","tie_word_embeddings":false}"#;
+/// Sequences of the decodes of both whose bytes are counted.
 const COUNTED_BATCHES: [usize; 3] = [1, 3, 16];
 /// As far as its bytes may lie from the ledger's for as many experts as it met.
 const EXPERTS_SHARE: f64 = 0.005;
@@ -121,9 +133,11 @@ pub fn mixtures<O: Operations>(make: &Make<'_, O>, steps: usize, counted: &[Dtyp
         record(recorded(OUTPUTS, format!("{family}, f32"), as_the_oracle(make, &model)));
         record(recorded(OUTPUTS, format!("{family}, greedy f32"), greedy_as_the_oracle(make, &model, steps)));
     }
-    for dtype in counted {
-        let name = format!("decodes with experts, {dtype}");
-        record(recorded(BYTES, name, experts_against_the_ledger(make, *dtype)));
+    for (what, config) in [("experts", COUNTED_EXPERTS), ("latent attention", COUNTED_LATENTS)] {
+        for dtype in counted {
+            let name = format!("decodes with {what}, {dtype}");
+            record(recorded(BYTES, name, experts_against_the_ledger(make, config, *dtype)));
+        }
     }
 }
 
@@ -160,10 +174,10 @@ pub fn greedy_as_the_oracle<O: Operations>(
 /// Bytes of decodes, counted where operations ran, against those of as many different experts as these counted.
 pub fn experts_against_the_ledger<O: Operations>(
     make: &Make<'_, O>,
+    config: &str,
     dtype: Dtype,
 ) -> Result<(bool, String), EngineError> {
-    let model =
-        model_of(parse_config(COUNTED_EXPERTS, Path::new("built in")).expect("the built-in config is valid"));
+    let model = model_of(parse_config(config, Path::new("built in")).expect("the built-in config is valid"));
     let mut session = load(make, &model, dtype)?;
     let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
     let mut furthest = Furthest::within(EXPERTS_SHARE);

@@ -9,6 +9,9 @@ use super::fields::Fields;
 use super::limits;
 use crate::model::{ModelError, Rope, RopeScaling, YarnShape};
 
+/// What `YaRN`'s own numbers may be.
+const MSCALE: std::ops::RangeInclusive<f64> = 0.0..=1e6;
+
 const SUPPORTED: &str = "default, linear, llama3, yarn";
 
 /// Reads base and scaling; `default_theta` is the family's own, where `transformers` gives it one.
@@ -114,16 +117,30 @@ pub(in crate::model) fn scaling(
     }
 }
 
+/// What `YaRN` multiplies scores with, squared, where a config gives it a scale for all dimensions (`DeepSeek`).
+pub(in crate::model) fn mscale_all_dim(fields: &Fields) -> Result<Option<f64>, ModelError> {
+    let Some(section) = fields.section("rope_parameters")?.or(fields.section("rope_scaling")?) else {
+        return Ok(None);
+    };
+    let (factor, scale) =
+        (section.float("factor", limits::ROPE_FACTOR)?, section.float("mscale_all_dim", MSCALE)?);
+    Ok(factor.zip(scale.filter(|scale| *scale > 0.0)).map(|(factor, scale)| mscale(factor, scale)))
+}
+
+/// `YaRN`'s growth of attention with the context.
+fn mscale(factor: f64, scale: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 }
+}
+
 /// The ramp, and the attention factor where it is not the usual one.
 fn yarn_shape(section: &Fields, factor: f64) -> Result<YarnShape, ModelError> {
-    let [beta_fast, beta_slow, mscale, mscale_all, attention_factor] =
+    let [beta_fast, beta_slow, of_pairs, of_all, attention_factor] =
         ["beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor"]
-            .map(|key| section.float(key, 0.0..=1e6));
+            .map(|key| section.float(key, MSCALE));
     let usual = YarnShape::default();
-    let of = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
     // As `transformers` reads it: a scale of zero is none.
-    let ratio = match (mscale?.filter(|m| *m > 0.0), mscale_all?.filter(|m| *m > 0.0)) {
-        (Some(mscale), Some(all)) => Some(of(mscale) / of(all)),
+    let ratio = match (of_pairs?.filter(|m| *m > 0.0), of_all?.filter(|m| *m > 0.0)) {
+        (Some(own), Some(all)) => Some(mscale(factor, own) / mscale(factor, all)),
         _ => None,
     };
     let shape = YarnShape {

@@ -154,6 +154,8 @@ impl Reader<'_> {
             qk_nope_head_dim: key - rope,
             qk_rope_head_dim: rope,
             v_head_dim: either("attention.value_length_mla", "attention.value_length")?,
+            // No byte depends on it, and no engine runs such a file.
+            scale: None,
         }))
     }
 

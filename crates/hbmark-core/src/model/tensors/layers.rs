@@ -236,7 +236,7 @@ impl Lister<'_> {
         linear(self.list, "kv_a_proj_with_mqa", cached, hidden, biases.qkv);
         self.norm(&format!("{prefix}.kv_a_layernorm"), latent.kv_rank);
         let expanded = heads * (latent.qk_nope_head_dim + latent.v_head_dim);
-        linear(self.list, "kv_b_proj", expanded, latent.kv_rank, false);
+        self.list.expansion(&format!("{prefix}.kv_b_proj"), expanded, latent.kv_rank);
         linear(self.list, "o_proj", hidden, heads * latent.v_head_dim, biases.o);
     }
 

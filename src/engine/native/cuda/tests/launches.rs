@@ -108,13 +108,7 @@ fn launches(name: &str, multiprocessors: u32, into: &mut String) {
     let mut forward = forward_of(&mut operations, &architecture, tensors).unwrap();
     for batch in [1, 8, 32] {
         for context in [512, 8192_usize] {
-            let shape = PoolShape {
-                layers: 1,
-                kv_heads: architecture.kv_heads,
-                head_dim: architecture.head_dim,
-                block_size: BLOCK_SIZE,
-                dtype: Dtype::Bf16,
-            };
+            let shape = PoolShape { layers: 1, ..PoolShape::of(&architecture, BLOCK_SIZE, Dtype::Bf16) };
             let mut pool = operations.pool(shape).unwrap();
             let blocks = (context + 1).div_ceil(BLOCK_SIZE);
             operations.reserve(&mut pool, batch * blocks + 1).unwrap();

@@ -39,9 +39,9 @@ fn sample(seed: u64) -> Option<Sample> {
     runnable(seed, |dtype| Sample::of_dtype(dtype, seed))
 }
 
-/// Another order of dtypes for every six seeds, so that each is paired with each of six families.
+/// Another order of dtypes for every seven seeds, so that each is paired with each of seven families.
 fn mixture(seed: u64) -> Option<Sample> {
-    runnable(seed + seed / 6, |dtype| Sample::mixture(Some(dtype), seed))
+    runnable(seed + seed / 7, |dtype| Sample::mixture(Some(dtype), seed))
 }
 
 /// The same of every second seed, with the layers of other families.
@@ -272,7 +272,14 @@ fn projection_by<O: Operations>(
 ) -> Vec<Vec<f32>> {
     let (matrix, columns) = (matrix.clone(), matrix.columns);
     let sample = Sample::of_dtype(dtype, 0);
-    let shape = PoolShape { layers: 1, kv_heads: 1, head_dim: 16, block_size: 16, dtype: kv_dtype(dtype) };
+    let shape = PoolShape {
+        layers: 1,
+        kv_heads: 1,
+        head_dim: 16,
+        value_dim: 16,
+        block_size: 16,
+        dtype: kv_dtype(dtype),
+    };
     let ropes = RopeTables::new(&sample.architecture).unwrap();
     let mut pool = operations.pool(shape).unwrap();
     operations.reserve(&mut pool, rows).unwrap();
@@ -442,7 +449,8 @@ fn a_device_fills_k_and_v_as_the_host_does_to_the_bit() {
     for (dtype, seed) in [(Dtype::Bf16, 3), (Dtype::F16, u64::MAX - 5), (Dtype::F32, 1 << 40)] {
         // A block of threads draws 8,192 elements.
         for (kv_heads, head_dim) in [(3, 40), (5, 160)] {
-            let shape = PoolShape { layers: 3, kv_heads, head_dim, block_size: 16, dtype };
+            let shape =
+                PoolShape { layers: 3, kv_heads, head_dim, value_dim: head_dim, block_size: 16, dtype };
             let mut device = emulated(seed, SMALL);
             let mut pool = device.pool(shape).unwrap();
             device.reserve(&mut pool, 6).unwrap();

@@ -1,0 +1,223 @@
+//! Latent attention around the attention itself: one vector is kept of a token, and each head has matrices of its own between it and the
+//! queries and values.
+//!
+//! Enters: hidden states, [`LatentWeights`]. Leaves: the vectors in the cache, queries as wide as these, and values of each head. A product by head
+//! takes units of (head, a few panels), so that the matrix of a head is read once for all rows.
+#![expect(unsafe_code, reason = "members write shared buffers at places that do not overlap")]
+
+use super::super::operations::{AttentionShape, LatentShape, LatentWeights};
+use super::super::ragged_batch::Rows;
+use super::super::rope::{RopeTables, rotate};
+use super::cache::with_element;
+use super::linear::{self, FusedMatrix, panels_per_unit};
+use super::packed_activations::InputWriter;
+use super::simd::{InstructionSet, LANES};
+use super::thread_team::{DisjointSlice, Worker};
+use super::{
+    CachePool, CpuBuffer, CpuOperations, FINISH, MULTIPLY, NORM, PREPARE, bias_of, norm_factor, valid_rows,
+};
+
+/// The product of each head's input with its own part of a matrix.
+#[derive(Clone, Copy)]
+struct ByHead<'a> {
+    matrix: &'a FusedMatrix,
+    /// A packed row for each head of each row.
+    inputs: &'a InputWriter,
+    rows: usize,
+    out: DisjointSlice<f32>,
+    /// Between the outputs of heads, a row having those of all.
+    stride: usize,
+}
+
+impl ByHead<'_> {
+    /// Does a member's share.
+    ///
+    /// # Safety
+    /// The rows are packed and not written meanwhile, for this matrix; nothing else touches what heads write; the set is available.
+    unsafe fn run(&self, set: InstructionSet, worker: &Worker<'_>, phase: usize) {
+        let Self { matrix, inputs, rows, out, stride } = *self;
+        let heads = matrix.parts.len();
+        let panels = matrix.parts[0].panels();
+        let per_unit = panels_per_unit(heads * panels, worker.count);
+        let of_head = panels.div_ceil(per_unit);
+        worker.parallel_for(phase, heads * of_head, |unit| {
+            let (head, first) = (unit / of_head, unit % of_head * per_unit);
+            let unit = head * panels + first..head * panels + (first + per_unit).min(panels);
+            let input = |row: usize| inputs.row(row * heads + head);
+            let mut store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
+                for (i, sums) in sums.iter().enumerate() {
+                    let place = matrix.place(first + i);
+                    let valid = valid_rows(matrix, place);
+                    let at = (row * heads + head) * stride + place.panel * LANES;
+                    // SAFETY: members have different heads or panels.
+                    unsafe { out.part(at..at + valid) }.copy_from_slice(&sums[..valid]);
+                }
+            };
+            // SAFETY: the caller's promise.
+            unsafe { linear::neighbours(set, matrix, unit, rows, &input, &mut store) };
+        });
+    }
+}
+
+impl CpuOperations {
+    /// Projects hidden states, and keeps the vector of each row.
+    #[expect(clippy::too_many_arguments, reason = "one fused operation")]
+    pub(super) fn keep_latents(
+        &mut self,
+        rows: &Rows,
+        shape: &AttentionShape,
+        weights: &LatentWeights<Self>,
+        ropes: &RopeTables,
+        layer: usize,
+        hidden: &CpuBuffer,
+        pool: &CachePool,
+        compressed: &mut CpuBuffer,
+    ) {
+        let (set, count, matrix) = (self.set, rows.len(), &weights.down);
+        let (queries, kv_rank) = (compressed.width, weights.shape.kv_rank);
+        let width = queries + weights.shape.cached();
+        self.projected.resize(self.projected.len().max(count * width), 0.0);
+        let projected = DisjointSlice::new(&mut self.projected);
+        let writer = self.inputs.writer(Self::input_shape(matrix, count));
+        let out = DisjointSlice::new(&mut compressed.values);
+        self.team.run(&|worker: &Worker<'_>| {
+            worker.parallel_for(PREPARE, count, |row| {
+                let norm = Some((weights.norm.as_slice(), shape.norm_eps));
+                // SAFETY: members have different rows; the set is this processor's.
+                unsafe { writer.pack(set, row, hidden.row(row), norm) };
+            });
+            worker.barrier();
+            let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
+                for (i, sums) in sums.iter().enumerate() {
+                    let place = matrix.place(first + i);
+                    let valid = valid_rows(matrix, place);
+                    let at = row * width + place.part * queries + place.panel * LANES;
+                    // SAFETY: members have different panels.
+                    let out = unsafe { projected.part(at..at + valid) };
+                    out.copy_from_slice(&sums[..valid]);
+                    out.iter_mut().zip(bias_of(matrix, place)).for_each(|(out, bias)| *out += bias);
+                }
+            };
+            // SAFETY: the rows were packed before the barrier, for this matrix.
+            unsafe { linear::multiply(set, worker, MULTIPLY, matrix, &writer, count, store) };
+            worker.barrier();
+            worker.parallel_for(FINISH, count, |row| {
+                // SAFETY: behind the barrier every row belongs to one unit.
+                let (sums, out) = unsafe {
+                    let sums = projected.part(row * width..(row + 1) * width);
+                    (sums, out.part(row * queries..(row + 1) * queries))
+                };
+                let (query, kept) = sums.split_at_mut(queries);
+                out.copy_from_slice(query);
+                let (latent, key) = kept.split_at_mut(kv_rank);
+                let factor = norm_factor(latent, shape.norm_eps);
+                latent.iter_mut().zip(&weights.latent_norm).for_each(|(x, weight)| *x = *x * factor * weight);
+                if let Some((cosines, sines)) = ropes.at(shape.rope, rows.positions[row] as usize) {
+                    rotate(key, cosines, sines);
+                }
+                with_element!(pool.shape.dtype, E => {
+                    // SAFETY: `E` is the pool's dtype; the slot is this unit's.
+                    unsafe { pool.write_latent::<E>(layer, rows.slot(row), kept) };
+                });
+            });
+        });
+        let norms = weights.norm.len() + weights.latent_norm.len();
+        let written = count * pool.shape.position_elements() * pool.shape.element_bytes();
+        self.moved += (matrix.bytes() + 4 * norms + written) as u64;
+    }
+
+    /// Makes the queries that meet those vectors.
+    pub(super) fn absorb_queries(
+        &mut self,
+        rows: &Rows,
+        shape: &AttentionShape,
+        weights: &LatentWeights<Self>,
+        ropes: &RopeTables,
+        compressed: &CpuBuffer,
+        query: &mut CpuBuffer,
+    ) {
+        let LatentShape { heads, kv_rank, nope_dim, .. } = weights.shape;
+        let (query_dim, cached) = (weights.shape.query_dim(), weights.shape.cached());
+        let (set, count, width) = (self.set, rows.len(), weights.shape.query_width());
+        self.projected.resize(self.projected.len().max(count * width), 0.0);
+        let projected = DisjointSlice::new(&mut self.projected);
+        let of_heads = self.head_inputs.writer(Self::input_shape(&weights.key_up, count * heads));
+        let projection = weights.query.as_ref().map(|(norm, matrix)| {
+            (norm.as_slice(), matrix, self.inputs.writer(Self::input_shape(matrix, count)))
+        });
+        let out = DisjointSlice::new(&mut query.values);
+        let up = ByHead { matrix: &weights.key_up, inputs: &of_heads, rows: count, out, stride: cached };
+        self.team.run(&|worker: &Worker<'_>| {
+            if let Some((norm, matrix, writer)) = &projection {
+                worker.parallel_for(PREPARE, count, |row| {
+                    // SAFETY: members have different rows; the set is this processor's.
+                    unsafe { writer.pack(set, row, compressed.row(row), Some((norm, shape.norm_eps))) };
+                });
+                worker.barrier();
+                let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
+                    for (i, sums) in sums.iter().enumerate() {
+                        let place = matrix.place(first + i);
+                        let at = row * width + place.panel * LANES;
+                        let valid = valid_rows(matrix, place);
+                        // SAFETY: members have different panels.
+                        unsafe { projected.part(at..at + valid) }.copy_from_slice(&sums[..valid]);
+                    }
+                };
+                // SAFETY: the rows were packed before the barrier, for this matrix.
+                unsafe { linear::multiply(set, worker, MULTIPLY, matrix, writer, count, store) };
+                worker.barrier();
+            }
+            worker.parallel_for(FINISH, count * heads, |unit| {
+                let (row, head) = (unit / heads, unit % heads);
+                let own = head * query_dim..(head + 1) * query_dim;
+                // SAFETY: behind the barrier what was projected is only read; every head of a row belongs to one unit.
+                unsafe {
+                    let all = if projection.is_some() {
+                        &projected.whole()[row * width..(row + 1) * width]
+                    } else {
+                        compressed.row(row)
+                    };
+                    let (unturned, turned) = all[own].split_at(nope_dim);
+                    of_heads.pack(set, unit, unturned, None);
+                    let key = out.part(unit * cached + kv_rank..(unit + 1) * cached);
+                    key.copy_from_slice(turned);
+                    if let Some((cosines, sines)) = ropes.at(shape.rope, rows.positions[row] as usize) {
+                        rotate(key, cosines, sines);
+                    }
+                }
+            });
+            worker.barrier();
+            // SAFETY: the rows were packed before the barrier, for these matrices.
+            unsafe { up.run(set, worker, NORM) };
+        });
+        let queries = weights.query.as_ref().map_or(0, |(norm, matrix)| 4 * norm.len() + matrix.bytes());
+        self.moved += (queries + weights.key_up.bytes()) as u64;
+    }
+
+    /// Makes values of what the queries attended to.
+    pub(super) fn values_of_latents(
+        &mut self,
+        rows: &Rows,
+        weights: &LatentWeights<Self>,
+        attended: &CpuBuffer,
+        values: &mut CpuBuffer,
+    ) {
+        let LatentShape { heads, kv_rank, value_dim, .. } = weights.shape;
+        let (set, count, matrix) = (self.set, rows.len(), &weights.value_up);
+        let inputs = self.head_inputs.writer(Self::input_shape(matrix, count * heads));
+        let out = DisjointSlice::new(&mut values.values);
+        let up = ByHead { matrix, inputs: &inputs, rows: count, out, stride: value_dim };
+        self.team.run(&|worker: &Worker<'_>| {
+            worker.parallel_for(PREPARE, count * heads, |unit| {
+                let (row, head) = (unit / heads, unit % heads);
+                let own = &attended.row(row)[head * kv_rank..(head + 1) * kv_rank];
+                // SAFETY: members have different units, each a packed row of its own; the set is this processor's.
+                unsafe { inputs.pack(set, unit, own, None) };
+            });
+            worker.barrier();
+            // SAFETY: the rows were packed before the barrier, for these matrices.
+            unsafe { up.run(set, worker, MULTIPLY) };
+        });
+        self.moved += matrix.bytes() as u64;
+    }
+}
