@@ -288,24 +288,24 @@ struct FormatMxfp4 : FourBits {
 };
 
 // Rows of activations on their way into a product. `row_of` picks rows where not all are wanted; `norm` is null where there is none. With a stride,
-// each of so many parts of a row is an input of its own.
+// each of so many parts of a row is an input of its own, which begins `apart` columns behind the one before.
 struct LinearInput {
     const float* values;
     const unsigned* row_of;
     const float* norm;
     float norm_eps;
     int rows, columns;
-    int parts = 1, stride = 0;
+    int parts = 1, apart = 0, stride = 0;
 
     __device__ const float* row(int row) const {
         const unsigned at = row_of ? row_of[row] : row;
         if (stride == 0) return values + (size_t)at * columns;
-        return values + (size_t)(at / parts) * stride + (size_t)(at % parts) * columns;
+        return values + (size_t)(at / parts) * stride + (size_t)(at % parts) * apart;
     }
     // Columns column..column + 4 of a row, and N times as many, `apart` columns on each; zeros behind its end.
     template <int N>
     __device__ void fours(float4 (&x)[N], const float* from, int column, int apart) const {
-        if (columns % 4 == 0 && stride % 4 == 0) {
+        if (columns % 4 == 0 && apart % 4 == 0 && stride % 4 == 0) {
             // Loads without a branch, so that all are on their way together.
 #pragma unroll
             for (int i = 0; i < N; ++i) x[i] = *(const float4*)(from + min(column + i * apart, columns - 4));

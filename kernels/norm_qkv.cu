@@ -6,7 +6,7 @@
 // they turn together; query [rows, heads * head_dim] f32 in plain order; cosines, sines [positions, head_dim / 2] f32.
 // Without head norms a warp that has a pair turns and stores it. With them the sums of a head go to projected [rows, outputs] f32, and the
 // last warp to bring a pair of a head finishes the head; arrived [ceil(rows / M), heads + 2 * kv_heads] is 0 before the first launch and
-// after each; where it is null finish_heads (tiled_layers.cu) finishes them. cosines and sines are null where nothing turns. Grid, block,
+// after each; where it is null the sums stay there, for finish_heads (tiled_layers.cu) or latent.cu. cosines and sines are null where nothing turns. Grid, block,
 // shared memory, bytes: as linear.cuh, and 2 * rows * kv_heads * head_dim elements written.
 // norm_qkv_DTYPE_mM: M rows at a time.
 

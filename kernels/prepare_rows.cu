@@ -2,7 +2,7 @@
 //
 //   out[row][k] = round(hidden[row_of[row]][k] * norm factor * norm[k])
 //
-// Shapes: hidden [any, columns] f32, or with a stride [any, stride], whose first `parts` times `columns` are so many rows; out
+// Shapes: hidden [any, columns] f32, or with a stride [any, stride], whose `parts`, `apart` columns from one to the next, are so many rows; out
 // [rows, vectors * COLUMNS] in the inputs of a format (tiled.cuh), those of int8, mxfp4 and int4 with their scales behind; row_of [rows] or null; norm [columns] or null.
 // Grid: (rows). Block: 256 threads. Bytes: activations only. Each product needs it once, where the streaming product does it in every
 // block; attention and tiled_gate_up prepare rows of 16-bit floats themselves.
@@ -36,8 +36,8 @@ __device__ inline void prepare_rows(const LinearInput& in, uint4* out, int vecto
 
 #define KERNEL(dtype, F)                                                                                                                \
     HBMARK_KERNEL_BOUNDED(THREADS, 2, prepare_rows_##dtype, const float* hidden, const unsigned* row_of,      \
-                          const float* norm, float norm_eps, uint4* out, int rows, int columns, int vectors, int parts, int stride) { \
-        prepare_rows<F>({hidden, row_of, norm, norm_eps, rows, columns, parts, stride}, out, vectors);                                  \
+                          const float* norm, float norm_eps, uint4* out, int rows, int columns, int vectors, int parts, int apart, int stride) { \
+        prepare_rows<F>({hidden, row_of, norm, norm_eps, rows, columns, parts, apart, stride}, out, vectors);                                  \
     }
 KERNEL(bf16, TiledFloats<Bf16>)
 KERNEL(f16, TiledFloats<F16>)

@@ -108,7 +108,7 @@ __device__ inline void load_tiles(unsigned (&out)[4], const void* row) {
 // Rows of `VECTORS` 16-byte vectors in shared memory, turned so that eight rows of a tile lie in different banks.
 template <int VECTORS>
 __device__ inline unsigned char* swizzled(unsigned char* tile, int row, int vector) {
-    static_assert((VECTORS & (VECTORS - 1)) == 0, "a power of two");
+    static_assert(VECTORS % 8 == 0 || (VECTORS & (VECTORS - 1)) == 0, "eights, or a power of two");
     const int turn = VECTORS >= 8 ? row % 8 : row * VECTORS / 8 % VECTORS;
     return tile + ((size_t)row * VECTORS + (vector ^ turn)) * 16;
 }

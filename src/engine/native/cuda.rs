@@ -15,6 +15,7 @@ pub mod driver;
 pub mod emulator;
 pub mod experts;
 pub mod kernels;
+pub mod latent;
 pub mod operations;
 pub mod step;
 pub mod tensor_core_linear;

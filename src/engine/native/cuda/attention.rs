@@ -26,7 +26,7 @@ pub const MAX_HEAD_DIM: usize = 256;
 
 /// Threads and queries of a block, positions of a tile, and widths of a head (`prefill_attention.cu`).
 const PREFILL_THREADS: u32 = 128;
-const QUERIES: usize = 64;
+pub(super) const QUERIES: usize = 64;
 const POSITIONS: usize = 64;
 const PREFILL_DIMS: [usize; 2] = [64, 128];
 /// Tiles of queries of a sequence from which a prompt makes blocks enough by itself, and parts of its positions would be many bytes.
@@ -75,7 +75,7 @@ impl KvSplitPlan {
 
 /// Blocks per way that share its positions. What counts is how much of the device has blocks, and how evenly multiprocessors do; the fewest
 /// splits within 5 % of the best are taken, since each must be merged. More than one round of merging needs a device that would stay idle.
-fn splits(ways: usize, multiprocessors: usize, resident: usize, most: usize) -> usize {
+pub(super) fn splits(ways: usize, multiprocessors: usize, resident: usize, most: usize) -> usize {
     let most = most.min(MERGED_AT_ONCE.max(multiprocessors.div_ceil(ways)));
     let score = |splits: usize| {
         let blocks = splits * ways;
@@ -247,7 +247,7 @@ fn prefill_shared_bytes(known_dim: usize, element_bytes: usize, splits: usize) -
 /// so that few graphs serve steps of many mixtures: a place without a sequence has no rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QueryTiles {
-    sequences: usize,
+    pub(super) sequences: usize,
     most_rows: usize,
 }
 
@@ -266,13 +266,13 @@ impl QueryTiles {
     }
 
     /// Tiles of queries of the longest sequence.
-    fn tiles(self, group: usize) -> usize {
+    pub(super) fn tiles(self, group: usize) -> usize {
         (self.most_rows * group).div_ceil(QUERIES)
     }
 }
 
 /// Rows of the longest sequence.
-fn most_rows(rows: &Rows) -> usize {
+pub(super) fn most_rows(rows: &Rows) -> usize {
     rows.sequences.iter().map(|sequence| sequence.rows.len()).max().unwrap_or(0)
 }
 

@@ -31,7 +31,7 @@ macro_rules! kernels {
 }
 
 /// The compiled kernels, each file with what the names of its kernels begin with.
-const MODULES: [(&[&str], &[u8]); 14] = [
+const MODULES: [(&[&str], &[u8]); 16] = [
     (&["add_normed"], kernels!("add_normed")),
     (&["decode_attention"], kernels!("decode_attention")),
     (&["embed"], kernels!("embed")),
@@ -39,6 +39,8 @@ const MODULES: [(&[&str], &[u8]); 14] = [
     (&["fill_kv"], kernels!("fill_kv")),
     (&["gate_up"], kernels!("gate_up")),
     (&["head"], kernels!("head")),
+    (&["latent_finish", "latent_product", "latent_tiled", "latent_turn"], kernels!("latent")),
+    (&["latent_attention"], kernels!("latent_attention")),
     (&["norm_qkv"], kernels!("norm_qkv")),
     (&["prefill_attention"], kernels!("prefill_attention")),
     (&["prepare_rows"], kernels!("prepare_rows")),

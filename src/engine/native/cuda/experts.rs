@@ -13,7 +13,7 @@ use super::kernels::{
 };
 use super::operations::CudaOperations;
 use super::step::Scratch;
-use super::tensor_core_linear::{self, Prepare, TiledWorkspace};
+use super::tensor_core_linear::{self, Prepare, RowParts, TiledWorkspace};
 use crate::engine::EngineError;
 use crate::engine::native::operations::{ExpertMlp, ExpertScores, ExpertShape, ExpertWeights};
 use crate::engine::native::{MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN};
@@ -433,13 +433,14 @@ impl<D: Device> ExpertDown<'_, D> {
                 input,
                 row_of: 0,
                 norm: None,
-                parts: Some((shape.per_row, inner.width)),
+                parts: Some(RowParts { count: shape.per_row, apart: weights.columns, stride: inner.width }),
             }
             .launch(device, weights, *prepared)?;
             let behind = *prepared + tensor_core_linear::prepared_bytes(weights, choices) as u64;
             if let Some(shared) = shared {
                 let input = input + 4 * (shape.per_row * shape.width) as u64;
-                Prepare { rows: plan.rows, input, row_of: 0, norm: None, parts: Some((1, inner.width)) }
+                let parts = Some(RowParts { count: 1, apart: shared.columns, stride: inner.width });
+                Prepare { rows: plan.rows, input, row_of: 0, norm: None, parts }
                     .launch(device, shared, behind)?;
             }
             let mut arguments = vec![Address(*prepared), Address(behind), Address(*parts)];

@@ -96,7 +96,7 @@ pub(super) fn word(value: usize) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 
-fn optional<D: Device>(memory: Option<&D::Memory>) -> Argument {
+pub(super) fn optional<D: Device>(memory: Option<&D::Memory>) -> Argument {
     Address(memory.map_or(0, D::address))
 }
 
@@ -670,11 +670,11 @@ impl<D: Device> NormQkv<'_, D> {
 }
 
 /// The width of a norm, which is that of its input where there is none.
-fn norm_width<D: Device>(input: &DeviceTensor<D>, norm: Option<(&DeviceTensor<D>, f32)>) -> usize {
+pub(super) fn norm_width<D: Device>(input: &DeviceTensor<D>, norm: Option<(&DeviceTensor<D>, f32)>) -> usize {
     norm.map_or(input.width, |(norm, _)| norm.width)
 }
 
-fn norm_bytes<D: Device>(norm: Option<(&DeviceTensor<D>, f32)>) -> u64 {
+pub(super) fn norm_bytes<D: Device>(norm: Option<(&DeviceTensor<D>, f32)>) -> u64 {
     norm.map_or(0, |(norm, _)| 4 * norm.width as u64)
 }
 

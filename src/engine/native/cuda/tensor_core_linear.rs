@@ -136,6 +136,16 @@ pub struct TiledWorkspace {
     pub by_library: bool,
 }
 
+/// Parts of a row, each of which is a row of its own for a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowParts {
+    pub count: usize,
+    /// Columns from one to the next.
+    pub apart: usize,
+    /// Columns of the row.
+    pub stride: usize,
+}
+
 /// Rows, picked, normed and rounded.
 #[derive(Debug)]
 pub struct Prepare<'a, D: Device> {
@@ -145,8 +155,8 @@ pub struct Prepare<'a, D: Device> {
     /// Which rows, `[rows]` words; 0 for all of them in order.
     pub row_of: u64,
     pub norm: Option<(&'a DeviceTensor<D>, f32)>,
-    /// Each of so many parts of a row, which has so many columns in all, is a row of its own.
-    pub parts: Option<(usize, usize)>,
+    /// What of a row is a row of its own.
+    pub parts: Option<RowParts>,
 }
 
 impl<D: Device> Prepare<'_, D> {
@@ -155,7 +165,7 @@ impl<D: Device> Prepare<'_, D> {
     /// # Errors
     /// When the device refuses.
     pub fn launch(&self, device: &mut D, weights: &Matrix<D>, prepared: u64) -> Result<(), EngineError> {
-        let (parts, stride) = self.parts.unwrap_or((1, 0));
+        let parts = self.parts.unwrap_or(RowParts { count: 1, apart: 0, stride: 0 });
         device.launch(&KernelLaunch {
             kernel: format!("prepare_rows_{}", weights.format.of_inputs().name()),
             grid: [word(self.rows), 1, 1],
@@ -170,8 +180,9 @@ impl<D: Device> Prepare<'_, D> {
                 size(self.rows),
                 size(weights.columns),
                 size(weights.vectors),
-                size(parts),
-                size(stride),
+                size(parts.count),
+                size(parts.apart),
+                size(parts.stride),
             ],
         })
     }
@@ -236,6 +247,46 @@ pub fn multiply<D: Device>(
     device.launch(&KernelLaunch {
         kernel: format!("tiled_{operation}_{}_t{}", weights.format.name(), tiling.rows),
         grid: [word(weights.outputs.div_ceil(tiling.outputs)), word(passes), 1],
+        threads: tiling.warps * 32,
+        shared_bytes: word(tiling.shared_bytes(inputs)),
+        arguments,
+    })?;
+    Ok(passes as u64 * weights.bytes())
+}
+
+/// Enqueues a tiled product with a matrix for each of so many heads, which lie one after another and have no bias, with the arguments of its
+/// operation first; bytes of weights. Heads are parts of prepared rows.
+///
+/// # Errors
+/// When the device refuses.
+pub fn multiply_heads<D: Device>(
+    device: &mut D,
+    operation: &str,
+    (rows, heads): (usize, usize),
+    weights: &Matrix<D>,
+    prepared: u64,
+    mut arguments: Vec<Argument>,
+) -> Result<u64, EngineError> {
+    let Some(inputs) = Inputs::of(weights.format) else {
+        return launch_mismatch(device, operation, format!("{} on tensor cores", weights.format.name()));
+    };
+    let Some(tiling) = Tiling::of(operation, rows, inputs, device.shared_bytes()) else {
+        let what = format!("no tile fits {} bytes of shared memory", device.shared_bytes());
+        return launch_mismatch(device, operation, what);
+    };
+    let (outputs, passes) = (weights.outputs / heads, rows.div_ceil(tiling.rows));
+    arguments.extend([
+        Address(prepared),
+        Address(D::address(&weights.data)),
+        Address(weights.scales.as_ref().map_or(0, D::address)),
+        size(rows),
+        size(outputs),
+        size(weights.vectors),
+        size(weights.shift as usize),
+    ]);
+    device.launch(&KernelLaunch {
+        kernel: format!("latent_tiled_{operation}_{}_t{}", weights.format.name(), tiling.rows),
+        grid: [word(outputs.div_ceil(tiling.outputs)), word(heads), word(passes)],
         threads: tiling.warps * 32,
         shared_bytes: word(tiling.shared_bytes(inputs)),
         arguments,

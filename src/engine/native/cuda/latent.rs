@@ -1,0 +1,544 @@
+//! Multi-head latent attention as typed launches: what a layer does between its norm and its output projection, in the absorbed form.
+//!
+//! Enters: hidden states, a step, a cache of one vector for each position. Leaves: launches of `latent.cu`, `latent_attention.cu` and, for plain products,
+//! `norm_qkv.cu`, and the bytes that they read and write. A layer is [`LatentDown`], [`FinishLatent`], [`LatentDown`] once more where queries have a rank of
+//! their own, [`HeadProduct`] and [`TurnQueries`], [`LatentAttention`], [`HeadProduct`].
+
+use Argument::{Address, F32, I32, U64};
+
+use super::attention::{QUERIES, QueryTiles, most_rows, splits};
+use super::device::{Argument, Device, KernelLaunch, MAX_GRID_YZ};
+use super::device_matrix::{KernelFormat, Matrix};
+use super::kernels::{
+    BLOCKS_PER_MULTIPROCESSOR, DeviceTensor, THREADS, Tuning, launch_mismatch, norm_bytes, norm_width,
+    optional, rows_at_once, size, staged_inputs, stream, word,
+};
+use super::step::StepState;
+use super::tensor_core_linear::{self, Prepare, RowParts, TiledWorkspace};
+use crate::engine::EngineError;
+use crate::engine::native::ragged_batch::{Rows, SequenceRows};
+use hbmark_core::model::Dtype;
+
+/// The widest vector of a position, the most of it that is a value, and heads that share a load (`latent_attention.cu`).
+pub const MAX_WIDTH: usize = 576;
+pub const MAX_LATENT: usize = 512;
+const SHARED_HEADS: usize = 16;
+/// Bytes of tiles of positions for each element of a vector: three tiles of 32 bytes of it.
+const STAGED_BYTES: usize = 3 * 32;
+/// On tensor cores: positions of a tile, and shared memory of queries, two tiles and scores.
+const POSITIONS: usize = 32;
+const TILED_BYTES: usize = (QUERIES + 2 * POSITIONS) * MAX_WIDTH * 2 + (16 << 10);
+/// Static shared memory of a block that merges splits.
+const STATIC_BYTES: usize = 16;
+
+/// Sizes of a layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LatentShape {
+    pub heads: usize,
+    /// Elements of a query head that do not turn, and that turn.
+    pub plain: usize,
+    pub rope: usize,
+    /// Elements of a latent.
+    pub latent: usize,
+    /// Elements of the query part of the first product, where another product makes queries of it.
+    pub query_rank: Option<usize>,
+    pub norm_eps: f32,
+    /// Which table turns what turns; `None` for none.
+    pub angles: Option<usize>,
+    /// What scores are multiplied with.
+    pub scale: f32,
+}
+
+impl LatentShape {
+    /// Elements of a position in the cache.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.latent + self.rope
+    }
+
+    /// Elements of the queries of a row before they meet the matrices of their heads.
+    #[must_use]
+    pub fn query_width(&self) -> usize {
+        self.heads * (self.plain + self.rope)
+    }
+
+    /// Outputs of the first product that are for queries.
+    #[must_use]
+    pub fn query_part(&self) -> usize {
+        self.query_rank.unwrap_or_else(|| self.query_width())
+    }
+}
+
+/// A layer of a cache of one vector for each position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LatentCache {
+    pub dtype: Dtype,
+    /// Bytes of a block in one layer.
+    pub layer_bytes: u64,
+    pub layer: usize,
+    /// log2 of the positions in a block.
+    pub block_shift: u32,
+}
+
+impl LatentCache {
+    fn dtype_name(self) -> &'static str {
+        match self.dtype {
+            Dtype::F32 => "f32",
+            Dtype::F16 => "f16",
+            _ => "bf16",
+        }
+    }
+
+    fn element_bytes(self) -> usize {
+        if self.dtype == Dtype::F32 { 4 } else { 2 }
+    }
+
+    /// Whether a layer of a block is as large as kernels take it to be.
+    fn holds(self, width: usize) -> bool {
+        self.layer_bytes == ((width * self.element_bytes()) as u64) << self.block_shift
+    }
+}
+
+/// `sums = W · norm(input) + b`: the sums of a fused projection as they are, for [`FinishLatent`] and for queries behind their norm.
+#[derive(Debug)]
+pub struct LatentDown<'a, D: Device> {
+    pub rows: usize,
+    pub input: &'a DeviceTensor<D>,
+    pub norm: Option<(&'a DeviceTensor<D>, f32)>,
+    pub weights: &'a Matrix<D>,
+    pub sums: &'a DeviceTensor<D>,
+    /// Room for a product on tensor cores; `None` streams.
+    pub workspace: Option<TiledWorkspace>,
+}
+
+impl<D: Device> LatentDown<'_, D> {
+    /// Enqueues it; bytes of weights and norm.
+    ///
+    /// # Errors
+    /// When the shapes do not fit or the device refuses.
+    pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
+        let Self { rows, input, norm, weights, sums, workspace } = self;
+        let widths = (input.width, norm_width(input, *norm), sums.width);
+        if widths != (weights.columns, weights.columns, weights.outputs)
+            || input.rows.min(sums.rows) < *rows
+            || !weights.outputs.is_multiple_of(2)
+        {
+            let what = format!(
+                "{rows} rows of {} to {}, {} × {}",
+                input.width, sums.width, weights.outputs, weights.columns
+            );
+            return launch_mismatch(device, "latent_down", what);
+        }
+        let input = D::address(&input.memory);
+        let eps = F32(norm.map_or(0.0, |(_, eps)| eps));
+        let [data, sums] = [&weights.data, &sums.memory].map(D::address);
+        // Heads with norms that nobody waits for: the kernel leaves their sums, and reads nothing of heads or of a cache.
+        let head_norm = Address(data);
+        let nowhere = Address(0);
+        let (layer_bytes, layer, [heads, kv_heads, head_dim], block_shift) =
+            (U64(0), I32(0), [I32(1), I32(1), I32(2)], I32(0));
+        if let Some(TiledWorkspace { prepared, by_library, .. }) = *workspace {
+            Prepare { rows: *rows, input, row_of: 0, norm: *norm, parts: None }
+                .launch(device, weights, prepared)?;
+            let bytes = if by_library {
+                tensor_core_linear::multiply_by_library(device, *rows, weights, prepared, sums, false)?
+            } else {
+                let mut arguments = vec![head_norm, nowhere, eps];
+                arguments.extend([nowhere; 6]);
+                arguments.extend([Address(sums), layer_bytes, layer, heads, kv_heads, head_dim, block_shift]);
+                tensor_core_linear::multiply(device, "qkv", *rows, weights, prepared, arguments)?
+            };
+            return Ok(bytes + norm_bytes(*norm));
+        }
+        let mut arguments = vec![
+            Address(input),
+            optional::<D>(norm.map(|(norm, _)| &norm.memory)),
+            eps,
+            Address(data),
+            optional::<D>(weights.scales.as_ref()),
+            optional::<D>(weights.bias.as_ref()),
+            head_norm,
+        ];
+        arguments.extend([nowhere; 7]);
+        arguments.extend([Address(sums), nowhere, layer_bytes, layer, heads, kv_heads, head_dim, block_shift]);
+        Ok(stream(device, "norm_qkv", weights, *rows, tuning, arguments)? + norm_bytes(*norm))
+    }
+}
+
+/// What [`LatentDown`] left of a position goes to the cache, and the query part behind its norm to the next product.
+#[derive(Debug)]
+pub struct FinishLatent<'a, D: Device> {
+    pub rows: usize,
+    pub shape: LatentShape,
+    /// The query part, the latent and what turns.
+    pub sums: &'a DeviceTensor<D>,
+    pub latent_norm: &'a DeviceTensor<D>,
+    /// The norm of the query part and where that goes, `[rows, query_rank]`, where the shape has a rank.
+    pub query: Option<(&'a DeviceTensor<D>, &'a DeviceTensor<D>)>,
+    pub step: &'a StepState<D>,
+    pub cache: LatentCache,
+}
+
+impl<D: Device> FinishLatent<'_, D> {
+    /// Enqueues it; bytes of norms, and of the cache written.
+    ///
+    /// # Errors
+    /// When the shapes do not fit or the device refuses.
+    pub fn launch(&self, device: &mut D) -> Result<u64, EngineError> {
+        let Self { rows, shape, sums, latent_norm, query, step, cache } = self;
+        let part = shape.query_part();
+        let query_fits = match (shape.query_rank, query) {
+            (Some(rank), Some((norm, to))) => (norm.width, to.width) == (rank, rank) && to.rows >= *rows,
+            (None, None) => true,
+            _ => false,
+        };
+        if (sums.width, latent_norm.width) != (part + shape.width(), shape.latent)
+            || sums.rows < *rows
+            || !query_fits
+        {
+            let what = format!("{rows} rows of {}, a norm of {}", sums.width, latent_norm.width);
+            return launch_mismatch(device, "latent_finish", what);
+        }
+        let whole = part.is_multiple_of(4) && shape.latent.is_multiple_of(4) && shape.rope.is_multiple_of(2);
+        if !whole || !cache.holds(shape.width()) {
+            let what = format!("{part} and {} + {} elements", shape.latent, shape.rope);
+            return launch_mismatch(device, "latent_finish", what);
+        }
+        let (cosines, sines) = step.angles(shape.angles);
+        device.launch(&KernelLaunch {
+            kernel: format!("latent_finish_{}", cache.dtype_name()),
+            grid: [word(*rows), 1, 1],
+            threads: 64,
+            shared_bytes: 0,
+            arguments: vec![
+                Address(D::address(&sums.memory)),
+                Address(D::address(&latent_norm.memory)),
+                optional::<D>(query.map(|(norm, _)| &norm.memory)),
+                F32(shape.norm_eps),
+                Address(cosines),
+                Address(sines),
+                Address(step.positions()),
+                Address(step.tables()),
+                Address(step.starts()),
+                U64(cache.layer_bytes),
+                size(cache.layer),
+                size(shape.width()),
+                size(cache.block_shift as usize),
+                optional::<D>(query.map(|(_, to)| &to.memory)),
+                size(part),
+                size(shape.latent),
+                size(sums.width),
+            ],
+        })?;
+        let norms = latent_norm.width + query.map_or(0, |(norm, _)| norm.width);
+        Ok((4 * norms + rows * shape.width() * cache.element_bytes()) as u64)
+    }
+}
+
+/// `out[row][h] = M[h] · input[row][h]`.
+#[derive(Debug)]
+pub struct HeadProduct<'a, D: Device> {
+    pub rows: usize,
+    pub heads: usize,
+    /// Matrices of all heads, one after another.
+    pub weights: &'a Matrix<D>,
+    /// Rows that begin with the input of the first head; that of the next is so many columns behind.
+    pub input: &'a DeviceTensor<D>,
+    pub input_apart: usize,
+    /// The same of outputs.
+    pub out: &'a DeviceTensor<D>,
+    pub out_apart: usize,
+    /// Room for a product of [`Self::prepared_rows`] on tensor cores; `None` streams.
+    pub workspace: Option<TiledWorkspace>,
+}
+
+impl<D: Device> HeadProduct<'_, D> {
+    /// Rows that tensor cores take: each head of a row is one.
+    #[must_use]
+    pub fn prepared_rows(&self) -> usize {
+        self.rows * self.heads
+    }
+
+    /// Whether there are kernels for a format.
+    #[must_use]
+    pub fn has(format: KernelFormat) -> bool {
+        !matches!(format, KernelFormat::Mxfp4 | KernelFormat::Int4)
+    }
+
+    /// Enqueues it; bytes of weights.
+    ///
+    /// # Errors
+    /// When the shapes do not fit or the device refuses.
+    pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
+        let Self { rows, heads, weights, input, input_apart, out, out_apart, workspace } = self;
+        let outputs = weights.outputs / heads.max(&1);
+        // Outputs of a head are whole pairs, and with scales of blocks the sixteen that share them.
+        let whole = if weights.format == KernelFormat::Fp8Block { 16 } else { 2 };
+        let reach = |apart: usize, columns: usize| heads.saturating_sub(1) * apart + columns;
+        if outputs * heads != weights.outputs
+            || !outputs.is_multiple_of(whole)
+            || reach(*input_apart, weights.columns) > input.width
+            || reach(*out_apart, outputs) > out.width
+            || input.rows.min(out.rows) < *rows
+        {
+            let what = format!(
+                "{rows} rows of {} to {}, {heads} heads of {} × {}",
+                input.width, out.width, weights.outputs, weights.columns
+            );
+            return launch_mismatch(device, "latent_product", what);
+        }
+        if !Self::has(weights.format) || weights.bias.is_some() {
+            let what = format!("{}, bias: {}", weights.format.name(), weights.bias.is_some());
+            return launch_mismatch(device, "latent_product", what);
+        }
+        let (from, to) = (D::address(&input.memory), Address(D::address(&out.memory)));
+        let out_places = [size(out.width), size(*out_apart)];
+        if let Some(TiledWorkspace { prepared, .. }) = *workspace {
+            let parts = RowParts { count: *heads, apart: *input_apart, stride: input.width };
+            Prepare { rows: self.prepared_rows(), input: from, row_of: 0, norm: None, parts: Some(parts) }
+                .launch(device, weights, prepared)?;
+            let mut arguments = vec![to];
+            arguments.extend(out_places);
+            let rows = (*rows, *heads);
+            return tensor_core_linear::multiply_heads(device, "product", rows, weights, prepared, arguments);
+        }
+        let at_once = rows_at_once(weights.format, *rows);
+        let passes = rows.div_ceil(at_once);
+        if passes > MAX_GRID_YZ {
+            return launch_mismatch(device, "latent_product", format!("{rows} rows"));
+        }
+        let (chunk, shared_bytes) = staged_inputs(weights.format, weights.vectors, at_once, tuning);
+        let blocks = device.multiprocessors() as usize * BLOCKS_PER_MULTIPROCESSOR;
+        let blocks = blocks.div_ceil(heads * passes.max(1)).min(outputs / 2);
+        let mut arguments = vec![
+            Address(from),
+            Address(D::address(&weights.data)),
+            optional::<D>(weights.scales.as_ref()),
+            to,
+            size(input.width),
+            size(*input_apart),
+        ];
+        arguments.extend(out_places);
+        let shift = weights.shift as usize;
+        arguments.extend([*rows, weights.columns, outputs, weights.vectors, shift, chunk].map(size));
+        device.launch(&KernelLaunch {
+            kernel: format!("latent_product_{}_m{at_once}", weights.format.name()),
+            grid: [word(blocks), word(*heads), word(passes)],
+            threads: THREADS,
+            shared_bytes,
+            arguments,
+        })?;
+        Ok(passes as u64 * weights.bytes())
+    }
+}
+
+/// The parts of queries that turn go behind what [`HeadProduct`] made of the others.
+#[derive(Debug)]
+pub struct TurnQueries<'a, D: Device> {
+    pub rows: usize,
+    pub shape: LatentShape,
+    /// Rows that begin with `heads · (plain + rope)` elements.
+    pub queries: &'a DeviceTensor<D>,
+    pub step: &'a StepState<D>,
+    /// `[rows, heads · (latent + rope)]`.
+    pub out: &'a DeviceTensor<D>,
+}
+
+impl<D: Device> TurnQueries<'_, D> {
+    /// Enqueues it.
+    ///
+    /// # Errors
+    /// When the shapes do not fit or the device refuses.
+    pub fn launch(&self, device: &mut D) -> Result<(), EngineError> {
+        let Self { rows, shape, queries, step, out } = self;
+        if queries.width < shape.query_width()
+            || out.width != shape.heads * shape.width()
+            || queries.rows.min(out.rows) < *rows
+            || !shape.rope.is_multiple_of(2)
+        {
+            let what = format!("{rows} rows of {} to {}", queries.width, out.width);
+            return launch_mismatch(device, "latent_turn", what);
+        }
+        let (cosines, sines) = step.angles(shape.angles);
+        let pairs = shape.heads * shape.rope / 2;
+        device.launch(&KernelLaunch {
+            kernel: "latent_turn".into(),
+            grid: [word(*rows), word(pairs.div_ceil(THREADS as usize)), 1],
+            threads: THREADS,
+            shared_bytes: 0,
+            arguments: vec![
+                Address(D::address(&queries.memory)),
+                Address(cosines),
+                Address(sines),
+                Address(step.positions()),
+                Address(D::address(&out.memory)),
+                size(shape.heads),
+                size(shape.plain),
+                size(shape.rope),
+                size(shape.latent),
+                size(queries.width),
+            ],
+        })
+    }
+}
+
+/// How attention over latents is cut, by rows and shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LatentCut {
+    /// Rows by themselves, each in blocks of so many heads that share a load.
+    Rows { heads: usize, splits: usize },
+    /// Rows of each sequence together, on tensor cores.
+    Tiles { heads: usize, splits: usize },
+}
+
+impl LatentCut {
+    /// Tensor cores where the cache allows and a sequence has as many queries as the tuning says, in blocks of heads; as few splits as come near to
+    /// filling the device evenly. `longest` positions are the most that a row sees.
+    #[must_use]
+    pub fn new<D: Device>(
+        device: &D,
+        rows: &Rows,
+        shape: &LatentShape,
+        dtype: Dtype,
+        longest: usize,
+        tuning: Tuning,
+    ) -> Self {
+        let heads = shape.heads;
+        let multiprocessors = device.multiprocessors() as usize;
+        let kernel = dtype != Dtype::F32 && TILED_BYTES + STATIC_BYTES <= device.shared_bytes();
+        let most = |least: usize| longest.div_ceil(tuning.min_split.max(least)).max(1);
+        if !kernel || most_rows(rows) * heads < tuning.min_prefill_rows.saturating_mul(SHARED_HEADS) {
+            let ways = rows.len() * heads.div_ceil(SHARED_HEADS);
+            return Self::Rows { heads, splits: splits(ways, multiprocessors, 1, most(1)) };
+        }
+        let launched = QueryTiles::of(rows);
+        let ways = launched.sequences * launched.tiles(heads);
+        // A part of a tile is many bytes: no more of them than two rounds of blocks.
+        let most = most(POSITIONS).min((2 * multiprocessors).div_ceil(ways));
+        let splits = splits(ways, multiprocessors, 1, most);
+        Self::Tiles { heads, splits }
+    }
+
+    /// Blocks that share positions.
+    #[must_use]
+    pub fn splits(self) -> usize {
+        match self {
+            Self::Rows { splits, .. } | Self::Tiles { splits, .. } => splits,
+        }
+    }
+
+    /// Words that splits meet at.
+    #[must_use]
+    pub fn words(self, rows: &Rows) -> usize {
+        match self {
+            Self::Rows { heads, .. } => rows.len() * heads.div_ceil(SHARED_HEADS),
+            Self::Tiles { heads, .. } => {
+                let launched = QueryTiles::of(rows);
+                launched.sequences * launched.tiles(heads)
+            }
+        }
+    }
+
+    /// Bytes of the cache that the rows of a step read, of so many for each position.
+    #[must_use]
+    pub fn bytes(self, rows: &Rows, position_bytes: usize) -> u64 {
+        let positions: usize = match self {
+            Self::Rows { heads, .. } => {
+                let seen: usize = rows.positions.iter().map(|position| *position as usize + 1).sum();
+                seen * heads.div_ceil(SHARED_HEADS)
+            }
+            Self::Tiles { heads, .. } => {
+                let of_sequence = |sequence: &SequenceRows| {
+                    let queries = sequence.rows.len() * heads;
+                    let last = |first: usize| (queries.min(first + QUERIES) - 1) / heads;
+                    (0..queries)
+                        .step_by(QUERIES)
+                        .map(|first| sequence.start_position + last(first) + 1)
+                        .sum::<usize>()
+                };
+                rows.sequences.iter().map(of_sequence).sum()
+            }
+        };
+        (positions * position_bytes) as u64
+    }
+}
+
+/// Attention of all rows of a step over latents.
+#[derive(Debug)]
+pub struct LatentAttention<'a, D: Device> {
+    pub rows: &'a Rows,
+    pub shape: LatentShape,
+    pub cut: LatentCut,
+    /// `[rows, heads · (latent + rope)]`.
+    pub query: &'a DeviceTensor<D>,
+    pub step: &'a StepState<D>,
+    pub cache: LatentCache,
+    /// `[rows, heads · latent]`.
+    pub out: &'a DeviceTensor<D>,
+    /// `[rows, heads, splits, latent]` f32, where there are several.
+    pub partial: u64,
+    /// `[rows, heads, splits]` pairs of f32.
+    pub statistics: u64,
+    /// [`LatentCut::words`], zeros before the first launch.
+    pub arrived: u64,
+}
+
+impl<D: Device> LatentAttention<'_, D> {
+    /// Enqueues it.
+    ///
+    /// # Errors
+    /// When the shapes do not fit or the device refuses.
+    pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<(), EngineError> {
+        let Self { rows, shape, cut, query, step, cache, out, partial, statistics, arrived } = self;
+        let (heads, width, latent) = (shape.heads, shape.width(), shape.latent);
+        if (query.width, out.width) != (heads * width, heads * latent)
+            || query.rows.min(out.rows) < rows.len()
+        {
+            let what = format!("{} rows of {} to {}", rows.len(), query.width, out.width);
+            return launch_mismatch(device, "latent_attention", what);
+        }
+        let whole = width.is_multiple_of(8) && latent.is_multiple_of(8);
+        if !whole || width > MAX_WIDTH || latent > MAX_LATENT || !cache.holds(width) {
+            return launch_mismatch(device, "latent_attention", format!("{latent} of {width} elements"));
+        }
+        let (kind, grid, shared, least) = match *cut {
+            LatentCut::Rows { splits, .. } => {
+                let grid = [rows.len(), heads.div_ceil(SHARED_HEADS), splits];
+                let shared = (STAGED_BYTES * width).max(4 * SHARED_HEADS * splits);
+                ("", grid, shared, tuning.min_split)
+            }
+            LatentCut::Tiles { splits, .. } => {
+                let launched = QueryTiles::of(rows);
+                let shared = TILED_BYTES.max(4 * QUERIES * splits);
+                let grid = [launched.tiles(heads) * splits, launched.sequences, 1];
+                ("tiled_", grid, shared, tuning.min_split.div_ceil(POSITIONS))
+            }
+        };
+        device.launch(&KernelLaunch {
+            kernel: format!("latent_attention_{kind}{}", cache.dtype_name()),
+            grid: grid.map(word),
+            threads: THREADS,
+            shared_bytes: word(shared),
+            arguments: vec![
+                Address(D::address(&query.memory)),
+                Address(step.positions()),
+                Address(step.last_rows()),
+                Address(step.tables()),
+                Address(step.starts()),
+                Address(D::address(&out.memory)),
+                Address(*partial),
+                Address(*statistics),
+                Address(*arrived),
+                U64(cache.layer_bytes),
+                size(cache.layer),
+                size(heads),
+                size(width),
+                size(latent),
+                size(cache.block_shift as usize),
+                size(cut.splits()),
+                size(least),
+                F32(shape.scale),
+            ],
+        })
+    }
+}
