@@ -22,7 +22,7 @@ REGISTERS = 65_536
 # Threads of a block by the start of a kernel's name, where two blocks must fit: the kernels of a decode step. Eight heads of attention
 # (_g8_) take a multiprocessor for themselves.
 TWO_BLOCKS = {"decode_attention": 256, "norm_qkv": 256, "project_add": 256, "gate_up": 256, "head": 256}
-TWO_BLOCKS |= {"experts_router": 256, "experts_gate_up": 256, "experts_down": 256}
+TWO_BLOCKS |= {"experts_router": 256, "experts_gate_up": 256, "experts_down": 256, "latent_product": 256}
 
 
 def kernels(folder: Path):

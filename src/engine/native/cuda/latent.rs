@@ -160,7 +160,16 @@ impl<D: Device> LatentDown<'_, D> {
             head_norm,
         ];
         arguments.extend([nowhere; 7]);
-        arguments.extend([Address(sums), nowhere, layer_bytes, layer, heads, kv_heads, head_dim, block_shift]);
+        arguments.extend([
+            Address(sums),
+            nowhere,
+            layer_bytes,
+            layer,
+            heads,
+            kv_heads,
+            head_dim,
+            block_shift,
+        ]);
         Ok(stream(device, "norm_qkv", weights, *rows, tuning, arguments)? + norm_bytes(*norm))
     }
 }

@@ -9,6 +9,8 @@ fn the_kernels_are_emulated() {}
 mod emulation;
 #[cfg(hbmark_emulated)]
 mod engine;
+#[cfg(hbmark_emulated)]
+mod latent;
 mod launches;
 #[cfg(hbmark_emulated)]
 mod operations;

@@ -8,7 +8,7 @@ use super::super::device::Device;
 use super::super::emulator::{Barrier, Emulated};
 use super::super::kernels::Tuning;
 use super::super::operations::{CudaOperations, narrow_into};
-use super::SMALL;
+use super::{SMALL, latent};
 use crate::engine::native::cpu::CpuOperations;
 use crate::engine::native::operations::{
     Embedding, FusedLayout, LinearPart, Operation, Operations, PoolShape,
@@ -392,6 +392,9 @@ fn ways_to_use_the_kernels() -> Vec<Right> {
         // One row and one head of K and V: blocks that run together are splits that are merged.
         small(Dtype::Bf16, Tuning { min_prefill_rows: 1, min_tiled_rows: 1, ..little }, &[(230, 1)]),
         small(Dtype::F32, little, &[(130, 1)]),
+        Box::new(|seed| latent::attention_is_right(seed, false, false)),
+        Box::new(|seed| latent::attention_is_right(seed, true, false)),
+        Box::new(|seed| latent::attention_is_right(seed, true, true)),
     ]
 }
 
