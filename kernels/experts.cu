@@ -336,8 +336,9 @@ __device__ inline void down(const float* inner, const Experts& experts, float* p
     const int lane = threadIdx.x % WARP, per_row = experts.work.per_row, stride = per_row * experts.width + experts.shared_width;
     float* out = lane < tile.count ? part_of(experts, tile, parts, outputs, lane) : nullptr;
     const bool shared = tile.shared;
-    const LinearInput rows{shared ? inner + per_row * experts.width : inner, tile.choices, nullptr, 0, experts.work.rows,
-                           shared ? experts.shared_width : experts.width, shared ? 1 : per_row, stride};
+    const int columns = shared ? experts.shared_width : experts.width;
+    const LinearInput rows{shared ? inner + per_row * experts.width : inner, tile.choices, nullptr, 0, experts.work.rows, columns,
+                           shared ? 1 : per_row, columns, stride};
     multiply_rows<F, M>(rows, weights_of<F>(tile, outputs, shared ? shared_vectors : vectors), chunk, 0, tile.count,
                         [&](int pair, int, int count, const float (&sums)[2][M]) {
                             const float first = of_lane(sums[0]), second = of_lane(sums[1]);

@@ -1,11 +1,11 @@
 // K and V from a seed: the host's random_kv.rs to the bit, where the cache lies.
 //
-//   cache[block n][layer][K or V][i] = quantiles[draw i of the ChaCha8 stream of (seed, layer, n, K or V)]
+//   cache[block n][layer][part, K or V][i] = quantiles[draw i of the ChaCha8 stream of (seed, layer, n, K or V)]
 //
 // Shapes: quantiles [65536], the values as the cache keeps them, by 16 random bits; blocks: addresses of a
-// sequence's blocks, in order. Grid: (blocks, 2 * layers, ceil(elements / 32 / 256)). Block: 256 threads, each of which computes 64 bytes of a stream and
-// with them 32 elements; elements is a multiple of 32.
-// Bytes: 2 * layers * elements * sizeof(T) written per block. FLOPs: none; about 40 integer operations an element.
+// sequence's blocks, in order. Grid: (blocks, parts * layers, ceil(elements / 32 / 256)), parts 2, or 1 where there is K alone. Block: 256 threads, each of
+// which computes 64 bytes of a stream and with them 32 elements; elements of a part is a multiple of 32.
+// Bytes: parts * layers * elements * sizeof(T) written per block. FLOPs: none; about 40 integer operations an element.
 // fill_kv_BITS: by the size of an element. ChaCha: Bernstein, 2008; key, counter and stream as the crate rand_chacha has them.
 
 #include "device.cuh"
@@ -48,10 +48,10 @@ __device__ inline void chacha8(const StreamKey& key, unsigned counter, unsigned 
 
 template <class T>
 __device__ inline void fill_kv(const T* quantiles, const unsigned long long* blocks, unsigned long long seed, unsigned long long layer_bytes,
-                               int elements) {
+                               int elements, int parts) {
     launch_dependents();
     wait_for_dependency();
-    const int layer = blockIdx.y / 2, values = blockIdx.y % 2, chunk = blockIdx.z * FILL_THREADS + threadIdx.x, first = chunk * DRAWS;
+    const int layer = blockIdx.y / parts, values = blockIdx.y % parts, chunk = blockIdx.z * FILL_THREADS + threadIdx.x, first = chunk * DRAWS;
     if (first >= elements) return;
     // "hbmark kv 1" behind seed, layer, number and K or V.
     const StreamKey key{{(unsigned)seed, (unsigned)(seed >> 32), (unsigned)layer, 0, blockIdx.x, 0x6d626800u | (unsigned)values, 0x206b7261,
@@ -73,8 +73,8 @@ __device__ inline void fill_kv(const T* quantiles, const unsigned long long* blo
 
 #define KERNEL(bits, T)                                                                                                               \
     HBMARK_KERNEL_BOUNDED(FILL_THREADS, 2, fill_kv_##bits, const T* quantiles, const unsigned long long* blocks, unsigned long long seed, \
-                          unsigned long long layer_bytes, int elements) {                                                             \
-        fill_kv<T>(quantiles, blocks, seed, layer_bytes, elements);                                                                   \
+                          unsigned long long layer_bytes, int elements, int parts) {                                                  \
+        fill_kv<T>(quantiles, blocks, seed, layer_bytes, elements, parts);                                                            \
     }
 KERNEL(16, unsigned short)
 KERNEL(32, unsigned)

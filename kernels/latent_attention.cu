@@ -221,7 +221,9 @@ __device__ inline void latent_attention_tiled(const LatentWork& work, const Cach
     const int begin = split * per_split * LATENT_POSITIONS, end = min(begin + per_split * LATENT_POSITIONS, last_position + 1);
     const unsigned long long* table = cache.tables + cache.starts[first_row];
     // A lane knows the block of the warp's position lane % OWN; a position behind the end stands for the last.
-    const auto look_up = [&](int base) { return table[min(base + lane % OWN * LATENT_WARPS + warp, end - 1) >> cache.block_shift] + cache.layer * cache.layer_bytes; };
+    const auto look_up = [&](int base) {
+        return table[min(base + lane % OWN * LATENT_WARPS + warp, end - 1) >> cache.block_shift] + cache.layer * cache.layer_bytes;
+    };
     unsigned long long block = look_up(begin);
 
     const auto tile_of = [&](int stage) { return memory + QUERY_BYTES + stage * TILE_BYTES; };

@@ -237,9 +237,6 @@ pub fn check_device(
     if device == DeviceChoice::Cpu {
         return Ok(());
     }
-    if architecture.latent.is_some() {
-        return refuse(format!("latent attention on {device}"), "its kernels keep K and V of each head");
-    }
     if let Some(experts) = &architecture.experts
         && (experts.count > MAX_EXPERTS || experts.per_token > MAX_EXPERTS_PER_TOKEN)
     {
@@ -274,7 +271,17 @@ pub fn check_device(
             "what a quantised folder leaves of it in 16 bits must be bf16, as its cache is",
         );
     }
-    if !architecture.head_dim.is_multiple_of(8) || architecture.head_dim > 256 {
+    if let Some(latent) = architecture.latent {
+        let (rank, width) = (latent.kv_rank, latent.cached());
+        let query_part = latent.q_rank.unwrap_or(architecture.heads * latent.query_dim());
+        let whole = rank.is_multiple_of(8) && width.is_multiple_of(8) && query_part.is_multiple_of(4);
+        if !whole || rank > 512 || width > 576 {
+            return refuse(
+                format!("latents of {rank} and {} elements on {device}", latent.qk_rope_head_dim),
+                "multiples of 8 are needed, at most 512 and together 576, and a `q_lora_rank` that is a multiple of 4",
+            );
+        }
+    } else if !architecture.head_dim.is_multiple_of(8) || architecture.head_dim > 256 {
         return refuse(
             format!("heads of {} on {device}", architecture.head_dim),
             "a multiple of 8 up to 256 is needed",

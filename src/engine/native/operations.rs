@@ -274,9 +274,16 @@ impl LatentShape {
         self.kv_rank + self.rope_dim
     }
 
-    /// Width of what the first projection leaves for the queries.
+    /// Width of what the first projection leaves for the queries: what stands for them; where nothing does, the queries, before what is kept of a
+    /// token.
     #[must_use]
     pub fn compressed_width(&self) -> usize {
+        self.q_rank.unwrap_or_else(|| self.query_width() + self.cached())
+    }
+
+    /// Outputs of the first projection before what is kept of a token.
+    #[must_use]
+    pub fn query_part(&self) -> usize {
         self.q_rank.unwrap_or_else(|| self.query_width())
     }
 }
@@ -289,7 +296,7 @@ pub struct LatentWeights<O: Operations + ?Sized> {
     /// What stands for the queries, the latent and the key stacked.
     pub down: O::Linear,
     pub latent_norm: O::Vector,
-    /// From what stands for the queries to them, behind a norm.
+    /// The norm of what stands for the queries, and from there to them.
     pub query: Option<(O::Vector, O::Linear)>,
     /// From each head's query to the latent: `[heads · kv_rank, nope_dim]`, a part per head.
     pub key_up: O::Linear,
@@ -625,7 +632,8 @@ pub trait Operations: std::fmt::Debug {
         pool: &mut Self::Pool,
         query: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
-    /// `q, c, k = W · norm(hidden) + b`; `norm(c)` and `rope(k)` go to the pool as one vector, q is left in `compressed`.
+    /// `q, c, k = W · norm(hidden) + b`; `norm(c)` and `rope(k)` go to the pool as one vector, and what stands for the queries to `compressed` as `norm(q)`;
+    /// queries themselves as they are.
     ///
     /// # Errors
     /// When the device fails.
@@ -641,7 +649,7 @@ pub trait Operations: std::fmt::Debug {
         pool: &mut Self::Pool,
         compressed: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
-    /// `q = W · norm(compressed)`, or `compressed` where there is no such projection; `query = [U · q; rope(q)]` of each head, of the elements
+    /// `q = W · compressed`, or `compressed` where there is no such projection; `query = [U · q; rope(q)]` of each head, of the elements
     /// that meet the latent and of those that meet the key.
     ///
     /// # Errors

@@ -37,7 +37,8 @@ impl Ledger {
         let of_experts = experts.map_or(0, |e| (e.per_token * e.ffn_size + e.shared_ffn_size) as u64);
         let is_dense = experts.is_none_or(|experts| !experts.dense_layers.is_empty());
         let ffn = if is_dense { a.ffn_size as u64 } else { 0 };
-        let qkv = query + (2 * a.kv_heads * a.head_dim) as u64;
+        let kv = if a.latent.is_some() { 0 } else { 2 * a.kv_heads * a.head_dim };
+        let qkv = query + kv as u64;
         let batch = shape.batch as u64;
         let rows = batch.saturating_mul(shape.queries() as u64);
         let scratch = |bytes: u64| match bytes {
@@ -46,10 +47,22 @@ impl Ledger {
         };
         let floats = |width: u64| rows.saturating_mul(width).saturating_mul(4);
 
-        let activations = floats(hidden + 2 * query + ffn + of_experts);
+        // Queries, what they attend to, and of latent attention what lies before and behind them; the sums of its projections.
+        let (attention, attended, of_latents) = match a.latent {
+            Some(latent) => {
+                let heads = |width: usize| (a.heads * width) as u64;
+                let kept = latent.cached() as u64;
+                let compressed = latent.q_rank.map_or(query + kept, |rank| rank as u64);
+                let attended = heads(latent.kv_rank);
+                let own = heads(latent.cached()) + attended + compressed + heads(latent.v_head_dim);
+                (own, attended, latent.q_rank.map_or(0, |rank| query.max(rank as u64 + kept)))
+            }
+            None => (2 * query, query, 0),
+        };
+        let activations = floats(hidden + attention + ffn + of_experts);
         let logits = shape.logits().saturating_mul(a.vocab_size as u64 * 4);
         let (plain, wide) = (matches!(dtype, Dtype::Bf16 | Dtype::F16), dtype == Dtype::F32);
-        let widest = hidden.max(query).max(ffn).max(of_experts);
+        let widest = hidden.max(attended).max(ffn).max(of_experts);
         let prepared = match dtype {
             _ if wide || rows < TILED_ROWS => 0,
             // 8 bits, and a scale of 32 for 32 columns.
@@ -59,18 +72,18 @@ impl Ledger {
         // Beside experts in mxfp4 all else may be in bf16.
         let by_library = (plain || dtype == Dtype::Mxfp4) && rows >= LIBRARY_ROWS;
         let sums = if by_library {
-            scratch(floats(qkv.max(2 * ffn)))
+            scratch(floats(qkv.max(2 * ffn).max(of_latents)))
         } else {
             let of_heads = if a.qk_norm { qkv } else { 0 };
             // The router's, and of the shared expert's gate.
             let of_router = experts.map_or(0, |experts| experts.count as u64 + 1);
-            scratch(floats(of_heads.max(of_router)))
+            scratch(floats(of_heads.max(of_router).max(of_latents)))
         };
         let single_rows = shape.queries() < TILED_QUERIES;
         let alone = wide || a.head_dim > TILED_HEAD || single_rows;
-        let partial = if alone { scratch(floats(query)) } else { 0 };
+        let partial = if alone { scratch(floats(attended)) } else { 0 };
         // What attention over single rows and the gate leave for the product behind them, in 16 bits.
-        let by_attention = if alone && !wide { query } else { 0 };
+        let by_attention = if alone && !wide && a.latent.is_none() { query } else { 0 };
         let by_gate = if plain && !by_library { ffn } else { 0 };
         let rounded = match by_attention.max(by_gate) {
             width if width > 0 && rows >= TILED_ROWS => scratch(floats(width) / 2),

@@ -74,11 +74,12 @@ impl CpuOperations {
         compressed: &mut CpuBuffer,
     ) {
         let (set, count, matrix) = (self.set, rows.len(), &weights.down);
-        let (queries, kv_rank) = (compressed.width, weights.shape.kv_rank);
+        let (queries, kv_rank) = (weights.shape.query_part(), weights.shape.kv_rank);
         let width = queries + weights.shape.cached();
         self.projected.resize(self.projected.len().max(count * width), 0.0);
         let projected = DisjointSlice::new(&mut self.projected);
         let writer = self.inputs.writer(Self::input_shape(matrix, count));
+        let out_width = compressed.width;
         let out = DisjointSlice::new(&mut compressed.values);
         self.team.run(&|worker: &Worker<'_>| {
             worker.parallel_for(PREPARE, count, |row| {
@@ -105,13 +106,19 @@ impl CpuOperations {
                 // SAFETY: behind the barrier every row belongs to one unit.
                 let (sums, out) = unsafe {
                     let sums = projected.part(row * width..(row + 1) * width);
-                    (sums, out.part(row * queries..(row + 1) * queries))
+                    (sums, out.part(row * out_width..(row + 1) * out_width))
                 };
-                let (query, kept) = sums.split_at_mut(queries);
-                out.copy_from_slice(query);
+                let normed = |values: &mut [f32], norm: &[f32]| {
+                    let factor = norm_factor(values, shape.norm_eps);
+                    values.iter_mut().zip(norm).for_each(|(x, weight)| *x = *x * factor * weight);
+                };
+                if let Some((norm, _)) = &weights.query {
+                    normed(&mut sums[..queries], norm);
+                }
+                out.copy_from_slice(&sums[..out_width]);
+                let kept = &mut sums[queries..];
                 let (latent, key) = kept.split_at_mut(kv_rank);
-                let factor = norm_factor(latent, shape.norm_eps);
-                latent.iter_mut().zip(&weights.latent_norm).for_each(|(x, weight)| *x = *x * factor * weight);
+                normed(latent, &weights.latent_norm);
                 if let Some((cosines, sines)) = ropes.at(shape.rope, rows.positions[row] as usize) {
                     rotate(key, cosines, sines);
                 }
@@ -121,7 +128,8 @@ impl CpuOperations {
                 });
             });
         });
-        let norms = weights.norm.len() + weights.latent_norm.len();
+        let of_queries = weights.query.as_ref().map_or(0, |(norm, _)| norm.len());
+        let norms = weights.norm.len() + weights.latent_norm.len() + of_queries;
         let written = count * pool.shape.position_elements() * pool.shape.element_bytes();
         self.moved += (matrix.bytes() + 4 * norms + written) as u64;
     }
@@ -142,16 +150,17 @@ impl CpuOperations {
         self.projected.resize(self.projected.len().max(count * width), 0.0);
         let projected = DisjointSlice::new(&mut self.projected);
         let of_heads = self.head_inputs.writer(Self::input_shape(&weights.key_up, count * heads));
-        let projection = weights.query.as_ref().map(|(norm, matrix)| {
-            (norm.as_slice(), matrix, self.inputs.writer(Self::input_shape(matrix, count)))
-        });
+        let projection = weights
+            .query
+            .as_ref()
+            .map(|(_, matrix)| (matrix, self.inputs.writer(Self::input_shape(matrix, count))));
         let out = DisjointSlice::new(&mut query.values);
         let up = ByHead { matrix: &weights.key_up, inputs: &of_heads, rows: count, out, stride: cached };
         self.team.run(&|worker: &Worker<'_>| {
-            if let Some((norm, matrix, writer)) = &projection {
+            if let Some((matrix, writer)) = &projection {
                 worker.parallel_for(PREPARE, count, |row| {
                     // SAFETY: members have different rows; the set is this processor's.
-                    unsafe { writer.pack(set, row, compressed.row(row), Some((norm, shape.norm_eps))) };
+                    unsafe { writer.pack(set, row, compressed.row(row), None) };
                 });
                 worker.barrier();
                 let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
@@ -190,7 +199,7 @@ impl CpuOperations {
             // SAFETY: the rows were packed before the barrier, for these matrices.
             unsafe { up.run(set, worker, NORM) };
         });
-        let queries = weights.query.as_ref().map_or(0, |(norm, matrix)| 4 * norm.len() + matrix.bytes());
+        let queries = weights.query.as_ref().map_or(0, |(_, matrix)| matrix.bytes());
         self.moved += (queries + weights.key_up.bytes()) as u64;
     }
 

@@ -6,6 +6,7 @@ use Argument::{Address, F32, I32, U64};
 
 use super::device::{Argument, Device, KernelLaunch};
 use super::kernels::{DeviceTensor, Tuning, launch_mismatch, size, word};
+use super::latent::LatentCut;
 use super::step::{Pool, StepState};
 use crate::engine::EngineError;
 use crate::engine::native::operations::{AttentionShape, PoolShape};
@@ -183,6 +184,8 @@ pub enum AttentionCut {
     Rows(KvSplitPlan),
     /// Rows of each sequence together, for heads of K and V that so many query heads share.
     Tiles { group: usize },
+    /// Over latents.
+    Latents(LatentCut),
 }
 
 impl AttentionCut {
@@ -192,6 +195,7 @@ impl AttentionCut {
         match self {
             Self::Rows(cut) => cut.bytes(rows, window, pool),
             Self::Tiles { group } => tile_bytes(rows, *group, window, pool),
+            Self::Latents(cut) => cut.bytes(rows, position_bytes(pool)),
         }
     }
 }
@@ -213,7 +217,7 @@ fn tile_bytes(rows: &Rows, group: usize, window: Option<usize>, pool: &PoolShape
 
 /// Bytes of K and V of one position in one layer.
 fn position_bytes(pool: &PoolShape) -> usize {
-    2 * pool.kv_heads * pool.head_dim * pool.element_bytes()
+    pool.position_elements() * pool.element_bytes()
 }
 
 /// Attention of all rows of each sequence together.

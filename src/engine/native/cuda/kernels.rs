@@ -177,6 +177,7 @@ impl<D: Device> FillKv<'_, D> {
     pub fn launch(&self, device: &mut D) -> Result<(), EngineError> {
         let Self { pool, quantiles, blocks, count, seed } = self;
         let elements = pool.shape.block_elements();
+        let parts = pool.shape.block_parts().iter().filter(|part| **part > 0).count();
         if !elements.is_multiple_of(DRAWS_OF_THREAD) {
             return launch_mismatch(device, "fill_kv", format!("blocks of {elements} elements"));
         }
@@ -184,7 +185,7 @@ impl<D: Device> FillKv<'_, D> {
             kernel: format!("fill_kv_{}", 8 * pool.shape.element_bytes()),
             grid: [
                 word(*count),
-                word(2 * pool.shape.layers),
+                word(parts * pool.shape.layers),
                 word(elements.div_ceil(DRAWS_OF_THREAD * THREADS as usize)),
             ],
             threads: THREADS,
@@ -195,6 +196,7 @@ impl<D: Device> FillKv<'_, D> {
                 U64(*seed),
                 U64(pool.layer_bytes() as u64),
                 size(elements),
+                size(parts),
             ],
         })
     }

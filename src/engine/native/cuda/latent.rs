@@ -13,9 +13,10 @@ use super::kernels::{
     BLOCKS_PER_MULTIPROCESSOR, DeviceTensor, THREADS, Tuning, launch_mismatch, norm_bytes, norm_width,
     optional, rows_at_once, size, staged_inputs, stream, word,
 };
-use super::step::StepState;
+use super::step::{Pool, StepState};
 use super::tensor_core_linear::{self, Prepare, RowParts, TiledWorkspace};
 use crate::engine::EngineError;
+use crate::engine::native::operations::{AttentionShape, LatentShape, PoolShape};
 use crate::engine::native::ragged_batch::{Rows, SequenceRows};
 use hbmark_core::model::Dtype;
 
@@ -31,72 +32,34 @@ const TILED_BYTES: usize = (QUERIES + 2 * POSITIONS) * MAX_WIDTH * 2 + (16 << 10
 /// Static shared memory of a block that merges splits.
 const STATIC_BYTES: usize = 16;
 
-/// Sizes of a layer.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LatentShape {
-    pub heads: usize,
-    /// Elements of a query head that do not turn, and that turn.
-    pub plain: usize,
-    pub rope: usize,
-    /// Elements of a latent.
-    pub latent: usize,
-    /// Elements of the query part of the first product, where another product makes queries of it.
-    pub query_rank: Option<usize>,
-    pub norm_eps: f32,
-    /// Which table turns what turns; `None` for none.
-    pub angles: Option<usize>,
-    /// What scores are multiplied with.
-    pub scale: f32,
-}
-
-impl LatentShape {
-    /// Elements of a position in the cache.
-    #[must_use]
-    pub fn width(&self) -> usize {
-        self.latent + self.rope
-    }
-
-    /// Elements of the queries of a row before they meet the matrices of their heads.
-    #[must_use]
-    pub fn query_width(&self) -> usize {
-        self.heads * (self.plain + self.rope)
-    }
-
-    /// Outputs of the first product that are for queries.
-    #[must_use]
-    pub fn query_part(&self) -> usize {
-        self.query_rank.unwrap_or_else(|| self.query_width())
-    }
-}
-
-/// A layer of a cache of one vector for each position.
+/// Rows of f32 on the device, so many elements each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LatentCache {
-    pub dtype: Dtype,
-    /// Bytes of a block in one layer.
-    pub layer_bytes: u64,
-    pub layer: usize,
-    /// log2 of the positions in a block.
-    pub block_shift: u32,
+pub struct DeviceRows {
+    pub address: u64,
+    pub width: usize,
 }
 
-impl LatentCache {
-    fn dtype_name(self) -> &'static str {
-        match self.dtype {
-            Dtype::F32 => "f32",
-            Dtype::F16 => "f16",
-            _ => "bf16",
-        }
+impl DeviceRows {
+    /// Those of a tensor.
+    #[must_use]
+    pub fn of<D: Device>(tensor: &DeviceTensor<D>) -> Self {
+        Self { address: D::address(&tensor.memory), width: tensor.width }
     }
+}
 
-    fn element_bytes(self) -> usize {
-        if self.dtype == Dtype::F32 { 4 } else { 2 }
+/// The dtype of a cache, as kernels are named.
+fn dtype_name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 => "f32",
+        Dtype::F16 => "f16",
+        _ => "bf16",
     }
+}
 
-    /// Whether a layer of a block is as large as kernels take it to be.
-    fn holds(self, width: usize) -> bool {
-        self.layer_bytes == ((width * self.element_bytes()) as u64) << self.block_shift
-    }
+/// Whether a pool keeps one vector of so many elements for each position.
+fn keeps<D: Device>(pool: &Pool<D>, width: usize) -> bool {
+    let PoolShape { kv_heads, head_dim, value_dim, .. } = pool.shape;
+    (kv_heads, head_dim, value_dim) == (1, width, 0)
 }
 
 /// `sums = W · norm(input) + b`: the sums of a fused projection as they are, for [`FinishLatent`] and for queries behind their norm.
@@ -106,7 +69,8 @@ pub struct LatentDown<'a, D: Device> {
     pub input: &'a DeviceTensor<D>,
     pub norm: Option<(&'a DeviceTensor<D>, f32)>,
     pub weights: &'a Matrix<D>,
-    pub sums: &'a DeviceTensor<D>,
+    /// Room for the sums, `[rows, outputs]` f32.
+    pub sums: u64,
     /// Room for a product on tensor cores; `None` streams.
     pub workspace: Option<TiledWorkspace>,
 }
@@ -118,20 +82,17 @@ impl<D: Device> LatentDown<'_, D> {
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
         let Self { rows, input, norm, weights, sums, workspace } = self;
-        let widths = (input.width, norm_width(input, *norm), sums.width);
-        if widths != (weights.columns, weights.columns, weights.outputs)
-            || input.rows.min(sums.rows) < *rows
+        let widths = (input.width, norm_width(input, *norm));
+        if widths != (weights.columns, weights.columns)
+            || input.rows < *rows
             || !weights.outputs.is_multiple_of(2)
         {
-            let what = format!(
-                "{rows} rows of {} to {}, {} × {}",
-                input.width, sums.width, weights.outputs, weights.columns
-            );
+            let what = format!("{rows} rows of {}, {} × {}", input.width, weights.outputs, weights.columns);
             return launch_mismatch(device, "latent_down", what);
         }
         let input = D::address(&input.memory);
         let eps = F32(norm.map_or(0.0, |(_, eps)| eps));
-        let [data, sums] = [&weights.data, &sums.memory].map(D::address);
+        let (data, sums) = (D::address(&weights.data), *sums);
         // Heads with norms that nobody waits for: the kernel leaves their sums, and reads nothing of heads or of a cache.
         let head_norm = Address(data);
         let nowhere = Address(0);
@@ -178,14 +139,16 @@ impl<D: Device> LatentDown<'_, D> {
 #[derive(Debug)]
 pub struct FinishLatent<'a, D: Device> {
     pub rows: usize,
+    pub attention: &'a AttentionShape,
     pub shape: LatentShape,
-    /// The query part, the latent and what turns.
-    pub sums: &'a DeviceTensor<D>,
+    /// The query part, the latent and what turns, of each row.
+    pub sums: u64,
     pub latent_norm: &'a DeviceTensor<D>,
-    /// The norm of the query part and where that goes, `[rows, query_rank]`, where the shape has a rank.
+    /// The norm of the query part and where that goes, `[rows, q_rank]`, where the shape has a rank.
     pub query: Option<(&'a DeviceTensor<D>, &'a DeviceTensor<D>)>,
     pub step: &'a StepState<D>,
-    pub cache: LatentCache,
+    pub pool: &'a Pool<D>,
+    pub layer: usize,
 }
 
 impl<D: Device> FinishLatent<'_, D> {
@@ -194,53 +157,47 @@ impl<D: Device> FinishLatent<'_, D> {
     /// # Errors
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D) -> Result<u64, EngineError> {
-        let Self { rows, shape, sums, latent_norm, query, step, cache } = self;
-        let part = shape.query_part();
-        let query_fits = match (shape.query_rank, query) {
+        let Self { rows, attention, shape, sums, latent_norm, query, step, pool, layer } = self;
+        let part = shape.q_rank.unwrap_or_else(|| shape.query_width());
+        let query_fits = match (shape.q_rank, query) {
             (Some(rank), Some((norm, to))) => (norm.width, to.width) == (rank, rank) && to.rows >= *rows,
             (None, None) => true,
             _ => false,
         };
-        if (sums.width, latent_norm.width) != (part + shape.width(), shape.latent)
-            || sums.rows < *rows
-            || !query_fits
-        {
-            let what = format!("{rows} rows of {}, a norm of {}", sums.width, latent_norm.width);
+        let whole =
+            part.is_multiple_of(4) && shape.kv_rank.is_multiple_of(4) && shape.rope_dim.is_multiple_of(2);
+        if latent_norm.width != shape.kv_rank || !query_fits || !whole || !keeps(pool, shape.cached()) {
+            let what = format!("{rows} rows of {part} and {} + {}", shape.kv_rank, shape.rope_dim);
             return launch_mismatch(device, "latent_finish", what);
         }
-        let whole = part.is_multiple_of(4) && shape.latent.is_multiple_of(4) && shape.rope.is_multiple_of(2);
-        if !whole || !cache.holds(shape.width()) {
-            let what = format!("{part} and {} + {} elements", shape.latent, shape.rope);
-            return launch_mismatch(device, "latent_finish", what);
-        }
-        let (cosines, sines) = step.angles(shape.angles);
+        let (cosines, sines) = step.angles(attention.rope);
         device.launch(&KernelLaunch {
-            kernel: format!("latent_finish_{}", cache.dtype_name()),
+            kernel: format!("latent_finish_{}", dtype_name(pool.shape.dtype)),
             grid: [word(*rows), 1, 1],
             threads: 64,
             shared_bytes: 0,
             arguments: vec![
-                Address(D::address(&sums.memory)),
+                Address(*sums),
                 Address(D::address(&latent_norm.memory)),
                 optional::<D>(query.map(|(norm, _)| &norm.memory)),
-                F32(shape.norm_eps),
+                F32(attention.norm_eps),
                 Address(cosines),
                 Address(sines),
                 Address(step.positions()),
                 Address(step.tables()),
                 Address(step.starts()),
-                U64(cache.layer_bytes),
-                size(cache.layer),
-                size(shape.width()),
-                size(cache.block_shift as usize),
+                U64(pool.layer_bytes() as u64),
+                size(*layer),
+                size(shape.cached()),
+                size(pool.block_shift() as usize),
                 optional::<D>(query.map(|(_, to)| &to.memory)),
                 size(part),
-                size(shape.latent),
-                size(sums.width),
+                size(shape.kv_rank),
+                size(part + shape.cached()),
             ],
         })?;
         let norms = latent_norm.width + query.map_or(0, |(norm, _)| norm.width);
-        Ok((4 * norms + rows * shape.width() * cache.element_bytes()) as u64)
+        Ok((4 * norms + rows * shape.cached() * pool.shape.element_bytes()) as u64)
     }
 }
 
@@ -252,7 +209,7 @@ pub struct HeadProduct<'a, D: Device> {
     /// Matrices of all heads, one after another.
     pub weights: &'a Matrix<D>,
     /// Rows that begin with the input of the first head; that of the next is so many columns behind.
-    pub input: &'a DeviceTensor<D>,
+    pub input: DeviceRows,
     pub input_apart: usize,
     /// The same of outputs.
     pub out: &'a DeviceTensor<D>,
@@ -288,7 +245,7 @@ impl<D: Device> HeadProduct<'_, D> {
             || !outputs.is_multiple_of(whole)
             || reach(*input_apart, weights.columns) > input.width
             || reach(*out_apart, outputs) > out.width
-            || input.rows.min(out.rows) < *rows
+            || out.rows < *rows
         {
             let what = format!(
                 "{rows} rows of {} to {}, {heads} heads of {} × {}",
@@ -300,7 +257,7 @@ impl<D: Device> HeadProduct<'_, D> {
             let what = format!("{}, bias: {}", weights.format.name(), weights.bias.is_some());
             return launch_mismatch(device, "latent_product", what);
         }
-        let (from, to) = (D::address(&input.memory), Address(D::address(&out.memory)));
+        let (from, to) = (input.address, Address(D::address(&out.memory)));
         let out_places = [size(out.width), size(*out_apart)];
         if let Some(TiledWorkspace { prepared, .. }) = *workspace {
             let parts = RowParts { count: *heads, apart: *input_apart, stride: input.width };
@@ -345,11 +302,12 @@ impl<D: Device> HeadProduct<'_, D> {
 #[derive(Debug)]
 pub struct TurnQueries<'a, D: Device> {
     pub rows: usize,
+    pub attention: &'a AttentionShape,
     pub shape: LatentShape,
-    /// Rows that begin with `heads · (plain + rope)` elements.
-    pub queries: &'a DeviceTensor<D>,
+    /// Rows that begin with `heads · (nope_dim + rope_dim)` elements.
+    pub queries: DeviceRows,
     pub step: &'a StepState<D>,
-    /// `[rows, heads · (latent + rope)]`.
+    /// `[rows, heads · (kv_rank + rope_dim)]`.
     pub out: &'a DeviceTensor<D>,
 }
 
@@ -359,32 +317,32 @@ impl<D: Device> TurnQueries<'_, D> {
     /// # Errors
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D) -> Result<(), EngineError> {
-        let Self { rows, shape, queries, step, out } = self;
+        let Self { rows, attention, shape, queries, step, out } = self;
         if queries.width < shape.query_width()
-            || out.width != shape.heads * shape.width()
-            || queries.rows.min(out.rows) < *rows
-            || !shape.rope.is_multiple_of(2)
+            || out.width != shape.heads * shape.cached()
+            || out.rows < *rows
+            || !shape.rope_dim.is_multiple_of(2)
         {
             let what = format!("{rows} rows of {} to {}", queries.width, out.width);
             return launch_mismatch(device, "latent_turn", what);
         }
-        let (cosines, sines) = step.angles(shape.angles);
-        let pairs = shape.heads * shape.rope / 2;
+        let (cosines, sines) = step.angles(attention.rope);
+        let pairs = shape.heads * shape.rope_dim / 2;
         device.launch(&KernelLaunch {
             kernel: "latent_turn".into(),
             grid: [word(*rows), word(pairs.div_ceil(THREADS as usize)), 1],
             threads: THREADS,
             shared_bytes: 0,
             arguments: vec![
-                Address(D::address(&queries.memory)),
+                Address(queries.address),
                 Address(cosines),
                 Address(sines),
                 Address(step.positions()),
                 Address(D::address(&out.memory)),
                 size(shape.heads),
-                size(shape.plain),
-                size(shape.rope),
-                size(shape.latent),
+                size(shape.nope_dim),
+                size(shape.rope_dim),
+                size(shape.kv_rank),
                 size(queries.width),
             ],
         })
@@ -407,12 +365,11 @@ impl LatentCut {
     pub fn new<D: Device>(
         device: &D,
         rows: &Rows,
-        shape: &LatentShape,
+        heads: usize,
         dtype: Dtype,
         longest: usize,
         tuning: Tuning,
     ) -> Self {
-        let heads = shape.heads;
         let multiprocessors = device.multiprocessors() as usize;
         let kernel = dtype != Dtype::F32 && TILED_BYTES + STATIC_BYTES <= device.shared_bytes();
         let most = |least: usize| longest.div_ceil(tuning.min_split.max(least)).max(1);
@@ -476,15 +433,14 @@ impl LatentCut {
 #[derive(Debug)]
 pub struct LatentAttention<'a, D: Device> {
     pub rows: &'a Rows,
-    pub shape: LatentShape,
+    pub shape: AttentionShape,
     pub cut: LatentCut,
-    /// `[rows, heads · (latent + rope)]`.
     pub query: &'a DeviceTensor<D>,
     pub step: &'a StepState<D>,
-    pub cache: LatentCache,
-    /// `[rows, heads · latent]`.
+    pub pool: &'a Pool<D>,
+    pub layer: usize,
     pub out: &'a DeviceTensor<D>,
-    /// `[rows, heads, splits, latent]` f32, where there are several.
+    /// `[rows, heads, splits, value_dim]` f32, where there are several.
     pub partial: u64,
     /// `[rows, heads, splits]` pairs of f32.
     pub statistics: u64,
@@ -498,16 +454,16 @@ impl<D: Device> LatentAttention<'_, D> {
     /// # Errors
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<(), EngineError> {
-        let Self { rows, shape, cut, query, step, cache, out, partial, statistics, arrived } = self;
-        let (heads, width, latent) = (shape.heads, shape.width(), shape.latent);
-        if (query.width, out.width) != (heads * width, heads * latent)
+        let Self { rows, shape, cut, query, step, pool, layer, out, partial, statistics, arrived } = self;
+        let (heads, width, latent) = (shape.heads, shape.head_dim, shape.value_dim);
+        if (query.width, out.width) != (shape.query_width(), shape.attended_width())
             || query.rows.min(out.rows) < rows.len()
         {
             let what = format!("{} rows of {} to {}", rows.len(), query.width, out.width);
             return launch_mismatch(device, "latent_attention", what);
         }
         let whole = width.is_multiple_of(8) && latent.is_multiple_of(8);
-        if !whole || width > MAX_WIDTH || latent > MAX_LATENT || !cache.holds(width) {
+        if !whole || width > MAX_WIDTH || latent > MAX_LATENT || !keeps(pool, width) {
             return launch_mismatch(device, "latent_attention", format!("{latent} of {width} elements"));
         }
         let (kind, grid, shared, least) = match *cut {
@@ -524,7 +480,7 @@ impl<D: Device> LatentAttention<'_, D> {
             }
         };
         device.launch(&KernelLaunch {
-            kernel: format!("latent_attention_{kind}{}", cache.dtype_name()),
+            kernel: format!("latent_attention_{kind}{}", dtype_name(pool.shape.dtype)),
             grid: grid.map(word),
             threads: THREADS,
             shared_bytes: word(shared),
@@ -538,12 +494,12 @@ impl<D: Device> LatentAttention<'_, D> {
                 Address(*partial),
                 Address(*statistics),
                 Address(*arrived),
-                U64(cache.layer_bytes),
-                size(cache.layer),
+                U64(pool.layer_bytes() as u64),
+                size(*layer),
                 size(heads),
                 size(width),
                 size(latent),
-                size(cache.block_shift as usize),
+                size(pool.block_shift() as usize),
                 size(cut.splits()),
                 size(least),
                 F32(shape.scale),

@@ -16,6 +16,10 @@ use super::experts::{
     COUNTED_LAYERS, DeviceScript, ExpertDown, ExpertGateUp, ExpertPlan, ExpertTable, Route,
 };
 use super::kernels::{AddNormed, DeviceTensor, Embed, FillKv, GateUp, Head, NormQkv, ProjectAdd, Tuning};
+use super::latent::{
+    DeviceRows, FinishLatent, HeadProduct, LatentAttention, LatentCut, LatentDown,
+    MAX_WIDTH as MAX_LATENT_WIDTH, TurnQueries,
+};
 use super::step::{Pool, Scratch, StepState};
 use super::tensor_core_linear::{self, TiledWorkspace};
 use crate::engine::native::operations::{
@@ -294,6 +298,63 @@ impl<D: Device> CudaOperations<D> {
         self.attention_moved += read;
     }
 
+    /// The product of each head with its own part of a matrix; of rows and outputs, how far those of heads are apart.
+    fn product_by_head(
+        &mut self,
+        rows: usize,
+        heads: usize,
+        weights: &Matrix<D>,
+        (input, input_apart): (DeviceRows, usize),
+        (out, out_apart): (&DeviceTensor<D>, usize),
+    ) -> Result<(), EngineError> {
+        let mut workspace = None;
+        if rows >= self.tuning.min_tiled_rows && tensor_core_linear::fits(weights.format) {
+            let bytes = tensor_core_linear::prepared_bytes(weights, rows * heads);
+            self.grow(|space| &mut space.prepared, bytes, &[])?;
+            let prepared = self.workspace.prepared.address();
+            workspace = Some(TiledWorkspace { prepared, ready: false, by_library: false });
+        }
+        let kernel = HeadProduct { rows, heads, weights, input, input_apart, out, out_apart, workspace };
+        self.moved += kernel.launch(&mut self.device, self.tuning)?;
+        Ok(())
+    }
+
+    /// Attention over latents; `longest` positions are the most that a row of any step sees that a graph of this one will serve.
+    #[expect(clippy::too_many_arguments, reason = "one fused operation")]
+    fn attend_to_latents(
+        &mut self,
+        rows: &Rows,
+        shape: &AttentionShape,
+        layer: usize,
+        query: &DeviceTensor<D>,
+        pool: &Pool<D>,
+        out: &DeviceTensor<D>,
+        longest: usize,
+    ) -> Result<(), EngineError> {
+        let cut = LatentCut::new(&self.device, rows, shape.heads, pool.shape.dtype, longest, self.tuning);
+        if cut.splits() > 1 {
+            let parts = rows.len() * shape.heads * cut.splits();
+            self.splits_workspace(parts, shape.value_dim, cut.words(rows))?;
+        }
+        let space = &self.workspace;
+        let kernel = LatentAttention {
+            rows,
+            shape: *shape,
+            cut,
+            query,
+            step: &self.step,
+            pool,
+            layer,
+            out,
+            partial: space.partial.address(),
+            statistics: space.statistics.address(),
+            arrived: space.splits_arrived.address(),
+        };
+        kernel.launch(&mut self.device, self.tuning)?;
+        self.count_attention(AttentionCut::Latents(cut), rows, None, &pool.shape);
+        Ok(())
+    }
+
     /// How the rows of a step meet experts, and where what routing leaves lies.
     fn expert_plan(
         &mut self,
@@ -392,10 +453,11 @@ impl<D: Device> Operations for CudaOperations<D> {
                 "a power of two is needed",
             );
         }
-        if !shape.head_dim.is_multiple_of(8) || shape.head_dim > MAX_HEAD_DIM {
+        let widest = if shape.value_dim == 0 { MAX_LATENT_WIDTH } else { MAX_HEAD_DIM };
+        if !shape.head_dim.is_multiple_of(8) || shape.head_dim > widest {
             return super::super::refuse(
                 format!("heads of {} on {}", shape.head_dim, self.device.name()),
-                "a multiple of 8 up to 256 is needed",
+                format!("a multiple of 8 up to {widest} is needed"),
             );
         }
         Ok(Pool::new(shape))
@@ -550,38 +612,80 @@ impl<D: Device> Operations for CudaOperations<D> {
 
     fn latent_down(
         &mut self,
-        _rows: &Rows,
-        _shape: &AttentionShape,
-        _weights: &LatentWeights<Self>,
+        rows: &Rows,
+        shape: &AttentionShape,
+        weights: &LatentWeights<Self>,
         _ropes: &RopeTables,
-        _layer: usize,
-        _hidden: &DeviceTensor<D>,
-        _pool: &mut Pool<D>,
-        _compressed: &mut DeviceTensor<D>,
+        layer: usize,
+        hidden: &DeviceTensor<D>,
+        pool: &mut Pool<D>,
+        compressed: &mut DeviceTensor<D>,
     ) -> Result<(), EngineError> {
-        super::super::refuse("latent attention", "not yet")
+        let count = rows.len();
+        let workspace = self.tiled_workspace(count, &weights.down)?;
+        // Where queries are made of what is normed, the sums are for nobody else.
+        let sums = match weights.query {
+            Some(_) => self.sums_workspace(count, weights.down.outputs)?,
+            None => D::address(&compressed.memory),
+        };
+        let norm = Some((&weights.norm, shape.norm_eps));
+        let down = LatentDown { rows: count, input: hidden, norm, weights: &weights.down, sums, workspace };
+        self.moved += down.launch(&mut self.device, self.tuning)?;
+        let finish = FinishLatent {
+            rows: count,
+            attention: shape,
+            shape: weights.shape,
+            sums,
+            latent_norm: &weights.latent_norm,
+            query: weights.query.as_ref().map(|(norm, _)| (norm, &*compressed)),
+            step: &self.step,
+            pool,
+            layer,
+        };
+        self.moved += finish.launch(&mut self.device)?;
+        Ok(())
     }
 
     fn latent_query(
         &mut self,
-        _rows: &Rows,
-        _shape: &AttentionShape,
-        _weights: &LatentWeights<Self>,
+        rows: &Rows,
+        shape: &AttentionShape,
+        weights: &LatentWeights<Self>,
         _ropes: &RopeTables,
-        _compressed: &DeviceTensor<D>,
-        _query: &mut DeviceTensor<D>,
+        compressed: &DeviceTensor<D>,
+        query: &mut DeviceTensor<D>,
     ) -> Result<(), EngineError> {
-        super::super::refuse("latent attention", "not yet")
+        let own = weights.shape;
+        let mut queries = DeviceRows::of(compressed);
+        if let Some((_, projection)) = &weights.query {
+            let workspace = self.tiled_workspace(rows.len(), projection)?;
+            let sums = self.sums_workspace(rows.len(), projection.outputs)?;
+            let rows = rows.len();
+            let up = LatentDown { rows, input: compressed, norm: None, weights: projection, sums, workspace };
+            self.moved += up.launch(&mut self.device, self.tuning)?;
+            queries = DeviceRows { address: sums, width: projection.outputs };
+        }
+        self.product_by_head(
+            rows.len(),
+            own.heads,
+            &weights.key_up,
+            (queries, own.query_dim()),
+            (query, own.cached()),
+        )?;
+        TurnQueries { rows: rows.len(), attention: shape, shape: own, queries, step: &self.step, out: query }
+            .launch(&mut self.device)
     }
 
     fn latent_value(
         &mut self,
-        _rows: &Rows,
-        _weights: &LatentWeights<Self>,
-        _attended: &DeviceTensor<D>,
-        _values: &mut DeviceTensor<D>,
+        rows: &Rows,
+        weights: &LatentWeights<Self>,
+        attended: &DeviceTensor<D>,
+        values: &mut DeviceTensor<D>,
     ) -> Result<(), EngineError> {
-        super::super::refuse("latent attention", "not yet")
+        let own = weights.shape;
+        let from = (DeviceRows::of(attended), own.kv_rank);
+        self.product_by_head(rows.len(), own.heads, &weights.value_up, from, (values, own.value_dim))
     }
 
     fn attention(
@@ -599,6 +703,9 @@ impl<D: Device> Operations for CudaOperations<D> {
         self.moved += 4 * sinks.map_or(0, |sinks| sinks.width) as u64;
         // Not what this step's positions reach, but the most of any step that a graph of this one will serve.
         let reach = longest(rows).div_ceil(self.tuning.min_split).next_power_of_two() * self.tuning.min_split;
+        if pool.shape.value_dim == 0 {
+            return self.attend_to_latents(rows, shape, layer, query, pool, out, reach);
+        }
         let longest = reach.min(window.unwrap_or(usize::MAX));
         if PrefillAttention::<D>::fits(rows, &pool.shape, self.tuning) {
             let (splits, words) = PrefillAttention::splits(&self.device, rows, shape, longest, self.tuning);

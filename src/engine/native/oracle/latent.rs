@@ -23,8 +23,13 @@ impl Oracle {
         let projected = self.multiply(&weights.down, &inputs);
         for (row, projected) in projected.iter().enumerate() {
             let projected: Vec<f32> = projected.iter().map(|&x| to_f32(x)).collect();
-            let (queries, kept) = projected.split_at(weights.shape.compressed_width());
-            compressed.row_mut(row).copy_from_slice(queries);
+            let (queries, kept) = projected.split_at(weights.shape.query_part());
+            match &weights.query {
+                Some((norm, _)) => {
+                    compressed.row_mut(row).copy_from_slice(&normed(queries, norm, shape.norm_eps))
+                }
+                None => compressed.row_mut(row).copy_from_slice(&projected),
+            }
             let mut kept =
                 [&normed(&kept[..kv_rank], &weights.latent_norm, shape.norm_eps), &kept[kv_rank..]].concat();
             if let Some((cosines, sines)) = ropes.at(shape.rope, rows.positions[row] as usize) {
@@ -37,7 +42,8 @@ impl Oracle {
             }
         }
         let written = rows.len() * pool.shape.position_elements() * pool.shape.element_bytes();
-        self.moved += (4 * weights.latent_norm.len() + written) as u64;
+        let norms = weights.latent_norm.len() + weights.query.as_ref().map_or(0, |(norm, _)| norm.len());
+        self.moved += (4 * norms + written) as u64;
     }
 
     pub(super) fn queries_of_latents(
@@ -50,11 +56,7 @@ impl Oracle {
         query: &mut PlainBuffer,
     ) {
         let own @ LatentShape { kv_rank, nope_dim, .. } = weights.shape;
-        let inputs = self.norm(
-            compressed,
-            0..rows.len(),
-            weights.query.as_ref().map(|(norm, _)| (norm, shape.norm_eps)),
-        );
+        let inputs = self.norm(compressed, 0..rows.len(), None);
         let projected = match &weights.query {
             Some((_, queries)) => {
                 let projected = self.multiply(queries, &inputs);

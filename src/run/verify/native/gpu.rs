@@ -9,8 +9,8 @@ use crate::engine::native::cuda::kernels::Tuning;
 use crate::engine::native::cuda::operations::CudaOperations;
 use crate::engine::native::operations::Operation;
 use crate::engine::native::testing::{Sample, median_tolerance, nth, operation_tolerance, step_tolerance};
-use crate::engine::native::{DEFAULT_BLOCK_SIZE, NativeSession, kv_dtype};
-use crate::engine::{EngineError, Session};
+use crate::engine::native::{DEFAULT_BLOCK_SIZE, NativeSession, check_device, kv_dtype};
+use crate::engine::{DeviceChoice, EngineError, Session};
 use crate::measure::probe::device::DeviceProbe;
 use crate::run::verify::outputs::{FAMILIES, small_model};
 use crate::run::verify::{Check, Record, timer};
@@ -21,7 +21,7 @@ use hbmark_core::model::Dtype;
 const DTYPES: [Dtype; 7] =
     [Dtype::Bf16, Dtype::F16, Dtype::F32, Dtype::Int8, Dtype::Fp8, Dtype::Mxfp4, Dtype::Int4];
 
-/// K and V as the engine keeps them, heads of whole vectors.
+/// K and V as the engine keeps them; what its kernels run.
 const KIND: Kind = Kind {
     plain: &[Dtype::F32, Dtype::Bf16, Dtype::F16],
     quantised: &[Dtype::Int8, Dtype::Fp8, Dtype::Mxfp4, Dtype::Int4],
@@ -29,7 +29,7 @@ const KIND: Kind = Kind {
     draw: |make, dtype, seed| {
         let dtype = dtype.unwrap_or_else(|| nth(&DTYPES, seed));
         let sample = Sample { kv_dtype: kv_dtype(dtype), ..make(Some(dtype), seed) };
-        sample.architecture.head_dim.is_multiple_of(8).then_some(sample)
+        check_device(&sample.architecture, dtype, DeviceChoice::Cuda(0)).is_ok().then_some(sample)
     },
     mixtures_to_cut: Some(Dtype::F32),
 };

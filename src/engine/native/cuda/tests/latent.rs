@@ -1,17 +1,17 @@
-//! Attention over latents on the emulated device: each kernel against sums in f64, and a layer against multi-head attention as it is published.
+//! Attention over latents on the emulated device, and products with a matrix for each head, against sums in f64 over every cut and tiling; the operations around
+//! them are compared with the oracle.
 
 use super::super::device::Device;
 use super::super::device_matrix::{Matrix, floats};
 use super::super::emulator::Emulated;
 use super::super::kernels::{DeviceTensor, Tuning};
-use super::super::latent::{
-    FinishLatent, HeadProduct, LatentAttention, LatentCache, LatentCut, LatentDown, LatentShape, TurnQueries,
-};
+use super::super::latent::{DeviceRows, HeadProduct, LatentAttention, LatentCut};
 use super::super::operations::narrow_into;
 use super::super::step::{Pool, StepState};
 use super::super::tensor_core_linear::{TiledWorkspace, prepared_bytes};
 use super::SMALL;
-use crate::engine::native::operations::{FusedLayout, LinearPart, PoolShape};
+use crate::engine::EngineError;
+use crate::engine::native::operations::{AttentionShape, FusedLayout, LinearPart, PoolShape};
 use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::random_kv;
 use crate::engine::native::rope::RopeTables;
@@ -20,6 +20,8 @@ use crate::weights::{Packing, StoredMatrix};
 use hbmark_core::model::Dtype;
 
 type Tensor = DeviceTensor<Emulated>;
+/// Rows on the host.
+type Values = Vec<Vec<f32>>;
 
 const LAYERS: usize = 2;
 const LAYER: usize = 1;
@@ -36,10 +38,7 @@ fn noise(stream: usize, count: usize) -> Vec<f32> {
 /// Streams of [`noise`].
 const WEIGHTS: usize = 0;
 const INPUT: usize = 1;
-const NORM: usize = 2;
-const BIAS: usize = 3;
-const QUERY_NORM: usize = 4;
-const CACHE: usize = 5;
+const CACHE: usize = 2;
 
 fn narrow(value: f32, dtype: Dtype) -> f32 {
     match dtype {
@@ -70,36 +69,29 @@ fn product(matrix: &[f32], columns: usize, input: &[f32]) -> Vec<f32> {
     narrowed(matrix.chunks_exact(columns).map(|row| dot(row, input)))
 }
 
-fn normed(values: &[f32], norm: &[f32], eps: f32) -> Vec<f32> {
-    let factor = (dot(values, values) / values.len() as f64 + f64::from(eps)).sqrt().recip();
-    narrowed(values.iter().zip(norm).map(|(x, g)| f64::from(*x) * factor * f64::from(*g)))
-}
-
 /// A step over a cache of one vector for each position.
 struct Steps {
     device: Emulated,
     rows: Rows,
-    ropes: RopeTables,
     pool: Pool<Emulated>,
     step: StepState<Emulated>,
-    shape: LatentShape,
+    shape: AttentionShape,
 }
 
 impl Steps {
     /// Sequences by the positions that are cached and that the step brings.
     fn new(
         seed: u64,
-        shape: LatentShape,
+        shape: AttentionShape,
         dtype: Dtype,
         block_size: usize,
         lengths: &[(usize, usize)],
     ) -> Self {
         let mut device = Emulated::new(seed);
         device.multiprocessors = 100;
-        // One vector is as large as K and V of half its width.
-        let pool_shape =
-            PoolShape { layers: LAYERS, kv_heads: 1, head_dim: shape.width() / 2, block_size, dtype };
-        let mut pool = Pool::new(pool_shape);
+        let (head_dim, value_dim) = (shape.head_dim, 0);
+        let mut pool =
+            Pool::new(PoolShape { layers: LAYERS, kv_heads: 1, head_dim, value_dim, block_size, dtype });
         let mut rows = Rows::new(block_size);
         let mut blocks = 0;
         for &(cached, brings) in lengths {
@@ -109,22 +101,11 @@ impl Steps {
             blocks += count;
         }
         pool.reserve(&mut device, blocks as usize).unwrap();
-        let mut architecture = Sample::of_dtype(Dtype::F32, 0).architecture;
-        architecture.head_dim = shape.rope;
-        let mut ropes = RopeTables::new(&architecture).unwrap();
+        let mut ropes = RopeTables::new(&Sample::of_dtype(Dtype::F32, 0).architecture).unwrap();
         ropes.extend_to(200);
         let mut step = StepState::default();
         step.set(&mut device, &rows, &ropes, &pool).unwrap();
-        Self { device, rows, ropes, pool, step, shape }
-    }
-
-    fn cache(&self) -> LatentCache {
-        LatentCache {
-            dtype: self.pool.shape.dtype,
-            layer_bytes: self.pool.layer_bytes() as u64,
-            layer: LAYER,
-            block_shift: self.pool.block_shift(),
-        }
+        Self { device, rows, pool, step, shape }
     }
 
     fn tensor(&mut self, width: usize, values: &[f32]) -> Tensor {
@@ -136,7 +117,7 @@ impl Steps {
         self.tensor(width, &vec![f32::NAN; self.rows.len() * width])
     }
 
-    fn read(&mut self, tensor: &Tensor) -> Vec<Vec<f32>> {
+    fn read(&mut self, tensor: &Tensor) -> Values {
         let mut bytes = vec![0; 4 * tensor.rows * tensor.width];
         self.device.download(&tensor.memory, 0, &mut bytes).unwrap();
         let values: Vec<f32> = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
@@ -158,13 +139,13 @@ impl Steps {
     fn place(&self, sequence: usize, position: usize) -> (u32, usize) {
         let PoolShape { block_size, .. } = self.pool.shape;
         let of_sequence = &self.rows.tables[self.rows.sequences[sequence].blocks.clone()];
-        let vector = self.shape.width() * self.pool.shape.element_bytes();
+        let vector = self.shape.head_dim * self.pool.shape.element_bytes();
         (of_sequence[position / block_size], position % block_size * vector)
     }
 
     /// Writes noise to all positions, and returns it as it is there: `[sequence][position]`.
-    fn fill_cache(&mut self) -> Vec<Vec<Vec<f32>>> {
-        let (width, dtype) = (self.shape.width(), self.pool.shape.dtype);
+    fn fill_cache(&mut self) -> Vec<Values> {
+        let (width, dtype) = (self.shape.head_dim, self.pool.shape.dtype);
         let mut all = Vec::new();
         for sequence in 0..self.rows.sequences.len() {
             let positions = self.rows.sequences[sequence].positions_after();
@@ -183,42 +164,19 @@ impl Steps {
         all
     }
 
-    /// What is in the cache of a row's own position.
-    fn cached(&mut self, row: usize) -> Vec<f32> {
-        let dtype = self.pool.shape.dtype;
-        let (block, at) = self.place(self.rows.owners[row] as usize, self.rows.positions[row] as usize);
-        let mut bytes = vec![0; self.shape.width() * self.pool.shape.element_bytes()];
-        let (memory, offset) = self.pool.place(block, LAYER);
-        self.device.download(memory, offset + at, &mut bytes).unwrap();
-        let half = |bytes: &[u8; 2]| match dtype {
-            Dtype::F16 => half::f16::from_le_bytes(*bytes).to_f32(),
-            _ => half::bf16::from_le_bytes(*bytes).to_f32(),
-        };
-        match dtype {
-            Dtype::F32 => bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
-            _ => bytes.as_chunks().0.iter().map(half).collect(),
-        }
-    }
-
-    /// A rotary part at a row's position.
-    fn turned(&self, row: usize, values: &[f32]) -> Vec<f32> {
-        let (cosines, sines) = self.ropes.at(Some(0), self.rows.positions[row] as usize).unwrap();
-        let half = values.len() / 2;
-        let pair = |i: usize| {
-            let [a, b, c, s] = [values[i], values[i + half], cosines[i], sines[i]].map(f64::from);
-            (a * c - b * s, b * c + a * s)
-        };
-        narrowed((0..half).map(|i| pair(i).0).chain((0..half).map(|i| pair(i).1)))
-    }
-
     /// Attention of all rows, launched as often as it says.
-    fn attend(&mut self, query: &Tensor, tuning: Tuning, times: usize) -> (LatentCut, Vec<Vec<Vec<f32>>>) {
+    fn attend(
+        &mut self,
+        query: &Tensor,
+        tuning: Tuning,
+        times: usize,
+    ) -> Result<(LatentCut, Vec<Values>), EngineError> {
         let (shape, dtype) = (self.shape, self.pool.shape.dtype);
         let longest = self.rows.positions.iter().max().map_or(0, |position| *position as usize + 1);
-        let cut = LatentCut::new(&self.device, &self.rows, &shape, dtype, longest, tuning);
+        let cut = LatentCut::new(&self.device, &self.rows, shape.heads, dtype, longest, tuning);
         let parts = self.rows.len() * shape.heads * cut.splits();
-        let out = self.empty(shape.heads * shape.latent);
-        let partial = self.tensor(1, &vec![f32::NAN; parts * shape.latent]);
+        let out = self.empty(shape.attended_width());
+        let partial = self.tensor(1, &vec![f32::NAN; parts * shape.value_dim]);
         let statistics = self.tensor(1, &vec![f32::NAN; 2 * parts]);
         let arrived = self.tensor(1, &vec![0.0; cut.words(&self.rows)]);
         let mut results = Vec::new();
@@ -229,30 +187,31 @@ impl Steps {
                 cut,
                 query,
                 step: &self.step,
-                cache: self.cache(),
+                pool: &self.pool,
+                layer: LAYER,
                 out: &out,
                 partial: Emulated::address(&partial.memory),
                 statistics: Emulated::address(&statistics.memory),
                 arrived: Emulated::address(&arrived.memory),
             }
-            .launch(&mut self.device, tuning)
-            .unwrap();
+            .launch(&mut self.device, tuning)?;
             results.push(self.read(&out));
         }
-        (cut, results)
+        Ok((cut, results))
     }
 }
 
-fn shape(heads: usize, latent: usize, rope: usize) -> LatentShape {
-    LatentShape {
+fn shape(heads: usize, latent: usize, rope: usize) -> AttentionShape {
+    AttentionShape {
         heads,
-        plain: 24,
-        rope,
-        latent,
-        query_rank: None,
+        kv_heads: 1,
+        head_dim: latent + rope,
+        value_dim: latent,
         norm_eps: 1e-6,
-        angles: Some(0),
+        joint_norms: false,
+        rope: Some(0),
         scale: ((latent + rope) as f32).powf(-0.5),
+        softcap: None,
     }
 }
 
@@ -260,10 +219,10 @@ fn shape(heads: usize, latent: usize, rope: usize) -> LatentShape {
 fn attended(
     steps: &Steps,
     query: &[Vec<f32>],
-    cache: &[Vec<Vec<f32>>],
+    cache: &[Values],
     sees: impl Fn(usize, usize) -> bool,
-) -> Vec<Vec<f32>> {
-    let LatentShape { latent, scale, .. } = steps.shape;
+) -> Values {
+    let AttentionShape { value_dim, scale, .. } = steps.shape;
     let of_row = |(row, query): (usize, &Vec<f32>)| {
         let own = steps.rows.positions[row] as usize;
         let vectors = &cache[steps.rows.owners[row] as usize];
@@ -276,9 +235,9 @@ fn attended(
             let sum: f64 = weights.iter().sum();
             let value =
                 |e: usize| weights.iter().zip(&seen).map(|(w, k)| w * f64::from(k[e])).sum::<f64>() / sum;
-            narrowed((0..latent).map(value))
+            narrowed((0..value_dim).map(value))
         };
-        query.chunks_exact(steps.shape.width()).flat_map(of_head).collect()
+        query.chunks_exact(steps.shape.head_dim).flat_map(of_head).collect()
     };
     query.iter().enumerate().map(of_row).collect()
 }
@@ -295,29 +254,29 @@ const TILED: Tuning = Tuning { min_prefill_rows: 0, ..SMALL };
 struct Attended {
     steps: Steps,
     cut: LatentCut,
-    query: Vec<Vec<f32>>,
-    cache: Vec<Vec<Vec<f32>>>,
+    query: Values,
+    cache: Vec<Values>,
     /// Of each launch.
-    found: Vec<Vec<Vec<f32>>>,
+    found: Vec<Values>,
 }
 
 impl Attended {
     fn new(
         seed: u64,
-        shape: LatentShape,
+        shape: AttentionShape,
         dtype: Dtype,
         block_size: usize,
         lengths: &[(usize, usize)],
         tuning: Tuning,
         times: usize,
-    ) -> Self {
+    ) -> Result<Self, EngineError> {
         let mut steps = Steps::new(seed, shape, dtype, block_size, lengths);
         let cache = steps.fill_cache();
-        let width = shape.heads * shape.width();
+        let width = shape.query_width();
         let query = steps.tensor(width, &noise(INPUT, steps.rows.len() * width));
-        let (cut, found) = steps.attend(&query, tuning, times);
+        let (cut, found) = steps.attend(&query, tuning, times)?;
         let query = steps.read(&query);
-        Self { steps, cut, query, cache, found }
+        Ok(Self { steps, cut, query, cache, found })
     }
 
     fn error(&self, sees: impl Fn(usize, usize) -> bool) -> f64 {
@@ -350,7 +309,7 @@ fn attention_over_latents_equals_sums_in_f64_however_it_is_cut() {
                 [SINGLE, TILED, Tuning { min_split: 4096, ..SINGLE }, Tuning { min_split: 4096, ..TILED }]
             {
                 let shape = shape(heads, latent, rope);
-                let case = Attended::new(number, shape, dtype, block_size, lengths, tuning, 3);
+                let case = Attended::new(number, shape, dtype, block_size, lengths, tuning, 3).unwrap();
                 let error = case.error(causal);
                 assert!(error <= tolerance(case.cut), "{error:.1e}, {shape:?}, {dtype}, {:?}", case.cut);
                 // Splits are merged in one order, and words at which they meet are as before.
@@ -372,7 +331,7 @@ fn a_position_too_many_or_too_few_would_be_noticed() {
     for tuning in [SINGLE, TILED] {
         let shape = shape(3, 40, 8);
         let lengths: &[(usize, usize)] = &[(60, 1), (130, 4), (0, 9)];
-        let case = Attended::new(3, shape, Dtype::Bf16, 16, lengths, tuning, 1);
+        let case = Attended::new(3, shape, Dtype::Bf16, 16, lengths, tuning, 1).unwrap();
         assert!(case.cut.splits() > 1);
         let allowed = tolerance(case.cut);
         assert!(case.error(causal) <= allowed);
@@ -396,12 +355,13 @@ fn a_position_too_many_or_too_few_would_be_noticed() {
 
 #[test]
 fn a_cut_counts_the_bytes_that_its_blocks_read() {
-    let shape = LatentShape { heads: 128, ..shape(128, 512, 64) };
-    let steps = Steps::new(1, shape, Dtype::Bf16, 64, &[(99, 1)]);
+    let steps = Steps::new(1, shape(128, 512, 64), Dtype::Bf16, 64, &[(99, 1)]);
     let tuning = Tuning::default();
-    let cut = |dtype, heads| {
-        LatentCut::new(&steps.device, &steps.rows, &LatentShape { heads, ..shape }, dtype, 100, tuning)
-    };
+    let mut small = Emulated::new(1);
+    small.shared_bytes = 99 << 10;
+    let fallback = LatentCut::new(&small, &steps.rows, 128, Dtype::Bf16, 100, tuning);
+    assert!(matches!(fallback, LatentCut::Rows { .. }), "tiles do not fit the shared memory");
+    let cut = |dtype, heads| LatentCut::new(&steps.device, &steps.rows, heads, dtype, 100, tuning);
     // Heads that fill half a tile go to the tensor cores: 128 of them are two tiles, 16 share a load.
     assert!(matches!(cut(Dtype::Bf16, 128), LatentCut::Tiles { .. }));
     assert!(matches!(cut(Dtype::Bf16, 16), LatentCut::Rows { .. }));
@@ -462,7 +422,7 @@ fn products_with_a_matrix_for_each_head_equal_sums_in_f64() {
                     rows,
                     heads,
                     weights: &weights,
-                    input: &input,
+                    input: DeviceRows::of(&input),
                     input_apart: in_apart,
                     out: &out,
                     out_apart,
@@ -491,247 +451,6 @@ fn products_with_a_matrix_for_each_head_equal_sums_in_f64() {
 }
 
 #[test]
-fn a_fused_projection_leaves_its_sums_as_they_are() {
-    for packing in [Packing::Bf16, Packing::F32, Packing::Int8, Packing::Mxfp4] {
-        for (rows, tiled) in [(1, false), (7, false), (7, true)] {
-            if tiled && packing == Packing::F32 {
-                continue;
-            }
-            for with_norm in [false, true] {
-                let (columns, outputs) = (72, 46);
-                let mut steps = Steps::new(7, shape(1, 16, 8), Dtype::Bf16, 16, &[(0, rows)]);
-                let values = noise(WEIGHTS, outputs * columns);
-                let matrix = StoredMatrix::from_f32_rows(outputs, columns, &values, packing);
-                let (values, bias, norm) = (values_of(&matrix), noise(BIAS, outputs), noise(NORM, columns));
-                let weights = steps.matrix(matrix, Some(bias.clone()));
-                let input = steps.tensor(columns, &noise(INPUT, rows * columns));
-                let norm_tensor = steps.tensor(columns, &norm);
-                let sums = steps.empty(outputs);
-                let (_room, workspace) = steps.room(&weights, rows);
-                LatentDown {
-                    rows,
-                    input: &input,
-                    norm: with_norm.then_some((&norm_tensor, 1e-6)),
-                    weights: &weights,
-                    sums: &sums,
-                    workspace: tiled.then_some(workspace),
-                }
-                .launch(&mut steps.device, SMALL)
-                .unwrap();
-                let packing = if packing == Packing::Mxfp4 { Packing::Int8 } else { packing };
-                let inputs = steps.read(&input);
-                let wanted = inputs.iter().map(|row| {
-                    let row = if with_norm { normed(row, &norm, 1e-6) } else { row.clone() };
-                    let sums = product(&values, columns, &as_met(&row, packing, tiled));
-                    sums.iter().zip(&bias).map(|(sum, bias)| sum + bias).collect()
-                });
-                let error = worst(&steps.read(&sums), &wanted.collect::<Vec<_>>());
-                // A norm that differs in its last place can round an input the other way.
-                let allowed = if with_norm && packing != Packing::F32 { ROUNDED } else { F32 };
-                assert!(error <= allowed, "{error:.1e}: {packing:?}, {rows} rows, tiled: {tiled}");
-            }
-        }
-    }
-}
-
-#[test]
-fn a_position_goes_to_the_cache_normed_and_turned() {
-    let lengths: &[(usize, usize)] = &[(0, 1), (37, 5), (120, 2)];
-    for (dtype, allowed) in [(Dtype::F32, F32), (Dtype::F16, 1e-3), (Dtype::Bf16, 4e-3)] {
-        for (latent, rope, rank) in [(40, 8, None), (512, 64, Some(1536)), (16, 64, Some(20))] {
-            let shape = LatentShape { query_rank: rank, ..shape(2, latent, rope) };
-            let mut steps = Steps::new(5, shape, dtype, 16, lengths);
-            let part = shape.query_part();
-            let width = part + shape.width();
-            let sums = steps.tensor(width, &noise(INPUT, steps.rows.len() * width));
-            let (norm, query_norm) = (noise(NORM, latent), noise(QUERY_NORM, part));
-            let latent_norm = steps.tensor(latent, &norm);
-            let query = (steps.tensor(part, &query_norm), steps.empty(part));
-            FinishLatent {
-                rows: steps.rows.len(),
-                shape,
-                sums: &sums,
-                latent_norm: &latent_norm,
-                query: rank.map(|_| (&query.0, &query.1)),
-                step: &steps.step,
-                cache: steps.cache(),
-            }
-            .launch(&mut steps.device)
-            .unwrap();
-            let all = steps.read(&sums);
-            let mut wanted = Vec::new();
-            for (row, sums) in all.iter().enumerate() {
-                let mut vector = normed(&sums[part..part + latent], &norm, shape.norm_eps);
-                vector.extend(steps.turned(row, &sums[part + latent..]));
-                wanted.push(vector);
-            }
-            let found: Vec<Vec<f32>> = (0..all.len()).map(|row| steps.cached(row)).collect();
-            let error = worst(&found, &wanted);
-            assert!(error <= allowed, "{error:.1e}: {dtype}, {shape:?}");
-            let queries: Vec<Vec<f32>> =
-                all.iter().map(|sums| normed(&sums[..part], &query_norm, shape.norm_eps)).collect();
-            let found = steps.read(&query.1);
-            if rank.is_some() {
-                let error = worst(&found, &queries);
-                assert!(error <= F32, "{error:.1e}: queries of {shape:?}");
-            } else {
-                assert!(found.iter().flatten().all(|x| x.is_nan()), "no norm, and something was written");
-            }
-        }
-    }
-}
-
-/// A layer in f32, as the engine will launch it, and what multi-head attention over keys and values of each head makes of the same hidden states.
-fn layer(seed: u64, rank: Option<usize>, tuning: Tuning) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
-    let (hidden, value) = (56, 12);
-    let shape = LatentShape { query_rank: rank, ..shape(3, 40, 8) };
-    let LatentShape { heads, plain, rope, latent, scale, .. } = shape;
-    // The whole of each sequence at once, so that keys and values can be made of it.
-    let mut steps = Steps::new(seed, shape, Dtype::F32, 16, &[(0, 50), (0, 1), (0, 33)]);
-    let rows = steps.rows.len();
-    let part = shape.query_part();
-    let width = part + shape.width();
-    let f32s = |stream: usize, rows: usize, columns: usize| {
-        let values = noise(stream, rows * columns);
-        let scaled = values.iter().map(|x| x * (columns as f32).powf(-0.5)).collect::<Vec<_>>();
-        (StoredMatrix::from_f32_rows(rows, columns, &scaled, Packing::F32), scaled)
-    };
-    let (down, down_values) = f32s(10, width, hidden);
-    let (up, up_values) = f32s(11, shape.query_width(), rank.unwrap_or(1));
-    // Of a head: [latent, plain] and [value, latent].
-    let (keys, key_values) = f32s(12, heads * latent, plain);
-    let (values, value_values) = f32s(13, heads * value, latent);
-    let norms = [hidden, latent, part].map(|width| noise(14 + width, width));
-    let [norm, latent_norm, query_norm] = &norms;
-    let [down, up, keys, values] = [down, up, keys, values].map(|matrix| steps.matrix(matrix, None));
-    let input = steps.tensor(hidden, &noise(INPUT, rows * hidden));
-    let norm_tensors =
-        [steps.tensor(hidden, norm), steps.tensor(latent, latent_norm), steps.tensor(part, query_norm)];
-    let sums = steps.empty(width);
-    let (normed_query, projected) = (steps.empty(part), steps.empty(shape.query_width()));
-    let (query, out) = (steps.empty(heads * shape.width()), steps.empty(heads * value));
-
-    let device = &mut steps.device;
-    let norm_of_hidden = Some((&norm_tensors[0], shape.norm_eps));
-    LatentDown { rows, input: &input, norm: norm_of_hidden, weights: &down, sums: &sums, workspace: None }
-        .launch(device, tuning)
-        .unwrap();
-    let to_query = rank.map(|_| (&norm_tensors[2], &normed_query));
-    let cache = LatentCache {
-        dtype: Dtype::F32,
-        layer_bytes: steps.pool.layer_bytes() as u64,
-        layer: LAYER,
-        block_shift: steps.pool.block_shift(),
-    };
-    FinishLatent {
-        rows,
-        shape,
-        sums: &sums,
-        latent_norm: &norm_tensors[1],
-        query: to_query,
-        step: &steps.step,
-        cache,
-    }
-    .launch(device)
-    .unwrap();
-    if rank.is_some() {
-        LatentDown {
-            rows,
-            input: &normed_query,
-            norm: None,
-            weights: &up,
-            sums: &projected,
-            workspace: None,
-        }
-        .launch(device, tuning)
-        .unwrap();
-    }
-    let queries = if rank.is_some() { &projected } else { &sums };
-    HeadProduct {
-        rows,
-        heads,
-        weights: &keys,
-        input: queries,
-        input_apart: plain + rope,
-        out: &query,
-        out_apart: shape.width(),
-        workspace: None,
-    }
-    .launch(device, tuning)
-    .unwrap();
-    TurnQueries { rows, shape, queries, step: &steps.step, out: &query }.launch(device).unwrap();
-    let (_, attended) = steps.attend(&query, tuning, 1);
-    let attended = steps.tensor(heads * latent, &attended[0].concat());
-    HeadProduct {
-        rows,
-        heads,
-        weights: &values,
-        input: &attended,
-        input_apart: latent,
-        out: &out,
-        out_apart: value,
-        workspace: None,
-    }
-    .launch(&mut steps.device, tuning)
-    .unwrap();
-    let found = steps.read(&out);
-
-    // Keys and values of each head, by each row.
-    let mut of_rows = Vec::new();
-    for (row, hidden_state) in steps.read(&input).iter().enumerate() {
-        let sums = product(&down_values, hidden, &normed(hidden_state, norm, shape.norm_eps));
-        let compressed = normed(&sums[part..part + latent], latent_norm, shape.norm_eps);
-        let key_rope = steps.turned(row, &sums[part + latent..]);
-        let queries = match rank {
-            Some(rank) => product(&up_values, rank, &normed(&sums[..part], query_norm, shape.norm_eps)),
-            None => sums[..part].to_vec(),
-        };
-        let of_heads: Vec<_> = (0..heads)
-            .map(|head| {
-                let query = &queries[head * (plain + rope)..][..plain + rope];
-                let mut query_whole = query[..plain].to_vec();
-                query_whole.extend(steps.turned(row, &query[plain..]));
-                let matrix = &key_values[head * latent * plain..][..latent * plain];
-                let term = |c: usize, p: usize| f64::from(matrix[c * plain + p]) * f64::from(compressed[c]);
-                let mut key = narrowed((0..plain).map(|p| (0..latent).map(|c| term(c, p)).sum()));
-                key.extend(&key_rope);
-                let matrix = &value_values[head * value * latent..][..value * latent];
-                (query_whole, key, product(matrix, latent, &compressed))
-            })
-            .collect();
-        of_rows.push(of_heads);
-    }
-    let mut wanted = Vec::new();
-    for (row, of_heads) in of_rows.iter().enumerate() {
-        let first = steps.rows.sequences[steps.rows.owners[row] as usize].rows.start;
-        let of_head = |head: usize| {
-            let scores: Vec<f64> = (first..=row)
-                .map(|p| f64::from(scale) * dot(&of_heads[head].0, &of_rows[p][head].1))
-                .collect();
-            let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let sum: f64 = scores.iter().map(|score| (score - most).exp()).sum();
-            let at = |e: usize| {
-                let parts = scores.iter().zip(first..);
-                parts.map(|(score, p)| (score - most).exp() * f64::from(of_rows[p][head].2[e])).sum::<f64>()
-                    / sum
-            };
-            narrowed((0..value).map(at))
-        };
-        wanted.push((0..heads).flat_map(of_head).collect());
-    }
-    (found, wanted)
-}
-
-#[test]
-fn a_layer_equals_multi_head_attention_over_keys_and_values_of_each_head() {
-    for rank in [None, Some(20)] {
-        let (found, wanted) = layer(11, rank, SMALL);
-        let error = worst(&found, &wanted);
-        assert!(error <= F32, "{error:.1e}, rank {rank:?}");
-    }
-}
-
-#[test]
 fn launches_that_do_not_fit_are_refused() {
     let mut steps = Steps::new(1, shape(3, 40, 8), Dtype::Bf16, 16, &[(0, 2)]);
     let narrow = steps.empty(7);
@@ -741,7 +460,7 @@ fn launches_that_do_not_fit_are_refused() {
         rows: 2,
         heads,
         weights: &weights,
-        input: &narrow,
+        input: DeviceRows::of(&narrow),
         input_apart: 0,
         out: &narrow,
         out_apart: 0,
@@ -751,12 +470,8 @@ fn launches_that_do_not_fit_are_refused() {
         let refused = product(heads).launch(&mut steps.device, SMALL).unwrap_err().to_string();
         assert!(refused.contains("latent_product"), "{refused}");
     }
-    let down =
-        LatentDown { rows: 2, input: &narrow, norm: None, weights: &weights, sums: &narrow, workspace: None };
-    assert!(down.launch(&mut steps.device, SMALL).is_err());
-    let turn = TurnQueries { rows: 2, shape: steps.shape, queries: &narrow, step: &steps.step, out: &narrow };
-    assert!(turn.launch(&mut steps.device).is_err());
-    let other = LatentCache { layer_bytes: 1, ..steps.cache() };
+    // As wide as these, and of K and V.
+    let other = PoolShape { value_dim: 48, ..steps.pool.shape };
     let (query, out) = (steps.empty(3 * 48), steps.empty(3 * 40));
     let attention = LatentAttention {
         rows: &steps.rows,
@@ -764,7 +479,8 @@ fn launches_that_do_not_fit_are_refused() {
         cut: LatentCut::Rows { heads: 3, splits: 1 },
         query: &query,
         step: &steps.step,
-        cache: other,
+        pool: &Pool::new(other),
+        layer: LAYER,
         out: &out,
         partial: 0,
         statistics: 0,
@@ -779,5 +495,5 @@ pub fn attention_is_right(seed: u64, tiled: bool, split: bool) -> bool {
     let tuning = if tiled { TILED } else { SINGLE };
     let tuning = Tuning { min_split: if split { 32 } else { 4096 }, ..tuning };
     let case = Attended::new(seed, shape(3, 40, 8), Dtype::Bf16, 16, &[(130, 2)], tuning, 1);
-    case.error(causal) <= tolerance(case.cut)
+    case.is_ok_and(|case| case.error(causal) <= tolerance(case.cut))
 }

@@ -9,6 +9,7 @@ use super::super::emulator::{Barrier, Emulated};
 use super::super::kernels::Tuning;
 use super::super::operations::{CudaOperations, narrow_into};
 use super::{SMALL, latent};
+use crate::engine::DeviceChoice;
 use crate::engine::native::cpu::CpuOperations;
 use crate::engine::native::operations::{
     Embedding, FusedLayout, LinearPart, Operation, Operations, PoolShape,
@@ -21,18 +22,18 @@ use crate::engine::native::testing::{
     OperationError, Sample, Scenario, operation_errors, operation_tolerance, same_scenario, step_tolerance,
     worst,
 };
-use crate::engine::native::{kv_dtype, random_kv};
+use crate::engine::native::{check_device, kv_dtype, random_kv};
 use crate::weights::{Packing, StoredData, StoredMatrix};
 use hbmark_core::model::Dtype;
 
 const DTYPES: [Dtype; 7] =
     [Dtype::Bf16, Dtype::F16, Dtype::F32, Dtype::Int8, Dtype::Fp8, Dtype::Mxfp4, Dtype::Int4];
 
-/// A sample that the kernels run: K and V as its weights say, heads of whole vectors.
+/// A sample that the kernels run, K and V as its weights say.
 fn runnable(nth: u64, draw: impl FnOnce(Dtype) -> Sample) -> Option<Sample> {
     let dtype = DTYPES[usize::try_from(nth).unwrap() % DTYPES.len()];
     let sample = Sample { kv_dtype: kv_dtype(dtype), ..draw(dtype) };
-    sample.architecture.head_dim.is_multiple_of(8).then_some(sample)
+    check_device(&sample.architecture, dtype, DeviceChoice::Cuda(0)).is_ok().then_some(sample)
 }
 
 fn sample(seed: u64) -> Option<Sample> {
