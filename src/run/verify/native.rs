@@ -163,7 +163,7 @@ const WHOLE: Extent = Extent {
 
 /// Every check, over as little as shows that it holds.
 const QUICK: Extent = Extent {
-    operations: 8..13,
+    operations: 9..14,
     alone: &[1, 6, 3, 9],
     ragged: few,
     per_dtype: 300..301,

@@ -96,9 +96,9 @@ fn latent(fields: &Fields) -> Result<LatentAttention, ModelError> {
 /// The experts, as all fields of a model and as one of its layers has them.
 pub(super) fn experts(fields: &Fields, layers: usize) -> Result<(Experts, Mixture), ModelError> {
     // As transformers saves V2, it has no key for its scores.
-    let is_v2 = fields.get("model_type") == Some(&json!("deepseek_v2"));
-    let by_softmax = fields.text("scoring_func")?.map_or(is_v2, |scores| scores == "softmax");
+    let by_softmax = fields.get("model_type") == Some(&json!("deepseek_v2"));
     if by_softmax {
+        fields.only("scoring_func", &json!("softmax"))?;
         fields.only("topk_method", &json!("greedy"))?;
         fields.only("norm_topk_prob", &json!(false))?;
     } else {

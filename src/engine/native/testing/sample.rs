@@ -82,12 +82,12 @@ impl Sample {
     pub fn mixture(dtype: Option<Dtype>, seed: u64) -> Self {
         const FAMILIES: [Family; 7] = [
             Family::Qwen3Moe,
-            Family::Mixtral,
+            Family::DeepseekV3,
             Family::Qwen2Moe,
             Family::Glm4Moe,
             Family::GptOss,
             Family::MinimaxM2,
-            Family::DeepseekV3,
+            Family::Mixtral,
         ];
         let mut sample = Self::dense(dtype, seed);
         let mut random = ChaCha8Rng::seed_from_u64(seed);

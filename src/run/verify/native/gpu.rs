@@ -50,7 +50,9 @@ const TENSOR_CORES: Bounds = Bounds {
     operation: on_tensor_cores,
     median: |operation, sample| match operation {
         // Every row is rounded otherwise, and not a few.
-        Operation::Attention | Operation::NormQkv => on_tensor_cores(operation, sample),
+        Operation::Attention | Operation::NormQkv | Operation::LatentDown => {
+            on_tensor_cores(operation, sample)
+        }
         _ if sample.dtype == Dtype::F16 => on_tensor_cores(operation, sample),
         _ => median_tolerance(operation, sample).max(on_tensor_cores(operation, sample).min(1e-5)),
     },
@@ -63,7 +65,7 @@ fn on_tensor_cores(operation: Operation, sample: &Sample) -> f64 {
     match (operation, sample.dtype) {
         (Operation::Embed, _) | (_, Dtype::F32) => plain,
         // K and V are seen through an attention.
-        (Operation::Attention | Operation::NormQkv, _) => plain.max(8e-3),
+        (Operation::Attention | Operation::NormQkv | Operation::LatentDown, _) => plain.max(8e-3),
         (_, Dtype::F16) => plain.max(3e-3),
         (_, Dtype::Bf16) => plain.max(1e-5),
         _ => plain,

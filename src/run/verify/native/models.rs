@@ -67,7 +67,7 @@ pub const MIXTURES: &[(&str, &str)] = &[
     (
         "deepseek_v3, latent attention",
         r#""model_type":"deepseek_v3","n_routed_experts":8,"num_experts_per_tok":3,"moe_intermediate_size":41,"n_shared_experts":1,
-        "n_group":4,"topk_group":2,"first_k_dense_replace":1,"routed_scaling_factor":1.5,"q_lora_rank":22,"kv_lora_rank":40,
+        "n_group":4,"topk_group":2,"first_k_dense_replace":1,"routed_scaling_factor":1.5,"q_lora_rank":24,"kv_lora_rank":40,
         "qk_nope_head_dim":12,"qk_rope_head_dim":8,"v_head_dim":14,"tie_word_embeddings":false"#,
     ),
 ];
@@ -78,8 +78,8 @@ pub const COUNTED_EXPERTS: &str = r#"{"model_type":"qwen2_moe","hidden_size":576
     "num_experts":15,"num_experts_per_tok":3,"moe_intermediate_size":320,"shared_expert_intermediate_size":640,
     "mlp_only_layers":[1],"rms_norm_eps":1e-5,"rope_theta":10000.0,"hidden_act":"silu","tie_word_embeddings":false}"#;
 /// The same with latent attention, whose vectors are whole registers.
-const COUNTED_LATENTS: &str = r#"{"model_type":"deepseek_v3","hidden_size":576,"num_hidden_layers":3,"num_attention_heads":9,
-    "num_key_value_heads":9,"q_lora_rank":160,"kv_lora_rank":192,"qk_nope_head_dim":64,"qk_rope_head_dim":32,"v_head_dim":64,
+pub const COUNTED_LATENTS: &str = r#"{"model_type":"deepseek_v3","hidden_size":576,"num_hidden_layers":3,"num_attention_heads":9,
+    "num_key_value_heads":9,"q_lora_rank":192,"kv_lora_rank":192,"qk_nope_head_dim":64,"qk_rope_head_dim":32,"v_head_dim":64,
     "intermediate_size":1536,"vocab_size":4099,"max_position_embeddings":1024,"n_routed_experts":16,"num_experts_per_tok":3,
     "n_group":1,"topk_group":1,"moe_intermediate_size":320,"n_shared_experts":2,"first_k_dense_replace":1,"rms_norm_eps":1e-5,
     "rope_theta":10000.0,"hidden_act":"silu","tie_word_embeddings":false}"#;
