@@ -167,7 +167,7 @@ fn an_unsupported_architecture_is_named_with_the_supported_ones() {
 
 #[test]
 fn an_engine_that_lacks_the_family_says_so() {
-    refused(&["run", "--model", "DeepSeek-V3", "--smoke"], "the stock engine does not run");
+    refused(&["run", "--model", "DeepSeek-V3.2", "--smoke"], "the stock engine does not run");
 }
 
 #[test]
