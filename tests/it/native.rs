@@ -215,11 +215,15 @@ fn mixtures_that_the_engine_lacks_are_refused_by_name() {
         assert!(error.to_string().contains(said), "{name}: {error}");
     }
     // In their own storage, and in another shapes alone.
-    for (name, dtype) in [("gpt-oss-20b", Dtype::Mxfp4), ("MiniMax-M2.5", Dtype::Fp8), ("DeepSeek-V3", Dtype::Fp8)] {
+    for (name, dtype) in
+        [("gpt-oss-20b", Dtype::Mxfp4), ("MiniMax-M2.5", Dtype::Fp8), ("DeepSeek-V3", Dtype::Fp8)]
+    {
         let model = hbmark::weights::open(name, None, 0).unwrap();
         assert!(engine::capabilities("native", &model, dtype, DeviceChoice::Cpu).is_ok(), "{name}");
     }
-    for name in ["Qwen3-30B-A3B", "Mixtral-8x7B", "GLM-4.7", "gpt-oss-20b", "MiniMax-M2.5", "DeepSeek-V2-Lite"] {
+    for name in
+        ["Qwen3-30B-A3B", "Mixtral-8x7B", "GLM-4.7", "gpt-oss-20b", "MiniMax-M2.5", "DeepSeek-V2-Lite"]
+    {
         let model = hbmark::weights::open(name, None, 0).unwrap();
         assert!(engine::capabilities("native", &model, Dtype::Bf16, DeviceChoice::Cpu).is_ok());
         assert!(engine::capabilities("native", &model, Dtype::Bf16, DeviceChoice::Cuda(0)).is_ok());

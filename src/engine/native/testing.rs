@@ -7,7 +7,7 @@
 pub mod sample;
 pub mod scenario;
 
-use super::forward::{Forward, Mlp, ModelWeights, ModelWidths, Projections};
+use super::forward::{Forward, LayerWeights, Mlp, ModelWeights, ModelWidths, Projections};
 use super::operations::{Embedding, Operation, Operations, PoolShape};
 use super::ragged_batch::Rows;
 use super::rope::RopeTables;
@@ -39,9 +39,9 @@ pub fn operation_tolerance(operation: Operation, sample: &Sample) -> f64 {
         | Operation::Head
         | Operation::Router
         | Operation::ExpertGateUp
-        | Operation::ExpertDown => plain_inputs,
-        // What expands latents is plain, and its inputs are rounded where it has 16 bits.
-        Operation::LatentQuery | Operation::LatentValue => plain_inputs,
+        | Operation::ExpertDown
+        | Operation::LatentQuery
+        | Operation::LatentValue => plain_inputs,
         Operation::NormQkv | Operation::LatentDown => plain_inputs && sample.kv_dtype == Dtype::F32,
     };
     if plain { SUMS_IN_F32 } else { 1e-2 }
@@ -328,6 +328,61 @@ fn activations<O: Operations>(
     Ok(buffer)
 }
 
+/// What the operations of a layer's feed-forward leave in a step; what is added to `out` comes to lie there.
+fn feed_forward_alone<O: Operations>(
+    operations: &mut O,
+    sample: &Sample,
+    layer: &LayerWeights<O>,
+    rows: &Rows,
+    at: (&RopeTables, &O::Pool),
+    hidden: &O::Buffer,
+    mut out: O::Buffer,
+) -> Result<Outputs, EngineError> {
+    let (widths, count) = (ModelWidths::of(&sample.architecture), rows.len());
+    let with_eps = |norm| (norm, widths.attention.norm_eps);
+    let mut step = Outputs::new();
+    match &layer.mlp {
+        Mlp::Dense { gate_up, gate, down } => {
+            let inner = activations(operations, rows, at, widths.ffn, 3)?;
+            operations.begin(rows, at.0, at.1)?;
+            let added = layer.mlp_norm.as_ref().map(with_eps);
+            operations.project_add(rows, down, added, &inner, &mut out)?;
+            step.push((Operation::Down, operations.read(&out, count)?));
+
+            let mut out = operations.buffer(count, widths.ffn)?;
+            let norm = layer.norm.as_ref().map(with_eps);
+            operations.norm_gate_up(rows, norm, *gate, gate_up, hidden, &mut out)?;
+            step.push((Operation::GateUp, operations.read(&out, count)?));
+        }
+        Mlp::Experts(experts) => {
+            let inner = activations(operations, rows, at, widths.experts, 3)?;
+            operations.begin(rows, at.0, at.1)?;
+            let norm = layer.norm.as_ref().map(with_eps).expect("the input of experts is normed");
+            // What a router chose is seen through the experts whose outputs are added, all of them noise.
+            operations.route(rows, norm, experts, None, hidden)?;
+            operations.expert_down(rows, experts, &inner, &mut out)?;
+            step.push((Operation::Router, operations.read(&out, count)?));
+            // The others see the experts of a script, so that a choice which falls apart is seen in the router alone.
+            let mut script = RoutingScript::new(
+                ExpertRouting::Uniform,
+                sample.seed,
+                experts.shape.count,
+                experts.shape.per_row,
+            );
+            let chosen = Some(script.choose([0], rows));
+            operations.take_script(chosen)?;
+            operations.route(rows, norm, experts, chosen, hidden)?;
+            operations.take_script(None)?;
+            let mut gated = operations.buffer(count, widths.experts)?;
+            operations.expert_gate_up(rows, norm, experts, hidden, &mut gated)?;
+            step.push((Operation::ExpertGateUp, operations.read(&gated, count)?));
+            operations.expert_down(rows, experts, &inner, &mut out)?;
+            step.push((Operation::ExpertDown, operations.read(&out, count)?));
+        }
+    }
+    Ok(step)
+}
+
 /// What each operation of the first layer leaves in the steps of a scenario, all of them on the same random inputs and a pool full of
 /// noise. `norm_qkv` leaves its queries, and K and V as an attention sees them; `head` its logits, and those of the tokens it chose.
 ///
@@ -413,45 +468,7 @@ pub fn operations_alone<O: Operations>(
         let added = layer.output_norm.as_ref().map(with_eps);
         operations.project_add(rows, &layer.output, added, &values, &mut out)?;
         step.push((Operation::Output, operations.read(&out, count)?));
-        match &layer.mlp {
-            Mlp::Dense { gate_up, gate, down } => {
-                let inner = activations(operations, rows, (&ropes, &pool), widths.ffn, 3)?;
-                operations.begin(rows, &ropes, &pool)?;
-                let added = layer.mlp_norm.as_ref().map(with_eps);
-                operations.project_add(rows, down, added, &inner, &mut out)?;
-                step.push((Operation::Down, operations.read(&out, count)?));
-
-                let mut out = operations.buffer(count, widths.ffn)?;
-                let norm = layer.norm.as_ref().map(with_eps);
-                operations.norm_gate_up(rows, norm, *gate, gate_up, &hidden, &mut out)?;
-                step.push((Operation::GateUp, operations.read(&out, count)?));
-            }
-            Mlp::Experts(experts) => {
-                let inner = activations(operations, rows, (&ropes, &pool), widths.experts, 3)?;
-                operations.begin(rows, &ropes, &pool)?;
-                let norm = layer.norm.as_ref().map(with_eps).expect("the input of experts is normed");
-                // What a router chose is seen through the experts whose outputs are added, all of them noise.
-                operations.route(rows, norm, experts, None, &hidden)?;
-                operations.expert_down(rows, experts, &inner, &mut out)?;
-                step.push((Operation::Router, operations.read(&out, count)?));
-                // The others see the experts of a script, so that a choice which falls apart is seen in the router alone.
-                let mut script = RoutingScript::new(
-                    ExpertRouting::Uniform,
-                    sample.seed,
-                    experts.shape.count,
-                    experts.shape.per_row,
-                );
-                let chosen = Some(script.choose([0], rows));
-                operations.take_script(chosen)?;
-                operations.route(rows, norm, experts, chosen, &hidden)?;
-                operations.take_script(None)?;
-                let mut gated = operations.buffer(count, widths.experts)?;
-                operations.expert_gate_up(rows, norm, experts, &hidden, &mut gated)?;
-                step.push((Operation::ExpertGateUp, operations.read(&gated, count)?));
-                operations.expert_down(rows, experts, &inner, &mut out)?;
-                step.push((Operation::ExpertDown, operations.read(&out, count)?));
-            }
-        }
+        step.append(&mut feed_forward_alone(operations, sample, layer, rows, (&ropes, &pool), &hidden, out)?);
 
         let (with_logits, mut next) = (rows.outputs.len(), Vec::new());
         let mut logits = operations.buffer(with_logits, widths.vocab)?;

@@ -244,16 +244,7 @@ impl AttentionPlan {
             let sink = sinks.map(|sinks| sinks[unit.head * group + i % group]);
             (*largest, *sum) = sink.map_or((f32::NEG_INFINITY, 0.0), |sink| (sink, 1.0));
         }
-        // What a bend divides scores by is divided out of the queries.
-        let scale = shape.softcap.map_or(shape.scale, |cap| shape.scale / cap);
-        for (i, query) in queries.chunks_exact_mut(query_stride).enumerate() {
-            let at =
-                (unit.first_row + i / group) * shape.query_width() + (unit.head * group + i % group) * dim;
-            query[dim..].fill(0.0);
-            for (scaled, value) in query.iter_mut().zip(&work.query[at..at + dim]) {
-                *scaled = value * scale;
-            }
-        }
+        scale_queries(work, unit, queries, query_stride);
         let position = |row: usize| work.rows.positions[row] as usize;
         let last = position(unit.first_row + unit.rows - 1);
         let reach = |position: usize| work.window.map_or(0, |w| (position + 1).saturating_sub(w));
@@ -369,6 +360,21 @@ impl AttentionPlan {
         }
         for out in out {
             *out /= sum;
+        }
+    }
+}
+
+/// The queries of a unit as they meet keys, each with zeros up to the stride.
+fn scale_queries(work: &Attention<'_>, unit: WorkUnit, queries: &mut [f32], stride: usize) {
+    let shape = work.shape;
+    let (group, dim) = (shape.group(), shape.head_dim);
+    // What a bend divides scores by is divided out of the queries.
+    let scale = shape.softcap.map_or(shape.scale, |cap| shape.scale / cap);
+    for (i, query) in queries.chunks_exact_mut(stride).enumerate() {
+        let at = (unit.first_row + i / group) * shape.query_width() + (unit.head * group + i % group) * dim;
+        query[dim..].fill(0.0);
+        for (scaled, value) in query.iter_mut().zip(&work.query[at..at + dim]) {
+            *scaled = value * scale;
         }
     }
 }

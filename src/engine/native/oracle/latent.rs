@@ -26,7 +26,7 @@ impl Oracle {
             let (queries, kept) = projected.split_at(weights.shape.query_part());
             match &weights.query {
                 Some((norm, _)) => {
-                    compressed.row_mut(row).copy_from_slice(&normed(queries, norm, shape.norm_eps))
+                    compressed.row_mut(row).copy_from_slice(&normed(queries, norm, shape.norm_eps));
                 }
                 None => compressed.row_mut(row).copy_from_slice(&projected),
             }

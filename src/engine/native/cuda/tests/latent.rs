@@ -226,15 +226,15 @@ fn attended(
     let of_row = |(row, query): (usize, &Vec<f32>)| {
         let own = steps.rows.positions[row] as usize;
         let vectors = &cache[steps.rows.owners[row] as usize];
-        let seen: Vec<&Vec<f32>> =
+        let keys: Vec<&Vec<f32>> =
             (0..vectors.len()).filter(|p| sees(*p, own)).map(|p| &vectors[p]).collect();
         let of_head = |query: &[f32]| {
-            let scores: Vec<f64> = seen.iter().map(|k| f64::from(scale) * dot(query, k)).collect();
+            let scores: Vec<f64> = keys.iter().map(|k| f64::from(scale) * dot(query, k)).collect();
             let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
             let sum: f64 = weights.iter().sum();
             let value =
-                |e: usize| weights.iter().zip(&seen).map(|(w, k)| w * f64::from(k[e])).sum::<f64>() / sum;
+                |e: usize| weights.iter().zip(&keys).map(|(w, k)| w * f64::from(k[e])).sum::<f64>() / sum;
             narrowed((0..value_dim).map(value))
         };
         query.chunks_exact(steps.shape.head_dim).flat_map(of_head).collect()
