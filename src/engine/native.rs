@@ -24,7 +24,7 @@ use std::collections::HashMap;
 use block_tables::BlockTables;
 use cpu::CpuOperations;
 use forward::{Forward, ModelWidths};
-use operations::{ExpertShape, Gate, Operation, Operations, PoolShape};
+use operations::{ExpertShape, Gate, LatentShape, Operation, Operations, PoolShape};
 use ragged_batch::Rows;
 use rope::{RopeTables, distinct_ropes};
 
@@ -271,13 +271,13 @@ pub fn check_device(
             "what a quantised folder leaves of it in 16 bits must be bf16, as its cache is",
         );
     }
-    if let Some(latent) = architecture.latent {
+    if let Some(latent) = LatentShape::of(architecture, 0) {
         let (rank, width) = (latent.kv_rank, latent.cached());
-        let query_part = latent.q_rank.unwrap_or(architecture.heads * latent.query_dim());
-        let whole = rank.is_multiple_of(8) && width.is_multiple_of(8) && query_part.is_multiple_of(4);
+        let whole =
+            rank.is_multiple_of(8) && width.is_multiple_of(8) && latent.query_part().is_multiple_of(4);
         if !whole || rank > 512 || width > 576 {
             return refuse(
-                format!("latents of {rank} and {} elements on {device}", latent.qk_rope_head_dim),
+                format!("latents of {rank} and {} elements on {device}", latent.rope_dim),
                 "multiples of 8 are needed, at most 512 and together 576, and a `q_lora_rank` that is a multiple of 4",
             );
         }

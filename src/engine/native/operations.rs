@@ -278,7 +278,7 @@ impl LatentShape {
     /// token.
     #[must_use]
     pub fn compressed_width(&self) -> usize {
-        self.q_rank.unwrap_or_else(|| self.query_width() + self.cached())
+        self.q_rank.unwrap_or_else(|| self.query_part() + self.cached())
     }
 
     /// Outputs of the first projection before what is kept of a token.

@@ -420,8 +420,8 @@ impl Operations for Oracle {
         values: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
         let LatentShape { heads, kv_rank, value_dim, .. } = weights.shape;
-        let firsts = vec![weights.value_up[0].clone(); heads];
-        let parts = if self.is_faulty(Fault::LatentValue) { &firsts } else { &weights.value_up };
+        let first = self.is_faulty(Fault::LatentValue).then(|| vec![weights.value_up[0].clone(); heads]);
+        let parts = first.as_ref().unwrap_or(&weights.value_up);
         for row in 0..rows.len() {
             let of_heads = attended.row(row).chunks_exact(kv_rank);
             by_head(parts, of_heads, values.row_mut(row).chunks_exact_mut(value_dim));

@@ -18,9 +18,7 @@ pub fn distinct_ropes(architecture: &Architecture) -> impl Iterator<Item = Rotar
     for layer in 0..architecture.layers {
         let rope = match architecture.layer(layer).mixer {
             Mixer::Attention(attention) => attention.rope,
-            Mixer::Latent { latent, .. } => {
-                Some(Rotary { rope: architecture.rope, dims: latent.qk_rope_head_dim, interleaved: true })
-            }
+            Mixer::Latent { latent, .. } => Some(rotary_of_latents(architecture, latent.qk_rope_head_dim)),
             _ => None,
         };
         if let Some(rope) = rope
@@ -30,6 +28,12 @@ pub fn distinct_ropes(architecture: &Architecture) -> impl Iterator<Item = Rotar
         }
     }
     seen.into_iter()
+}
+
+/// That of latent attention, over a vector of its own: neighbours turn together.
+#[must_use]
+pub fn rotary_of_latents(architecture: &Architecture, dims: usize) -> Rotary {
+    Rotary { rope: architecture.rope, dims, interleaved: true }
 }
 
 /// The tables of a model: one for each of [`distinct_ropes`].

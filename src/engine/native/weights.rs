@@ -10,6 +10,7 @@ use super::operations::{
     AttentionShape, AttentionWeights, ExpertMlp, ExpertShape, ExpertWeights, FusedLayout, Gate, LatentShape,
     LatentWeights, LinearPart, Operations,
 };
+use super::rope::rotary_of_latents;
 use crate::engine::{EngineError, error_mapping};
 use crate::weights::{OpenModel, Packing, StoredMatrix, StoredTensor};
 use hbmark_core::model::{
@@ -297,7 +298,7 @@ impl<'a, O: Operations> Assembly<'a, O> {
         shape: LatentShape,
     ) -> Result<LatentWeights<O>, EngineError> {
         let name = |name: &str| format!("{prefix}.{name}");
-        let rope = Rotary { rope: self.architecture.rope, dims: shape.rope_dim, interleaved: true };
+        let rope = rotary_of_latents(self.architecture, shape.rope_dim);
         let order = pairs_in_halves(rope, shape.rope_dim).expect("neighbours that turn together");
         let mut latent = self.part(&name("kv_a_proj_with_mqa"));
         reorder(&mut latent, &behind(shape.kv_rank, &order));

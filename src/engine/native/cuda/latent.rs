@@ -158,7 +158,7 @@ impl<D: Device> FinishLatent<'_, D> {
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D) -> Result<u64, EngineError> {
         let Self { rows, attention, shape, sums, latent_norm, query, step, pool, layer } = self;
-        let part = shape.q_rank.unwrap_or_else(|| shape.query_width());
+        let part = shape.query_part();
         let query_fits = match (shape.q_rank, query) {
             (Some(rank), Some((norm, to))) => (norm.width, to.width) == (rank, rank) && to.rows >= *rows,
             (None, None) => true,
