@@ -123,6 +123,7 @@ impl Layer {
             layers: 1,
             kv_heads: a.kv_heads,
             head_dim: a.head_dim,
+            value_dim: a.head_dim,
             block_size: DEFAULT_BLOCK_SIZE,
             dtype: kv_dtype(self.dtype),
         };
