@@ -1,6 +1,7 @@
 // The paged cache as kernels see it.
 //
-// A block holds, per layer, K of all heads and then V of all heads, each [kv_heads, block, head_dim]. Where a block lies is in a table of
+// A block holds, per layer, K of all heads and then V of all heads, each [kv_heads, block, head_dim]; then, where vectors have scales, those of K and
+// those of V in f32, each [kv_heads, block]. Where a block lies is in a table of
 // addresses on the device, so that neither a longer sequence nor a larger pool changes a launch.
 #pragma once
 
@@ -20,5 +21,13 @@ struct Cache {
         const int slot = position & ((1 << block_shift) - 1);
         const size_t element = ((((size_t)which * kv_heads + head) << block_shift) + slot) * head_dim;
         return (T*)(block + layer * layer_bytes) + element;
+    }
+
+    // The scale of that vector, where elements are one byte and vectors have scales.
+    __device__ float* scale(unsigned start, int position, int head, int which) const {
+        const unsigned long long block = tables[start + (position >> block_shift)];
+        const int slot = position & ((1 << block_shift) - 1);
+        const size_t elements = ((size_t)2 * kv_heads << block_shift) * head_dim;
+        return (float*)(block + layer * layer_bytes + elements) + (((size_t)which * kv_heads + head) << block_shift) + slot;
     }
 };

@@ -10,7 +10,7 @@
 // rounded [rows, heads * head_dim] is null, or what the next product takes where the cache has 16 bits: out, in the cache's format (prepare_rows.cu).
 // partial [rows, heads, splits, head_dim], statistics [rows, heads, splits] and arrived [rows, gridDim.y] are those of splits.cuh.
 // Bytes: 2 * positions * kv_heads * head_dim elements per row and chunk of G. FLOPs: 4 * heads * head_dim * positions per row.
-// decode_attention_DTYPE_gG_dD: head_dim D known when compiled, or d0 for any. Idea: Flash-Decoding (Dao et al., 2023).
+// decode_attention_DTYPE_gG_dD: the cache's dtype, of which int8 has scales; head_dim D known when compiled, or d0 for any. Idea: Flash-Decoding (Dao et al., 2023).
 //
 // Lanes that share a position have 8 elements of the head each; each such group of lanes runs an online softmax of its own, in units of
 // log2, and they are merged at the end: within the warp, over warps, over splits. A lane copies what it will itself multiply to shared memory and
@@ -54,21 +54,33 @@ __device__ inline float2 merge_weights(float m, float other) {
     return make_float2(exp2f(m - most), exp2f(other - most));
 }
 
-// Eight elements of K or V that a lane copied, `apart` bytes from vector to vector.
+// Eight elements of K or V that a lane copied, `apart` bytes from vector to vector; those of one byte less by unit_of<T>.
 template <class T>
 __device__ inline void unpack8(const unsigned char* from, int apart, float (&out)[8]) {
+    if constexpr (sizeof(T) == 1) {
+        const uint2 v = *(const uint2*)from;
+        const unsigned words[2] = {v.x, v.y};
 #pragma unroll
-    for (int vector = 0; vector < (int)sizeof(T) / 2; ++vector) {
-        const uint4 v = *(const uint4*)(from + vector * apart);
-        const unsigned words[4] = {v.x, v.y, v.z, v.w};
+        for (int i = 0; i < 2; ++i) {
+            float four[4];
+            four_codes<T>(words[i], four);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            if constexpr (sizeof(T) == 2) {
-                const float2 two = widen_pair<T>(words[i]);
-                out[2 * i] = two.x;
-                out[2 * i + 1] = two.y;
-            } else {
-                out[4 * vector + i] = __uint_as_float(words[i]);
+            for (int j = 0; j < 4; ++j) out[4 * i + j] = four[j];
+        }
+    } else {
+#pragma unroll
+        for (int vector = 0; vector < (int)sizeof(T) / 2; ++vector) {
+            const uint4 v = *(const uint4*)(from + vector * apart);
+            const unsigned words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                if constexpr (sizeof(T) == 2) {
+                    const float2 two = widen_pair<T>(words[i]);
+                    out[2 * i] = two.x;
+                    out[2 * i + 1] = two.y;
+                } else {
+                    out[4 * vector + i] = __uint_as_float(words[i]);
+                }
             }
         }
     }
@@ -76,10 +88,13 @@ __device__ inline void unpack8(const unsigned char* from, int apart, float (&out
 
 template <class T, int G, int D>
 __device__ inline void decode_attention(const AttentionWork& work, const Cache& cache) {
-    // Vectors of 8 elements, positions of a lane that are multiplied together, and such groups on their way. Four positions and four heads would
-    // spill.
-    constexpr int VECTORS = sizeof(T) / 2, DEPTH = (G < 4 ? 4 : 2) / VECTORS, ATTENTION_RING = LANE_BYTES / (DEPTH * 2 * VECTORS * 16);
-    constexpr int VECTOR_BYTES = ATTENTION_THREADS * 16, GROUP_BYTES = DEPTH * 2 * VECTORS * VECTOR_BYTES;
+    // 8 elements are so many vectors of so many bytes, and a position has them of K and of V, then its scales; positions of a lane that are multiplied
+    // together, and such groups on their way. Four positions and four heads would spill.
+    constexpr bool SCALED = has_scales<T>();
+    constexpr int VECTORS = sizeof(T) > 2 ? 2 : 1, COPIED = 8 * sizeof(T) / VECTORS, POSITION = 2 * VECTORS * COPIED + (SCALED ? 8 : 0);
+    constexpr int DEPTH = (G < 4 ? 4 : 2) / VECTORS, ATTENTION_RING = LANE_BYTES / (DEPTH * POSITION);
+    constexpr int VECTOR_BYTES = ATTENTION_THREADS * COPIED, POSITION_BYTES = ATTENTION_THREADS * POSITION, GROUP_BYTES = DEPTH * POSITION_BYTES;
+    constexpr int VALUES_AT = VECTORS * VECTOR_BYTES, SCALES_AT = 2 * VALUES_AT, SCALE_BYTES = ATTENTION_THREADS * 4;
     SHARED_BYTES(memory);
     const int head_dim = D > 0 ? D : cache.head_dim;
     // Lanes per position: a power of two, some of them idle where the head is not one.
@@ -108,7 +123,11 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
     const unsigned values_after = ((unsigned)cache.kv_heads << cache.block_shift) * head_dim * sizeof(T);
     const unsigned long long* table = cache.tables + start;
     const size_t of_head = cache.layer * cache.layer_bytes + (((size_t)kv_head << cache.block_shift) * head_dim + element) * sizeof(T);
-    unsigned char* ring = memory + threadIdx.x * 16;
+    // From K of a head to its scales, and from those to the ones of V.
+    const size_t scales_after = ((size_t)2 * cache.kv_heads << cache.block_shift) * head_dim + ((size_t)kv_head << cache.block_shift) * 4
+                                - (of_head - cache.layer * cache.layer_bytes);
+    const unsigned value_scales_after = (unsigned)cache.kv_heads << cache.block_shift << 2;
+    unsigned char *ring = memory + threadIdx.x * COPIED, *scale_ring = memory + SCALES_AT + threadIdx.x * 4;
     unsigned long long blocks[DEPTH];
     // Where the blocks of a group are; a position behind the end stands for the last.
     const auto look_up = [&](int of_group) {
@@ -121,7 +140,7 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
     // Asks for the group that was looked up, and looks the next one up.
     const auto ask = [&](int of_group) {
         if (of_group < groups) {
-            unsigned char* to = ring + of_group % ATTENTION_RING * GROUP_BYTES;
+            const int stage = of_group % ATTENTION_RING * GROUP_BYTES;
 #pragma unroll
             for (int u = 0; u < DEPTH; ++u) {
                 const int p = own + (of_group * DEPTH + u) * per_block, slot = min(p, end - 1) & ((1 << cache.block_shift) - 1);
@@ -129,8 +148,15 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
                 const unsigned char* from = (const unsigned char*)blocks[u] + slot * head_dim * (unsigned)sizeof(T);
 #pragma unroll
                 for (int vector = 0; vector < VECTORS; ++vector) {
-                    copy_async(to + (u * 2 * VECTORS + vector) * VECTOR_BYTES, from + vector * 16, exists);
-                    copy_async(to + ((u * 2 + 1) * VECTORS + vector) * VECTOR_BYTES, from + values_after + vector * 16, exists);
+                    unsigned char* to = ring + stage + u * POSITION_BYTES + vector * VECTOR_BYTES;
+                    copy_async<COPIED>(to, from + vector * COPIED, exists);
+                    copy_async<COPIED>(to + VALUES_AT, from + values_after + vector * COPIED, exists);
+                }
+                if constexpr (SCALED) {
+                    const unsigned char* scale = (const unsigned char*)blocks[u] + scales_after + slot * 4;
+                    unsigned char* to = scale_ring + stage + u * POSITION_BYTES;
+                    copy_async<4>(to, scale, p < end);
+                    copy_async<4>(to + SCALE_BYTES, scale + value_scales_after, p < end);
                 }
             }
             look_up(of_group + 1);
@@ -144,7 +170,7 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
     for (int i = 0; i < ATTENTION_RING; ++i) ask(i);
     // What queries are multiplied with, and what a bent score is.
     const bool bends = work.softcap > 0;
-    const float factor = bends ? work.scale / work.softcap : work.scale * LOG2_E, cap = work.softcap * LOG2_E;
+    const float factor = (bends ? work.scale / work.softcap : work.scale * LOG2_E) * unit_of<T>(), cap = work.softcap * LOG2_E;
     float q[G][8], o[G][8] = {}, m[G], l[G];
 #pragma unroll
     for (int g = 0; g < G; ++g) {
@@ -160,13 +186,16 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
     }
     for (int i = 0; i < groups; ++i) {
         wait_copies<ATTENTION_RING - 1>();
-        const unsigned char* at = ring + i % ATTENTION_RING * GROUP_BYTES;
+        const int stage = i % ATTENTION_RING * GROUP_BYTES;
+        const auto scale_of = [&](int u, int which) {
+            return SCALED ? *(const float*)(scale_ring + stage + u * POSITION_BYTES + which * SCALE_BYTES) : unit_of<T>();
+        };
         float score[G][DEPTH];
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u) {
             const bool exists = own + (i * DEPTH + u) * per_block < end;
             float k[8];
-            unpack8<T>(at + u * 2 * VECTORS * VECTOR_BYTES, VECTOR_BYTES, k);
+            unpack8<T>(ring + stage + u * POSITION_BYTES, VECTOR_BYTES, k);
 #pragma unroll
             for (int g = 0; g < G; ++g) {
                 // Lanes without elements have zeros of K.
@@ -174,6 +203,7 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
 #pragma unroll
                 for (int e = 0; e < 8; ++e) dot += q[g][e] * k[e];
                 dot = warp_sum(dot, lanes);
+                if constexpr (SCALED) dot *= scale_of(u, 0);
                 if (bends) dot = cap * tanhf(dot);
                 score[g][u] = exists ? dot : -INFINITY;
             }
@@ -198,7 +228,11 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u) {
             float v[8];
-            unpack8<T>(at + (u * 2 + 1) * VECTORS * VECTOR_BYTES, VECTOR_BYTES, v);
+            unpack8<T>(ring + stage + u * POSITION_BYTES + VALUES_AT, VECTOR_BYTES, v);
+            if constexpr (sizeof(T) == 1) {
+#pragma unroll
+                for (int g = 0; g < G; ++g) score[g][u] *= scale_of(u, 1);
+            }
 #pragma unroll
             for (int g = 0; g < G; ++g)
 #pragma unroll
@@ -275,5 +309,7 @@ __device__ inline void decode_attention(const AttentionWork& work, const Cache& 
 KERNELS(bf16, Bf16, 0) KERNELS(bf16, Bf16, 64) KERNELS(bf16, Bf16, 128)
 KERNELS(f16, F16, 0) KERNELS(f16, F16, 64) KERNELS(f16, F16, 128)
 KERNELS(f32, float, 0)
+KERNELS(fp8, E4m3, 0) KERNELS(fp8, E4m3, 64) KERNELS(fp8, E4m3, 128)
+KERNELS(int8, Code8, 0) KERNELS(int8, Code8, 64) KERNELS(int8, Code8, 128)
 #undef KERNELS
 #undef KERNEL

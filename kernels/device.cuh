@@ -97,10 +97,10 @@ __device__ inline void wait_for_dependency() {
 #endif
 }
 
-// 4 or 16 bytes from global to shared memory while the thread goes on; zeros where there is nothing to copy.
+// 4, 8 or 16 bytes from global to shared memory while the thread goes on; zeros where there is nothing to copy.
 template <int BYTES = 16>
 __device__ inline void copy_async(void* shared, const void* global, bool exists) {
-    static_assert(BYTES == 4 || BYTES == 16, "sizes that the instruction has");
+    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "sizes that the instruction has");
 #ifdef HBMARK_EMULATED
     hbmark::emulation::copy_later(shared, global, exists ? BYTES : 0, exists ? 0 : BYTES);
 #else

@@ -14,6 +14,27 @@ struct F16 {
     unsigned short bits;
 };
 
+// 8-bit floats (e4m3), 3 bits of mantissa, at most 448; no code is NaN.
+struct E4m3 {
+    static constexpr bool SCALED = false;
+    unsigned char bits;
+};
+// Whole multiples of a scale that each vector has, from -127 to 127.
+struct Code8 {
+    static constexpr bool SCALED = true;
+    signed char code;
+};
+constexpr float LARGEST_CODE = 127.0f;
+// What vectors of an element are multiplied with, all alike: codes of e4m3 are widened to a 256th (four_codes).
+template <class T>
+__device__ constexpr float unit_of() {
+    return 1.0f;
+}
+template <>
+__device__ constexpr float unit_of<E4m3>() {
+    return 256.0f;
+}
+
 __device__ inline float widen(float x) { return x; }
 __device__ inline float widen(Bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
 __device__ inline float widen(F16 x) {
@@ -65,6 +86,28 @@ __device__ inline F16 narrow<F16>(float x) {
 #endif
 }
 
+template <class T>
+__device__ constexpr bool has_scales() {
+    if constexpr (sizeof(T) == 1) return T::SCALED;
+    return false;
+}
+
+// To nearest, ties to even; what is too large is the largest, and what is no number is 0.
+template <>
+__device__ inline E4m3 narrow<E4m3>(float x) {
+    if (x != x) return E4m3{0};
+    const float size = fminf(fabsf(x), 448.0f);
+    // Below 2^-6 steps are those of 2^-6; above, one in the last of three places.
+    const int exponent = max((int)(__float_as_uint(size) >> 23) - 127, -6);
+    const int steps = (int)rintf(size * __uint_as_float((unsigned)(127 + 3 - exponent) << 23));
+    return E4m3{(unsigned char)((__float_as_uint(x) >> 31 << 7) | (((exponent + 6) << 3) + steps))};
+}
+// Of a value that was multiplied with the inverse of its scale.
+template <>
+__device__ inline Code8 narrow<Code8>(float x) {
+    return Code8{(signed char)(int)fminf(fmaxf(rintf(x), -LARGEST_CODE), LARGEST_CODE)};
+}
+
 // Two neighbours in one register, the first in the low half.
 template <class T>
 __device__ inline unsigned pair(float first, float second) {
@@ -73,6 +116,21 @@ __device__ inline unsigned pair(float first, float second) {
 template <class T>
 __device__ inline float2 widen_pair(unsigned both) {
     return make_float2(widen(T{(unsigned short)both}), widen(T{(unsigned short)(both >> 16)}));
+}
+
+// Four codes of a word as floats, less by unit_of<T>. Moved up by seven places a code of e4m3 is the f16 of a 256th of its value, subnormal ones too.
+template <class T>
+__device__ inline void four_codes(unsigned word, float (&out)[4]);
+template <>
+__device__ inline void four_codes<E4m3>(unsigned word, float (&out)[4]) {
+    const auto alternate = [](unsigned codes) { return widen_pair<F16>((codes & 0x007f007fu) << 7 | (codes & 0x00800080u) << 8); };
+    const float2 even = alternate(word), odd = alternate(word >> 8);
+    out[0] = even.x, out[1] = odd.x, out[2] = even.y, out[3] = odd.y;
+}
+template <>
+__device__ inline void four_codes<Code8>(unsigned word, float (&out)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[i] = (float)(signed char)(word >> 8 * i);
 }
 
 // Two products of bf16, subnormal ones too.

@@ -4,7 +4,8 @@
 //
 // Shapes: quantiles [65536], the values as the cache keeps them, by 16 random bits; blocks: addresses of a
 // sequence's blocks, in order. Grid: (blocks, parts * layers, ceil(elements / 32 / 256)), parts 2, or 1 where there is K alone. Block: 256 threads, each of
-// which computes 64 bytes of a stream and with them 32 elements; elements of a part is a multiple of 32.
+// which computes 64 bytes of a stream and with them 32 elements; elements of a part is a multiple of 32. Where scale is above 0 vectors, of head_dim
+// elements, have scales (cache.cuh), all of them that.
 // Bytes: parts * layers * elements * sizeof(T) written per block. FLOPs: none; about 40 integer operations an element.
 // fill_kv_BITS: by the size of an element. ChaCha: Bernstein, 2008; key, counter and stream as the crate rand_chacha has them.
 
@@ -48,7 +49,7 @@ __device__ inline void chacha8(const StreamKey& key, unsigned counter, unsigned 
 
 template <class T>
 __device__ inline void fill_kv(const T* quantiles, const unsigned long long* blocks, unsigned long long seed, unsigned long long layer_bytes,
-                               int elements, int parts) {
+                               int elements, int parts, int head_dim, float scale) {
     launch_dependents();
     wait_for_dependency();
     const int layer = blockIdx.y / parts, values = blockIdx.y % parts, chunk = blockIdx.z * FILL_THREADS + threadIdx.x, first = chunk * DRAWS;
@@ -61,7 +62,17 @@ __device__ inline void fill_kv(const T* quantiles, const unsigned long long* blo
     uint4* to = (uint4*)((T*)(blocks[blockIdx.x] + layer * layer_bytes) + (size_t)values * elements + first);
     const auto low = [&](int word) { return (unsigned)quantiles[words[word] & 0xffff]; };
     const auto high = [&](int word) { return (unsigned)quantiles[words[word] >> 16]; };
-    if constexpr (sizeof(T) == 2) {
+    if constexpr (sizeof(T) == 1) {
+        // Four elements of two draws each.
+        const auto four = [&](int word) { return low(word) | high(word) << 8 | low(word + 1) << 16 | high(word + 1) << 24; };
+#pragma unroll
+        for (int v = 0; v < 2; ++v) to[v] = make_uint4(four(8 * v), four(8 * v + 2), four(8 * v + 4), four(8 * v + 6));
+        if (scale > 0) {
+            float* scales = (float*)(blocks[blockIdx.x] + layer * layer_bytes + (size_t)parts * elements) + values * (elements / head_dim);
+            // Of the vectors that begin here.
+            for (int vector = (first + head_dim - 1) / head_dim; vector * head_dim < first + DRAWS; ++vector) scales[vector] = scale;
+        }
+    } else if constexpr (sizeof(T) == 2) {
         const auto both = [&](int word) { return low(word) | high(word) << 16; };
 #pragma unroll
         for (int v = 0; v < 4; ++v) to[v] = make_uint4(both(4 * v), both(4 * v + 1), both(4 * v + 2), both(4 * v + 3));
@@ -73,9 +84,10 @@ __device__ inline void fill_kv(const T* quantiles, const unsigned long long* blo
 
 #define KERNEL(bits, T)                                                                                                               \
     HBMARK_KERNEL_BOUNDED(FILL_THREADS, 2, fill_kv_##bits, const T* quantiles, const unsigned long long* blocks, unsigned long long seed, \
-                          unsigned long long layer_bytes, int elements, int parts) {                                                  \
-        fill_kv<T>(quantiles, blocks, seed, layer_bytes, elements, parts);                                                            \
+                          unsigned long long layer_bytes, int elements, int parts, int head_dim, float scale) {                       \
+        fill_kv<T>(quantiles, blocks, seed, layer_bytes, elements, parts, head_dim, scale);                                           \
     }
+KERNEL(8, unsigned char)
 KERNEL(16, unsigned short)
 KERNEL(32, unsigned)
 #undef KERNEL

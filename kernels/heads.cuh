@@ -14,26 +14,32 @@ struct HeadWork {
     float norm_eps;
 };
 
-// Elements i and i + half of one head of a row, normed, turned where they are Q or K, and stored.
+// Elements i and i + half of one head of a row, normed before: turned where they are Q or K.
+__device__ inline float2 turned_pair(const HeadWork& work, const Cache& cache, int row, int head, int i, float a, float b) {
+    if (!work.cosines || head >= work.heads + cache.kv_heads) return make_float2(a, b);
+    const size_t at = (size_t)work.positions[row] * (cache.head_dim / 2) + i;
+    const float cosine = work.cosines[at], sine = work.sines[at];
+    return make_float2(a * cosine - b * sine, b * cosine + a * sine);
+}
+
+// Stores them; those of K and V multiplied with `factor`.
 template <class T>
-__device__ inline void store_pair(const HeadWork& work, const Cache& cache, int row, int head, int i, float a, float b) {
-    const int half = cache.head_dim / 2, position = work.positions[row];
-    if (work.cosines && head < work.heads + cache.kv_heads) {
-        const float cosine = work.cosines[(size_t)position * half + i], sine = work.sines[(size_t)position * half + i];
-        const float turned = a * cosine - b * sine;
-        b = b * cosine + a * sine;
-        a = turned;
-    }
+__device__ inline void store_turned(const HeadWork& work, const Cache& cache, int row, int head, int i, float2 pair, float factor) {
+    const int half = cache.head_dim / 2;
     if (head < work.heads) {
         float* out = work.query + ((size_t)row * work.heads + head) * cache.head_dim;
-        out[i] = a;
-        out[i + half] = b;
+        out[i] = pair.x;
+        out[i + half] = pair.y;
         return;
     }
     const int of_cache = (head - work.heads) % cache.kv_heads, which = (head - work.heads) / cache.kv_heads;
-    T* out = cache.at<T>(cache.starts[row], position, of_cache, which);
-    out[i] = narrow<T>(a);
-    out[i + half] = narrow<T>(b);
+    T* out = cache.at<T>(cache.starts[row], work.positions[row], of_cache, which);
+    out[i] = narrow<T>(pair.x * factor);
+    out[i + half] = narrow<T>(pair.y * factor);
+}
+template <class T>
+__device__ inline void store_pair(const HeadWork& work, const Cache& cache, int row, int head, int i, float a, float b) {
+    store_turned<T>(work, cache, row, head, i, turned_pair(work, cache, row, head, i, a, b), 1);
 }
 
 // All of a head whose sums lie in `projected`, by one warp. `joint`: the heads of Q are normed together, and so are those of K.
@@ -57,14 +63,29 @@ __device__ inline void finish_head(const HeadWork& work, const Cache& cache, int
         factor = rsqrtf(warp_sum(squares) / (float)width + work.norm_eps);
         if (joint) norm += before;
     }
-    for (int i = lane; i < half; i += WARP) {
+    const auto finished = [&](int i) {
         float a = load_shared_result(sums + 2 * i), b = load_shared_result(sums + 2 * i + 1);
         if (norm) {
             a *= factor * norm[i];
             b *= factor * norm[i + half];
         }
-        store_pair<T>(work, cache, row, head, i, a, b);
+        return turned_pair(work, cache, row, head, i, a, b);
+    };
+    float inverse = 1;
+    if constexpr (sizeof(T) == 1) {
+        if (T::SCALED && !is_query) {
+            float most = 0;
+            for (int i = lane; i < half; i += WARP) {
+                const float2 pair = finished(i);
+                most = fmaxf(most, fmaxf(fabsf(pair.x), fabsf(pair.y)));
+            }
+            const float scale = warp_max(most) / LARGEST_CODE;
+            inverse = scale > 0 ? 1 / scale : 0;
+            const int of_cache = (head - work.heads) % cache.kv_heads, which = (head - work.heads) / cache.kv_heads;
+            if (lane == 0) *cache.scale(cache.starts[row], work.positions[row], of_cache, which) = scale;
+        }
     }
+    for (int i = lane; i < half; i += WARP) store_turned<T>(work, cache, row, head, i, finished(i), inverse);
 }
 
 constexpr unsigned long long NO_LOGIT = 0xffffffffull;

@@ -4,8 +4,8 @@
 //
 // Shapes: hidden [rows, columns] f32; matrix rows per head of Q, then of K, then of V; within a head, row i beside row i + head_dim / 2, because
 // they turn together; query [rows, heads * head_dim] f32 in plain order; cosines, sines [positions, head_dim / 2] f32.
-// Without head norms a warp that has a pair turns and stores it. With them the sums of a head go to projected [rows, outputs] f32, and the
-// last warp to bring a pair of a head finishes the head; arrived [ceil(rows / M), heads + 2 * kv_heads] is 0 before the first launch and
+// Where projected is null a warp that has a pair turns and stores it, in the cache that goes with the weights. Otherwise, for norms of heads and for
+// caches of one byte an element, the sums of a head go to projected [rows, outputs] f32, and the last warp to bring a pair of a head finishes the head; arrived [ceil(rows / M), heads + 2 * kv_heads] is 0 before the first launch and
 // after each; where it is null the sums stay there, for finish_heads (tiled_layers.cu) or latent.cu. cosines and sines are null where nothing turns. Grid, block,
 // shared memory, bytes: as linear.cuh, and 2 * rows * kv_heads * head_dim elements written.
 // norm_qkv_DTYPE_mM: M rows at a time.
@@ -18,7 +18,7 @@ __device__ inline void norm_qkv(const LinearInput& in, const LinearWeights& weig
     const int half = cache.head_dim / 2;
     multiply<F, M>(in, weights, chunk, [&](int pair, int first_row, int count, const float (&sums)[2][M]) {
         const int lane = threadIdx.x % WARP, head = pair / half, i = pair % half;
-        if (!work.query_norm) {
+        if (!work.projected) {
 #pragma unroll
             for (int m = 0; m < M; ++m)
                 if (lane == m && m < count) store_pair<typename F::Cache>(work, cache, first_row + m, head, i, sums[0][m], sums[1][m]);

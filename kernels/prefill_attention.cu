@@ -2,14 +2,15 @@
 //
 //   out[row][h] = Σ_p softmax_p(bend(q[h] · k[p] * scale), sinks[h]) * v[p],   p from max(0, position + 1 - window) to the row's own position
 //
-// Shapes: query, out [rows, heads * head_dim] f32; cache: cache.cuh in bf16 or f16, head_dim a multiple of 8, at most D.
+// Shapes: query, out [rows, heads * head_dim] f32; cache: cache.cuh in bf16, f16, fp8 or int8, head_dim a multiple of 8, at most D.
 // Grid: (tiles of 64 queries of the longest sequence × splits, kv_heads, sequences). Block: 128 threads. The queries of a sequence and a head of K and
 // V are its rows × the query heads of the group; a warp has 16 of them, a block 64, and all of them share each tile of 64 positions. Few queries over
 // many positions are split by positions, each split `least` tiles or more; a shorter sequence uses fewer, and blocks without a split return.
 // partial [rows, heads, splits, head_dim], statistics [rows, heads, splits] and arrived [sequences, kv_heads, tiles] are those of splits.cuh.
-// Shared: two tiles of K and of V, 64 * D elements each; one is multiplied while the next one comes.
+// Shared: two tiles of K and of V, 64 * D elements each; one is multiplied while the next one comes. Of elements of one byte, which are widened to f16
+// and multiplied with their scales between, one wide tile of each, then two with their scales.
 // Bytes: 2 * positions * kv_heads * head_dim elements per 64 queries. FLOPs: 4 * heads * head_dim per row and position that it sees; queries and
-// weights are rounded to the cache's dtype before they are multiplied. Minimum architecture: sm_80. Idea: FlashAttention-2 (Dao, 2023).
+// weights are rounded to the cache's dtype, or that f16, before they are multiplied. Minimum architecture: sm_80. Idea: FlashAttention-2 (Dao, 2023).
 // prefill_attention_DTYPE_dD.
 
 #include "cache.cuh"
@@ -34,9 +35,11 @@ struct PrefillWork {
     unsigned* arrived;
 };
 
-template <class T, int D>
+// A cache of C, multiplied as T.
+template <class T, class C, int D>
 __device__ inline void prefill_attention(const PrefillWork& work, const Cache& cache) {
-    constexpr int V = D / 8, STEPS = D / 16, TILE_BYTES = POSITIONS * D * 2;
+    constexpr bool WIDENED = sizeof(C) == 1;
+    constexpr int V = D / 8, STEPS = D / 16, TILE_BYTES = POSITIONS * D * 2, NARROW_BYTES = POSITIONS * D;
     SHARED_BYTES(memory);
     launch_dependents();
     wait_for_dependency();
@@ -55,17 +58,49 @@ __device__ inline void prefill_attention(const PrefillWork& work, const Cache& c
     if (split >= splits) return;
     const int begin = seen_from + split * per_split * POSITIONS, end = min(begin + per_split * POSITIONS, last_position + 1);
 
-    const auto keys_of = [&](int stage) { return memory + stage * 2 * TILE_BYTES; };
-    const auto values_of = [&](int stage) { return memory + (stage * 2 + 1) * TILE_BYTES; };
+    const auto keys_of = [&](int stage) { return memory + (WIDENED ? 0 : stage * 2 * TILE_BYTES); };
+    const auto values_of = [&](int stage) { return keys_of(stage) + TILE_BYTES; };
+    // K and then V of a tile as they come, and their scales.
+    const auto narrow_of = [&](int stage) { return memory + 2 * TILE_BYTES + stage * (2 * NARROW_BYTES + 2 * POSITIONS * 4); };
+    const auto scales_of = [&](int stage) { return narrow_of(stage) + 2 * NARROW_BYTES; };
     const auto load = [&](int base, int stage) {
         for (int i = threadIdx.x; i < POSITIONS * V; i += PREFILL_THREADS) {
             const int position = base + i / V, vector = i % V;
             const bool exists = position < end && vector * 8 < head_dim;
             const int there = exists ? position : begin, at = exists ? vector * 8 : 0;
-            copy_async(swizzled<V>(keys_of(stage), i / V, vector), cache.at<T>(start, there, kv_head, 0) + at, exists);
-            copy_async(swizzled<V>(values_of(stage), i / V, vector), cache.at<T>(start, there, kv_head, 1) + at, exists);
+            const C *key = cache.at<C>(start, there, kv_head, 0) + at, *value = cache.at<C>(start, there, kv_head, 1) + at;
+            if constexpr (WIDENED) {
+                copy_async<8>(narrow_of(stage) + i * 8, key, exists);
+                copy_async<8>(narrow_of(stage) + NARROW_BYTES + i * 8, value, exists);
+            } else {
+                copy_async(swizzled<V>(keys_of(stage), i / V, vector), key, exists);
+                copy_async(swizzled<V>(values_of(stage), i / V, vector), value, exists);
+            }
+        }
+        if constexpr (has_scales<C>()) {
+            static_assert(PREFILL_THREADS == 2 * POSITIONS, "a thread for each scale of K and V");
+            const int position = base + (int)threadIdx.x % POSITIONS;
+            const bool exists = position < end;
+            copy_async<4>(scales_of(stage) + threadIdx.x * 4, cache.scale(start, exists ? position : begin, kv_head, threadIdx.x / POSITIONS), exists);
         }
         commit_copies();
+    };
+    // Makes the wide tile of one that came.
+    const auto widen_tile = [&](int stage) {
+        if constexpr (WIDENED) {
+            for (int i = threadIdx.x; i < 2 * POSITIONS * V; i += PREFILL_THREADS) {
+                const int values = i / (POSITIONS * V), position = i / V % POSITIONS, vector = i % V;
+                const uint2 codes = *(const uint2*)(narrow_of(stage) + i * 8);
+                const float scale = has_scales<C>() ? ((const float*)scales_of(stage))[values * POSITIONS + position] : unit_of<C>();
+                float low[4], high[4];
+                four_codes<C>(codes.x, low);
+                four_codes<C>(codes.y, high);
+                *(uint4*)swizzled<V>(values ? values_of(stage) : keys_of(stage), position, vector) =
+                    make_uint4(pair<T>(low[0] * scale, low[1] * scale), pair<T>(low[2] * scale, low[3] * scale),
+                               pair<T>(high[0] * scale, high[1] * scale), pair<T>(high[2] * scale, high[3] * scale));
+            }
+            __syncthreads();
+        }
     };
     load(begin, 0);
 
@@ -110,6 +145,7 @@ __device__ inline void prefill_attention(const PrefillWork& work, const Cache& c
         else commit_copies();
         wait_copies<1>();
         __syncthreads();
+        widen_tile(stage);
 
         float s[POSITIONS / 8][4] = {};
 #pragma unroll
@@ -197,16 +233,17 @@ __device__ inline void prefill_attention(const PrefillWork& work, const Cache& c
                                 head_of, [&](size_t at, float4 value) { ((float4*)work.out)[at] = value; });
 }
 
-#define KERNEL(dtype, T, D)                                                                                                               \
+#define KERNEL(dtype, T, C, D)                                                                                                               \
     HBMARK_KERNEL_BOUNDED(PREFILL_THREADS, 2, prefill_attention_##dtype##_d##D, const float* query,                          \
                           const unsigned* positions, const unsigned* last_rows,                                 \
                           const unsigned long long* tables, const unsigned* starts, float* out,    \
                           unsigned long long layer_bytes, int layer, int heads, int kv_heads, int head_dim, int block_shift, int window,  \
                           float scale, float softcap, const float* sinks, int splits, int least, float* partial, float2* statistics,      \
                           unsigned* arrived) {                                                                                            \
-        prefill_attention<T, D>({query, positions, last_rows, out, heads, window, scale, softcap, sinks, splits, least, partial,          \
+        prefill_attention<T, C, D>({query, positions, last_rows, out, heads, window, scale, softcap, sinks, splits, least, partial,          \
                                  statistics, arrived},                                                                                    \
                                 {tables, starts, layer_bytes, layer, kv_heads, head_dim, block_shift});                                   \
     }
-KERNEL(bf16, Bf16, 64) KERNEL(bf16, Bf16, 128) KERNEL(f16, F16, 64) KERNEL(f16, F16, 128)
+KERNEL(bf16, Bf16, Bf16, 64) KERNEL(bf16, Bf16, Bf16, 128) KERNEL(f16, F16, F16, 64) KERNEL(f16, F16, F16, 128)
+KERNEL(fp8, F16, E4m3, 64) KERNEL(fp8, F16, E4m3, 128) KERNEL(int8, F16, Code8, 64) KERNEL(int8, F16, Code8, 128)
 #undef KERNEL

@@ -2,7 +2,7 @@
 //
 // Formulas and shapes are theirs, except that inputs are prepared rows (prepare_rows.cu); grid, block, shared memory and bytes: tiled.cuh.
 // tiled_OPERATION_DTYPE_tBM. tiled_gate_up leaves its outputs also as the next product takes them, where that has floats of the same 16 bits and `rounded`
-// is not null. tiled_qkv leaves heads that have norms in projected, for finish_heads; tiled_head leaves the largest logit to
+// is not null. tiled_qkv leaves heads in projected, for finish_heads, where that is not null; tiled_head leaves the largest logit to
 // first_largest.
 
 #include "heads.cuh"
@@ -62,7 +62,7 @@ HBMARK_FOR_EACH_TILING(KERNEL)
         const HeadWork work = HEAD_WORK;                                                                                                 \
         const Cache cache = CACHE;                                                                                                       \
         multiply_tiled<F, DeepTiling##ROWS>(inputs, rows, WEIGHTS, [&](int row, int pair, float first, float second) {                       \
-            if (query_norm) {                                                                                                            \
+            if (projected) {                                                                                                             \
                 *(float2*)(projected + (size_t)row * outputs + 2 * pair) = make_float2(first, second);                                   \
             } else {                                                                                                                     \
                 store_pair<F::Cache>(work, cache, row, pair / (head_dim / 2), pair % (head_dim / 2), first, second);                            \
@@ -85,6 +85,8 @@ HBMARK_FOR_EACH_GROUPED(KERNEL)
 KERNEL(bf16, Bf16)
 KERNEL(f16, F16)
 KERNEL(f32, float)
+KERNEL(fp8, E4m3)
+KERNEL(int8, Code8)
 #undef KERNEL
 
 // out[row][pair] = activated(sums[row][2 * pair]) * sums[row][2 * pair + 1], behind a product of the library. Grid: (rows, ceil(pairs / 256)).

@@ -26,7 +26,9 @@ use hbmark_core::units::{Bytes, Nanos};
 
 pub use crate::machine::device::DeviceChoice;
 pub use device::{Backend, DeviceOptions, ScriptedRouting};
-pub use open::{capabilities, default_dtype, kv_dtype, open, open_reference, reference_device};
+pub use open::{
+    capabilities, check_kv_dtype, default_dtype, kv_dtype, open, open_reference, reference_device,
+};
 pub use timeline::{Mark, Timeline, TimelineKind};
 
 /// Identifies a sequence while a session keeps its KV.

@@ -88,6 +88,8 @@ pub struct ServeConfig {
     pub device: DeviceChoice,
     /// `None`: the engine's default for the device.
     pub dtype: Option<Dtype>,
+    /// Storage of the KV cache; `None`: what goes with the weights.
+    pub kv_dtype: Option<Dtype>,
     pub threads: Option<usize>,
     #[serde(skip)]
     pub virtual_source: Option<VirtualSource>,

@@ -310,6 +310,7 @@ impl Soak {
             engine: "native".into(),
             device: DeviceChoice::Cpu,
             dtype: Some(Dtype::F32),
+            kv_dtype: None,
             threads: Some(2),
             server: None,
             virtual_source: None,

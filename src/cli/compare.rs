@@ -363,6 +363,9 @@ impl Configured {
         for series in series(&config, &model) {
             crate::engine::capabilities(&series.engine, &model, series.dtype, config.device)
                 .with_context(|| format!("side {side}"))?;
+            let (dtype, asked) = (series.dtype, config.device_options.kv_dtype);
+            crate::engine::check_kv_dtype(&series.engine, &model, dtype, config.device, asked)
+                .with_context(|| format!("side {side}"))?;
         }
         Ok(Self { arguments, config, model })
     }

@@ -19,6 +19,7 @@ use crate::run::{Finished, LocalDevice};
 use crate::weights::OpenModel;
 use crate::worker::journal::{self, Header, Journal};
 use hbmark_core::ledger::ExpertRouting;
+use hbmark_core::model::Dtype;
 use hbmark_core::result::{KvFill, Report, Status, as_map};
 use hbmark_report::analysis::words::counted;
 
@@ -40,6 +41,10 @@ pub struct Args {
     /// bf16 for native; on a GPU bf16]. Rows that blocks of 256 do not divide are in no _k.
     #[arg(long, env = "HBMARK_DTYPE")]
     dtype: Option<String>,
+    /// Storage of the KV cache [default: that of the weights in f32, f16 or bf16, otherwise bf16]. native also has fp8 (e4m3 without scales) and int8
+    /// (an f32 scale for each token and head).
+    #[arg(long, env = "HBMARK_KV_DTYPE", visible_alias = "kv-cache-dtype", value_parser = super::shared_args::kv_dtype())]
+    kv_dtype: Option<Dtype>,
     /// Phases of inference. A verify step of speculative decoding is held against the decode step, which it brings along.
     #[arg(long, env = "HBMARK_PHASE", value_delimiter = ',', default_value = "prefill,decode")]
     phase: Vec<PhaseName>,
@@ -205,6 +210,7 @@ impl Args {
                 keep_memory_pool: self.keep_memory_pool,
                 threads: self.device.threads.map(|t| t as usize),
                 block_size: None,
+                kv_dtype: self.kv_dtype,
                 scripted_routing: self
                     .expert_routing
                     .map(|routing| ScriptedRouting { routing, seed: self.model.seed }),
@@ -242,7 +248,7 @@ pub(super) fn in_place_of(flag: &str) -> Option<&'static str> {
         "-ngl" | "-sm" | "-mg" | "-ts" | "-ot" | "-ncmoe" | "-nkvo" => {
             "the whole model and its KV cache lie on one device: --device cpu, cuda or cuda:N"
         }
-        "-ctk" | "-ctv" => "the KV cache has the dtype that the engine gives it; the report says which",
+        "-ctk" | "-ctv" => "K and V have one dtype: --kv-dtype fp8, say",
         "-fa" => "native fuses its attention always; --engine stock has candle's",
         "-ub" => "a prompt is one step of --batch sequences",
         "-pg" => "prompts (-p) and decode steps (-n) are timed apart",
@@ -348,7 +354,7 @@ fn same_settings(args: &Args, folder: &Path, was: &RunConfig) -> anyhow::Result<
             "quick" | "smoke" => "depth",
             "n_prompt" => "prompts",
             "repetitions" | "min_time" | "max_noise" | "allow_noise" => "stopping",
-            "keep_memory_pool" | "expert_routing" => "device_options",
+            "keep_memory_pool" | "expert_routing" | "kv_dtype" => "device_options",
             other => other,
         };
         if let (true, false, Some(was), Some(is)) = (chosen, FREE.contains(&id), was.get(key), is.get(key)) {

@@ -9,6 +9,7 @@ use super::EngineError;
 use super::timeline::{MonotonicTimeline, Timeline};
 use crate::machine::device::DeviceChoice;
 use hbmark_core::ledger::ExpertRouting;
+use hbmark_core::model::Dtype;
 use hbmark_core::units::Bytes;
 
 /// Options that change what a device gives.
@@ -21,6 +22,9 @@ pub struct DeviceOptions {
     pub threads: Option<usize>,
     /// Positions of a block of the native engine's KV; its own choice where none is given.
     pub block_size: Option<usize>,
+    /// Storage of the KV cache; what goes with the weights where none is given.
+    #[serde(default)]
+    pub kv_dtype: Option<Dtype>,
     /// Experts that a script picks in place of the routers of the native engine, from a seed.
     #[serde(default)]
     pub scripted_routing: Option<ScriptedRouting>,

@@ -10,6 +10,7 @@ pub mod cpu;
 #[cfg(any(test, feature = "cuda"))]
 pub mod cuda;
 pub mod forward;
+pub mod kv_format;
 pub mod operations;
 pub mod oracle;
 pub mod ragged_batch;
@@ -218,6 +219,27 @@ pub fn kv_dtype(dtype: Dtype) -> Dtype {
     }
 }
 
+/// Checks that the KV cache of an architecture can be kept in a dtype other than the one that goes with the weights.
+///
+/// # Errors
+/// [`EngineError::Unsupported`], with what can be kept.
+pub fn check_kv_dtype(
+    architecture: &Architecture,
+    weights: Dtype,
+    device: DeviceChoice,
+    asked: Dtype,
+) -> Result<(), EngineError> {
+    kv_format::check(asked, architecture.latent.is_some())?;
+    let own = kv_dtype(weights);
+    if device != DeviceChoice::Cpu && asked != own && kv_format::element_bytes(asked) > 1 {
+        return refuse(
+            format!("a KV cache in {asked} beside weights in {weights} on {device}"),
+            format!("its kernels keep it in {own}, fp8 or int8"),
+        );
+    }
+    Ok(())
+}
+
 /// Experts of a layer, whose numbers and logits fit the shared memory of a block, and of a token, a lane each (`kernels/experts.cu`).
 const MAX_EXPERTS: usize = 1024;
 const MAX_EXPERTS_PER_TOKEN: usize = 32;
@@ -304,17 +326,18 @@ pub fn open(
     check(&model.architecture, dtype)?;
     check_device(&model.architecture, dtype, device)?;
     let block_size = options.block_size.unwrap_or(DEFAULT_BLOCK_SIZE);
+    let dtypes = (dtype, options.kv_dtype.unwrap_or_else(|| kv_dtype(dtype)));
     match device {
         DeviceChoice::Cpu => {
             let operations = CpuOperations::new(options.threads.unwrap_or_else(usable_threads))?;
-            let mut session = NativeSession::load(operations, model, dtype, block_size, loaded)?;
+            let mut session = NativeSession::load_with_cache(operations, model, dtypes, block_size, loaded)?;
             session.script_experts(options.scripted_routing);
             Ok(Box::new(session))
         }
         #[cfg(feature = "cuda")]
         DeviceChoice::Cuda(index) => {
             let operations = cuda::CudaOperations::new(cuda::driver::Driver::open(index)?);
-            let mut session = NativeSession::load(operations, model, dtype, block_size, loaded)?;
+            let mut session = NativeSession::load_with_cache(operations, model, dtypes, block_size, loaded)?;
             session.script_experts(options.scripted_routing);
             Ok(Box::new(session))
         }
@@ -384,14 +407,21 @@ impl<O: Operations> NativeSession<O> {
         block_size: usize,
         loaded: &mut dyn FnMut(Bytes),
     ) -> Result<Self, EngineError> {
-        Self::assemble(
-            operations,
-            model,
-            (dtype, kv_dtype(dtype)),
-            block_size,
-            std::convert::identity,
-            loaded,
-        )
+        Self::load_with_cache(operations, model, (dtype, kv_dtype(dtype)), block_size, loaded)
+    }
+
+    /// As [`Self::load`], with dtypes of weights and of the KV cache.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_with_cache(
+        operations: O,
+        model: &OpenModel,
+        dtypes: (Dtype, Dtype),
+        block_size: usize,
+        loaded: &mut dyn FnMut(Bytes),
+    ) -> Result<Self, EngineError> {
+        Self::assemble(operations, model, dtypes, block_size, std::convert::identity, loaded)
     }
 
     /// As [`Self::load`], with every tensor passed through `each` before it is packed.

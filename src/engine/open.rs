@@ -25,6 +25,7 @@ pub fn open(
     let kind = known(engine)?;
     // Refused before anything is loaded.
     capabilities_of(kind, model, dtype, device)?;
+    check_kv_dtype(engine, model, dtype, device, options.kv_dtype)?;
     let (mut done, total) = (Bytes(0), model.inventory(dtype).total_bytes());
     let mut tensor_loaded = |bytes| {
         done = done + bytes;
@@ -109,13 +110,41 @@ pub fn default_dtype(engine: &str, model: &OpenModel, device: DeviceChoice) -> D
     }
 }
 
-/// The storage of the KV cache that goes with a dtype of weights in an engine.
+/// The storage of the KV cache in an engine: what is asked for, otherwise what goes with a dtype of weights.
 #[must_use]
-pub fn kv_dtype(engine: &str, model: &OpenModel, dtype: Dtype) -> Dtype {
-    if EngineKind::of(engine) == Some(EngineKind::Native) {
-        native::kv_dtype(dtype)
-    } else {
-        model.kv_dtype(dtype)
+pub fn kv_dtype(engine: &str, model: &OpenModel, dtype: Dtype, asked: Option<Dtype>) -> Dtype {
+    let own = || {
+        if EngineKind::of(engine) == Some(EngineKind::Native) {
+            native::kv_dtype(dtype)
+        } else {
+            model.kv_dtype(dtype)
+        }
+    };
+    asked.unwrap_or_else(own)
+}
+
+/// Checks that an engine can keep the KV cache as it is asked for.
+///
+/// # Errors
+/// [`EngineError::Unsupported`] with the dtypes that it can.
+pub fn check_kv_dtype(
+    engine: &str,
+    model: &OpenModel,
+    dtype: Dtype,
+    device: DeviceChoice,
+    asked: Option<Dtype>,
+) -> Result<(), EngineError> {
+    let own = kv_dtype(engine, model, dtype, None);
+    match asked {
+        Some(asked) if asked != own && EngineKind::of(engine) == Some(EngineKind::Native) => {
+            native::check_kv_dtype(&model.architecture, dtype, device, asked)
+        }
+        Some(asked) if asked != own => Err(EngineError::Unsupported {
+            engine: engine.into(),
+            what: format!("a KV cache in {asked}"),
+            why: format!("candle keeps it in {own} beside weights in {dtype}; the native engine has others"),
+        }),
+        _ => Ok(()),
     }
 }
 

@@ -73,7 +73,7 @@ pub fn gate(
     let prompt: Vec<u32> = (0..positions).map(|_| random.random_range(0..vocab)).collect();
     let whole = prefill_logits(session, &prompt)?;
     let stepped = stepped_logits(session, &prompt)?;
-    let bound = tolerance(dtype);
+    let bound = tolerance(dtype).max(tolerance(session.kv_dtype()));
     let mut quality = Quality {
         passed: true,
         check: "finite logits; decode over a cache = one prefill".into(),

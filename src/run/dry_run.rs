@@ -66,7 +66,10 @@ impl DryRun {
         };
         for engine in &config.engines {
             for dtype in config.dtypes_for(engine, model) {
-                let capabilities = match engine::capabilities(engine, model, dtype, config.device) {
+                let (device, asked) = (config.device, config.device_options.kv_dtype);
+                let capabilities = engine::check_kv_dtype(engine, model, dtype, device, asked)
+                    .and_then(|()| engine::capabilities(engine, model, dtype, device));
+                let capabilities = match capabilities {
                     Ok(capabilities) => capabilities,
                     Err(error @ EngineError::Unsupported { .. }) if config.engines.len() > 1 => {
                         plan.unsupported.push(format!("{engine}, {dtype}: {error}"));
@@ -77,7 +80,7 @@ impl DryRun {
                 let ledger = Ledger::new(
                     &model.architecture,
                     &model.inventory(dtype),
-                    engine::kv_dtype(engine, model, dtype),
+                    engine::kv_dtype(engine, model, dtype, asked),
                 );
                 let contexts = |phase| config.contexts_of(phase);
                 for cell in plan::cells(engine, dtype, &config.phases, &config.batches, contexts) {

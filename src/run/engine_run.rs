@@ -62,7 +62,7 @@ impl EngineRun {
         report: &mut Report,
         (status, reason): (Status, &Cause),
     ) {
-        let kv_dtype = engine::kv_dtype(&self.engine, model, self.dtype);
+        let kv_dtype = engine::kv_dtype(&self.engine, model, self.dtype, config.device_options.kv_dtype);
         let ledger = Ledger::new(&model.architecture, &model.inventory(self.dtype), kv_dtype);
         for cell in self.cells(config) {
             let cost = plan::cost(&ledger, &cell, config.device);
@@ -394,7 +394,7 @@ fn break_down(
 pub fn crossovers(config: &RunConfig, model: &OpenModel, report: &Report) -> Vec<Crossover> {
     let engine = &config.engines[0];
     let dtype = config.dtypes_for(engine, model)[0];
-    let kv_dtype = engine::kv_dtype(engine, model, dtype);
+    let kv_dtype = engine::kv_dtype(engine, model, dtype, config.device_options.kv_dtype);
     let ledger = Ledger::new(&model.architecture, &model.inventory(dtype), kv_dtype);
     let Some(ceilings) = &report.ceilings else { return Vec::new() };
     let roof = Roof::measured(ceilings, dtype);

@@ -139,20 +139,25 @@ impl LocalDevice {
         observer: &mut dyn Observer,
     ) -> Result<(LoadedEngine, Opened), OpenFailure> {
         let (config, model) = (&self.config, &*self.model);
+        let asked = config.device_options.kv_dtype;
+        let can = |engine: &str, dtype| {
+            engine::capabilities(engine, model, dtype, config.device)?;
+            engine::check_kv_dtype(engine, model, dtype, config.device, asked)
+        };
         // What no engine of the plan supports is an error of the plan; beside an engine that supports it, it is the status of a cell.
         let another_can = || {
             config.engines.iter().filter(|other| *other != engine).any(|other| {
                 let dtype = engine::default_dtype(other, model, config.device);
-                engine::capabilities(other, model, dtype, config.device).is_ok()
+                can(other, dtype).is_ok()
             })
         };
-        engine::capabilities(engine, model, dtype, config.device).map_err(|error| match error {
+        can(engine, dtype).map_err(|error| match error {
             unable @ EngineError::Unsupported { .. } if another_can() => {
                 OpenFailure::Unavailable { status: Status::Skipped, reason: unable.cause() }
             }
             other => other.into(),
         })?;
-        let kv_dtype = engine::kv_dtype(engine, model, dtype);
+        let kv_dtype = engine::kv_dtype(engine, model, dtype, asked);
         let planned = Ledger::new(&model.architecture, &model.inventory(dtype), kv_dtype);
         if let Some(reason) = too_large(config.device, &planned) {
             return Err(OpenFailure::Unavailable { status: Status::Skipped, reason });

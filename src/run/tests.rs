@@ -232,6 +232,7 @@ pub(crate) fn config() -> ServeConfig {
         engine: "native".into(),
         device: DeviceChoice::Cpu,
         dtype: Some(Dtype::Bf16),
+        kv_dtype: None,
         threads: None,
         server: None,
         virtual_source: Some(VirtualSource::Datasheet(Box::new(

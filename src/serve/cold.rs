@@ -44,6 +44,7 @@ pub struct ColdConfig {
     pub device: DeviceChoice,
     /// `None`: the engine's default for the device.
     pub dtype: Option<Dtype>,
+    pub kv_dtype: Option<Dtype>,
     pub threads: Option<usize>,
     pub prompt_tokens: usize,
     pub launches: usize,
@@ -88,7 +89,8 @@ pub fn child<E: From<ColdError>>(
     // A model without a tokenizer starts without one.
     let tokenizer = model.tokenizer().ok();
     over(2)?;
-    let options = DeviceOptions { threads: config.threads, ..DeviceOptions::default() };
+    let (threads, kv_dtype) = (config.threads, config.kv_dtype);
+    let options = DeviceOptions { threads, kv_dtype, ..DeviceOptions::default() };
     let mut session =
         engine::open(&config.engine, &model, dtype(config, &model), config.device, options, &mut |_, _| {})
             .map_err(ColdError::from)?;

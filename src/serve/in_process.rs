@@ -235,7 +235,8 @@ impl LocalEngine {
             .transpose()?;
         let environment = environment::collect(device.gpu());
         let dtype = config.dtype.unwrap_or_else(|| engine::default_dtype(&config.engine, model, device));
-        let options = DeviceOptions { threads: config.threads, block_size, ..DeviceOptions::default() };
+        let (threads, kv_dtype) = (config.threads, config.kv_dtype);
+        let options = DeviceOptions { threads, block_size, kv_dtype, ..DeviceOptions::default() };
         let started_at = Some(now_utc());
         observer.stage("loading weights");
         let session = engine::open(&config.engine, model, dtype, device, options, &mut |done, total| {
@@ -320,7 +321,8 @@ pub(super) fn virtual_dtype(config: &ServeConfig, model: &OpenModel) -> Dtype {
 
 fn virtual_ledger(config: &ServeConfig, model: &OpenModel) -> Ledger {
     let dtype = virtual_dtype(config, model);
-    Ledger::new(&model.architecture, &model.inventory(dtype), model.kv_dtype(dtype))
+    let kv_dtype = config.kv_dtype.unwrap_or_else(|| model.kv_dtype(dtype));
+    Ledger::new(&model.architecture, &model.inventory(dtype), kv_dtype)
 }
 
 /// Step times of a virtual clock.

@@ -11,6 +11,7 @@ mod documented_commands;
 mod gpu_day;
 mod isolation;
 mod k_quants;
+mod kv_cache;
 mod limits;
 mod live_server;
 mod logits;

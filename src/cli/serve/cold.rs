@@ -38,6 +38,7 @@ impl ColdArgs {
             engine: engine.engine.clone(),
             device: engine.device.choice()?,
             dtype: engine.dtype,
+            kv_dtype: engine.kv_dtype,
             threads: engine.threads(),
             prompt_tokens: self.prompt_tokens,
             launches: self.launches,

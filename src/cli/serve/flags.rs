@@ -101,6 +101,9 @@ pub(super) struct EngineArgs {
     /// Dtype of the weights [default: the engine's for the device].
     #[arg(long, env = "HBMARK_DTYPE", value_parser = dtype)]
     pub dtype: Option<Dtype>,
+    /// Storage of the KV cache [default: the engine's for the weights]. native also has fp8 and int8.
+    #[arg(long, env = "HBMARK_KV_DTYPE", visible_alias = "kv-cache-dtype", value_parser = crate::cli::shared_args::kv_dtype())]
+    pub kv_dtype: Option<Dtype>,
 }
 
 impl EngineArgs {
@@ -368,6 +371,7 @@ impl ServingArgs {
             engine: engine.engine.clone(),
             device: engine.device.choice()?,
             dtype: engine.dtype,
+            kv_dtype: engine.kv_dtype,
             threads: engine.threads(),
             virtual_source: self.clock.source()?,
             server: self.server.config(engine.model.given()),

@@ -23,17 +23,18 @@ pub mod simd;
 pub mod thread_team;
 
 use attention::{Attention, AttentionPlan};
-use cache::with_element;
+use cache::{Element, with_element};
 use experts::RoutedRows;
 use gates::{activated, bend};
 use huge_pages::Arena;
-use lora::LoraDelta;
+use lora::{Added, LoraDelta};
 use packed_activations::{InputShape, PackedActivations};
 use packed_matrix::PackedMatrix;
 use simd::LANES;
 use thread_team::{DisjointSlice, Team, Worker, owned};
 
 use super::adapters::LoraWeights;
+use super::kv_format;
 use super::operations::{
     AttentionShape, AttentionWeights, Embedding, ExpertMlp, ExpertWeights, ExpertsMet, FusedLayout, Gate,
     LatentWeights, LinearPart, Operations, PoolShape, StepLaunch,
@@ -196,6 +197,32 @@ fn bias_of(weights: &FusedMatrix, place: linear::PanelPosition) -> &[f32] {
     })
 }
 
+/// Writes the sums of neighbouring panels, from the first on, to the outputs of a row, part after part; biases and what adapters add included.
+///
+/// # Safety
+/// Nothing else touches these outputs.
+unsafe fn store_sums(
+    weights: &FusedMatrix,
+    out: DisjointSlice<f32>,
+    width: usize,
+    added: &Added<'_>,
+    (first, row): (usize, usize),
+    sums: &[[f32; LANES]],
+) {
+    for (i, sums) in sums.iter().enumerate() {
+        let place = weights.place(first + i);
+        let valid = valid_rows(weights, place);
+        let before: usize = weights.parts[..place.part].iter().map(|part| part.rows).sum();
+        let column = before + place.panel * LANES;
+        let at = row * width + column;
+        // SAFETY: the caller's promise.
+        let out = unsafe { out.part(at..at + valid) };
+        out.copy_from_slice(&sums[..valid]);
+        out.iter_mut().zip(bias_of(weights, place)).for_each(|(out, bias)| *out += bias);
+        added.add(row, column, out);
+    }
+}
+
 impl Operations for CpuOperations {
     type Linear = FusedMatrix;
     type Vector = Vec<f32>;
@@ -289,6 +316,7 @@ impl Operations for CpuOperations {
     fn fill_blocks(&mut self, pool: &mut CachePool, blocks: &[u32], seed: u64) -> Result<(), EngineError> {
         let shape = pool.shape;
         let pool = &*pool;
+        let scales = [super::random_kv::int8_scale(); 2];
         self.team.run(&|worker: &Worker<'_>| {
             let [mut keys, mut values] = shape.block_parts().map(|elements| vec![0.0; elements]);
             worker.parallel_for(PREPARE, blocks.len() * shape.layers, |unit| {
@@ -310,7 +338,7 @@ impl Operations for CpuOperations {
                     let (head, slot) = (index / shape.block_size, index % shape.block_size);
                     with_element!(shape.dtype, E => {
                         // SAFETY: members have different blocks or layers, and `E` is the pool's dtype.
-                        unsafe { pool.write::<E>(layer, (block as usize, slot), head, key, value) };
+                        unsafe { pool.write::<E>(layer, (block as usize, slot), head, [key, value], scales) };
                     });
                 }
             });
@@ -408,18 +436,8 @@ impl Operations for CpuOperations {
             });
             worker.barrier();
             let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
-                for (i, sums) in sums.iter().enumerate() {
-                    let place = matrix.place(first + i);
-                    let valid = valid_rows(matrix, place);
-                    let at = row * width + offsets[place.part] + place.panel * LANES;
-                    // SAFETY: members have different panels.
-                    let out = unsafe { projected.part(at..at + valid) };
-                    out.copy_from_slice(&sums[..valid]);
-                    for (out, bias) in out.iter_mut().zip(bias_of(matrix, place)) {
-                        *out += bias;
-                    }
-                    delta.add(row, offsets[place.part] + place.panel * LANES, out);
-                }
+                // SAFETY: members have different panels.
+                unsafe { store_sums(matrix, projected, width, &delta, (first, row), sums) };
             };
             // SAFETY: the rows were packed before the barrier, for this matrix.
             unsafe { linear::multiply(set, worker, MULTIPLY, matrix, &writer, count, store) };
@@ -457,8 +475,7 @@ impl Operations for CpuOperations {
         });
         let norms = weights.norm.as_ref().map_or(0, Vec::len)
             + weights.head_norms.as_ref().map_or(0, |(query, key)| query.len() + key.len());
-        let written = 2 * count * shape.kv_width() * pool.shape.element_bytes();
-        self.moved += (matrix.bytes() + 4 * norms + written) as u64;
+        self.moved += (matrix.bytes() + 4 * norms + count * pool.shape.position_bytes()) as u64;
         Ok(())
     }
 
@@ -743,16 +760,8 @@ impl CpuOperations {
             });
             worker.barrier();
             let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
-                for (i, sums) in sums.iter().enumerate() {
-                    let place = weights.place(first + i);
-                    let at = row * width + place.panel * LANES;
-                    let valid = valid_rows(weights, place);
-                    // SAFETY: members have different panels.
-                    let out = unsafe { projected.part(at..at + valid) };
-                    out.copy_from_slice(&sums[..valid]);
-                    out.iter_mut().zip(bias_of(weights, place)).for_each(|(out, bias)| *out += bias);
-                    delta.add(row, place.panel * LANES, out);
-                }
+                // SAFETY: members have different panels.
+                unsafe { store_sums(weights, projected, width, &delta, (first, row), sums) };
             };
             // SAFETY: the rows were packed before the barrier, for this matrix.
             unsafe { linear::multiply(set, worker, MULTIPLY, weights, &writer, count, store) };
@@ -822,9 +831,11 @@ impl FinishHead<'_> {
         out.copy_from_slice(queries);
         finish(key, self.head, norms.map(|norms| &norms.1), self.joint.map(|joint| joint[1]));
         let slot = self.rows.slot(self.row);
+        let vectors = [&*key, value];
         with_element!(self.pool.shape.dtype, E => {
+            let scales = if E::SCALED { vectors.map(kv_format::scale_of) } else { [1.0; 2] };
             // SAFETY: `E` is the pool's dtype; the slot and head are this unit's.
-            unsafe { self.pool.write::<E>(self.layer, slot, self.head, key, value) };
+            unsafe { self.pool.write::<E>(self.layer, slot, self.head, vectors, scales) };
         });
     }
 }

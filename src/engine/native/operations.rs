@@ -9,6 +9,7 @@
 //! does the same, so that they can be compared closely.
 
 use super::adapters::LoraWeights;
+use super::kv_format;
 use super::ragged_batch::Rows;
 use super::rope::{RopeTables, distinct_ropes};
 use crate::engine::timeline::MonotonicTimeline;
@@ -459,23 +460,29 @@ impl PoolShape {
         [self.head_dim, self.value_dim].map(|dim| self.kv_heads * dim * self.block_size)
     }
 
-    /// Elements of K and V of one position in one layer.
-    #[must_use]
-    pub fn position_elements(&self) -> usize {
-        self.kv_heads * (self.head_dim + self.value_dim)
-    }
-
     /// Bytes of one element.
     #[must_use]
     pub fn element_bytes(&self) -> usize {
-        if self.dtype == Dtype::F32 { 4 } else { 2 }
+        kv_format::element_bytes(self.dtype)
+    }
+
+    /// Bytes of the scales of K and V of one position in one layer.
+    #[must_use]
+    pub fn scale_bytes(&self) -> usize {
+        let vectors = if self.value_dim == 0 { self.kv_heads } else { 2 * self.kv_heads };
+        vectors * kv_format::scale_bytes(self.dtype)
+    }
+
+    /// Bytes of K and V of one position in one layer, scales included.
+    #[must_use]
+    pub fn position_bytes(&self) -> usize {
+        self.kv_heads * (self.head_dim + self.value_dim) * self.element_bytes() + self.scale_bytes()
     }
 
     /// Bytes of one block over all layers, K and V.
     #[must_use]
     pub fn block_bytes(&self) -> Bytes {
-        let elements = self.layers * self.position_elements() * self.block_size;
-        Bytes((elements * self.element_bytes()) as u64)
+        Bytes((self.layers * self.position_bytes() * self.block_size) as u64)
     }
 }
 

@@ -10,7 +10,7 @@ mod latent;
 
 use std::ops::Range;
 
-use half::{bf16, f16};
+use half::bf16;
 
 use latent::by_head;
 
@@ -21,11 +21,10 @@ use super::operations::{
     PoolShape, StepLaunch,
 };
 use super::ragged_batch::{Rows, SequenceRows};
-use super::random_kv;
 use super::rope::{RopeTables, rotate};
+use super::{kv_format, random_kv};
 use crate::engine::EngineError;
 use crate::weights::{StoredData, StoredMatrix};
-use hbmark_core::model::Dtype;
 use hbmark_core::units::Bytes;
 
 /// The operations as formulas.
@@ -118,10 +117,9 @@ impl PlainPool {
         let dtype = self.shape.dtype;
         let [keys, values] = &mut self.layers[layer];
         for (cache, new) in [(keys, key), (values, value)] {
-            cache[place.clone()].copy_from_slice(new);
-            for x in &mut cache[place.clone()] {
-                *x = rounded(*x, dtype);
-            }
+            let kept = &mut cache[place.clone()];
+            kept.copy_from_slice(new);
+            kv_format::keep(kept, dtype, kv_format::scale_of(new));
         }
     }
 }
@@ -231,13 +229,7 @@ impl Operations for Oracle {
     }
 
     fn pool(&mut self, shape: PoolShape) -> Result<PlainPool, EngineError> {
-        if !matches!(shape.dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
-            return Err(EngineError::Unsupported {
-                engine: "native".into(),
-                what: format!("K and V in {}", shape.dtype),
-                why: "a pool keeps f32, f16 or bf16".into(),
-            });
-        }
+        kv_format::check(shape.dtype, shape.value_dim == 0)?;
         Ok(PlainPool { shape, layers: vec![Default::default(); shape.layers] })
     }
 
@@ -257,9 +249,7 @@ impl Operations for Oracle {
                 for (number, &block) in blocks.iter().enumerate() {
                     let out = &mut cache[block as usize * elements..(block as usize + 1) * elements];
                     random_kv::fill(seed, layer, number, values, out);
-                    for x in out {
-                        *x = rounded(*x, dtype);
-                    }
+                    kv_format::keep(out, dtype, random_kv::int8_scale());
                 }
             }
         }
@@ -379,8 +369,7 @@ impl Operations for Oracle {
             }
         }
         let norms = head_norms.map_or(0, |(query, key)| query.len() + key.len());
-        let written = 2 * rows.len() * shape.kv_width() * pool.shape.element_bytes();
-        self.moved += (4 * norms + written) as u64;
+        self.moved += (4 * norms + rows.len() * pool.shape.position_bytes()) as u64;
         Ok(())
     }
 
@@ -473,8 +462,7 @@ impl Operations for Oracle {
                     }
                 }
             }
-            let of_position = pool.shape.position_elements() * pool.shape.element_bytes();
-            self.moved += (positions_read(sequence, window) * of_position) as u64;
+            self.moved += (positions_read(sequence, window) * pool.shape.position_bytes()) as u64;
         }
         self.moved += 4 * sinks.map_or(0, Vec::len) as u64;
         Ok(())
@@ -614,7 +602,7 @@ fn as_multiplied(input: &[f32], matrix: &StoredMatrix) -> Vec<f64> {
     match matrix.data {
         StoredData::F32(_) | StoredData::F16(_) => input.iter().map(|&x| x.into()).collect(),
         StoredData::Bf16(_) | StoredData::Fp8 { .. } => {
-            input.iter().map(|&x| rounded(x, Dtype::Bf16).into()).collect()
+            input.iter().map(|&x| bf16::from_f32(x).to_f32().into()).collect()
         }
         StoredData::Int8 { .. }
         | StoredData::Q8_0 { .. }
@@ -630,14 +618,6 @@ fn in_bytes(group: &[f32]) -> impl Iterator<Item = f64> {
     let scale = group.iter().fold(0.0f32, |largest, x| largest.max(x.abs())) / 127.0;
     let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
     group.iter().map(move |x| f64::from((x * inverse).round_ties_even()) * f64::from(scale))
-}
-
-fn rounded(value: f32, dtype: Dtype) -> f32 {
-    match dtype {
-        Dtype::F16 => f16::from_f32(value).to_f32(),
-        Dtype::Bf16 => bf16::from_f32(value).to_f32(),
-        _ => value,
-    }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "activations are kept in f32")]

@@ -9,6 +9,7 @@ use std::sync::LazyLock;
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::kv_format;
 use crate::weights::synthetic::standard_quantile;
 
 /// Draws taken from the generator together: 4 KiB stay in the first cache.
@@ -24,6 +25,12 @@ static QUANTILES: LazyLock<Vec<f32>> = LazyLock::new(|| (0..=u16::MAX).map(stand
 #[must_use]
 pub fn quantiles() -> &'static [f32] {
     &QUANTILES
+}
+
+/// The scale of every vector where such a cache is kept in int8: that of the largest value.
+#[must_use]
+pub fn int8_scale() -> f32 {
+    kv_format::scale_of(&QUANTILES)
 }
 
 /// Fills the K (or, with `values`, the V) of the sequence's n-th block in one layer.

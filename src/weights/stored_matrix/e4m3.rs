@@ -34,7 +34,8 @@ pub fn is_nan(code: u8) -> bool {
     clippy::cast_sign_loss,
     reason = "at most 16 steps of one exponent"
 )]
-pub(super) fn from_f32(value: f32) -> u8 {
+#[must_use]
+pub fn from_f32(value: f32) -> u8 {
     if value.is_nan() {
         return 0;
     }

@@ -591,8 +591,8 @@ pub fn expected_distinct_adapters(shares: &[f64], batch: f64) -> f64 {
     shares.iter().map(|share| 1.0 - (1.0 - share).max(0.0).powf(batch)).sum()
 }
 
-/// Bits beside each vector of a quantised cache: an f16 scale and an f16 zero per token and head, as engines keep integers. Blocks have theirs
-/// inside, and fp8 one for the whole cache.
+/// Bits beside each vector of a quantised cache: an f16 scale and an f16 zero per token and head, or one f32 scale, as engines keep integers. Blocks
+/// have theirs inside, and fp8 one for the whole cache or none.
 fn scale_bits(dtype: Dtype) -> u128 {
     match dtype {
         Dtype::Int8 | Dtype::Int4 => 32,

@@ -264,6 +264,8 @@ impl AttentionPlan {
             let tiles = seen.start / LANES..seen.end.div_ceil(LANES);
             let mut keys = [std::ptr::null::<E>(); CHUNK / LANES];
             let mut values = [std::ptr::null::<E>(); CHUNK / LANES];
+            // Of K and of V.
+            let mut scales = [[std::ptr::null::<f32>(); CHUNK / LANES]; 2];
             for tile in tiles.clone() {
                 let (block, slot) =
                     (tile * LANES / work.rows.block_size, tile * LANES % work.rows.block_size);
@@ -274,6 +276,12 @@ impl AttentionPlan {
                     keys[slot_of] = work.pool.keys::<E>(work.layer, block, unit.head).add(slot * dim);
                     values[slot_of] =
                         work.pool.values::<E>(work.layer, block, unit.head).add(slot * row_stride);
+                    if E::SCALED {
+                        for (scales, of_values) in scales.iter_mut().zip([false, true]) {
+                            scales[slot_of] =
+                                work.pool.scales(work.layer, block, unit.head, of_values).add(slot);
+                        }
+                    }
                 }
             }
             let first_tile = tiles.start - chunk * CHUNK / LANES;
@@ -285,6 +293,9 @@ impl AttentionPlan {
                     row_scores(set, &values, local.clone(), row_stride, queries, scored);
                 } else {
                     scores(set, &keys, tiles.clone(), dim, queries, scored);
+                }
+                if E::SCALED {
+                    multiply_by_scales(&scales[0], tiles.clone(), scored);
                 }
                 if let Some(cap) = shape.softcap {
                     let seen = tiles.start * LANES..tiles.end * LANES;
@@ -305,6 +316,9 @@ impl AttentionPlan {
                         &mut sums[i],
                         &mut running[i * stride..(i + 1) * stride],
                     );
+                }
+                if E::SCALED {
+                    multiply_by_scales(&scales[1], tiles.clone(), scored);
                 }
                 accumulate_pv(set, &values, local, (row_stride, stride), scored, running);
             }
@@ -360,6 +374,25 @@ impl AttentionPlan {
         }
         for out in out {
             *out /= sum;
+        }
+    }
+}
+
+/// Multiplies what belongs to positions of a chunk, of each query, with the scales of their vectors.
+///
+/// # Safety
+/// The pointers of `tiles` are valid for a tile each.
+unsafe fn multiply_by_scales(
+    scales: &[*const f32; CHUNK / LANES],
+    tiles: Range<usize>,
+    of_positions: &mut [f32],
+) {
+    for tile in tiles {
+        // SAFETY: the caller's promise; any 16 f32 are aligned to one.
+        let scales = unsafe { scales[tile].cast::<[f32; LANES]>().read() };
+        for query in of_positions.chunks_exact_mut(CHUNK) {
+            let (query, _) = query[tile * LANES..].as_chunks_mut::<LANES>();
+            query[0].iter_mut().zip(scales).for_each(|(x, scale)| *x *= scale);
         }
     }
 }
@@ -716,6 +749,7 @@ pub fn bytes_read(work: &Attention<'_>) -> usize {
     }
     let per_position =
         if work.pool.is_latent() { shape.head_dim } else { shape.head_dim + work.pool.value_stride };
-    let kept = positions * shape.kv_heads * per_position * work.pool.shape.element_bytes();
+    let of_pool = work.pool.shape;
+    let kept = positions * (shape.kv_heads * per_position * of_pool.element_bytes() + of_pool.scale_bytes());
     kept + 4 * work.sinks.map_or(0, <[f32]>::len)
 }

@@ -4,7 +4,8 @@
 //! position per lane, so that scores are never summed across lanes; V with an element per lane, so that neither are values.
 //!
 //! Within a block of one layer: per head of K, tiles of sixteen positions, `[tile][head_dim][16]`; then per head of V,
-//! `[position][head_dim padded to 16]`. Of latent attention there is K alone, laid out as V is: its first elements are also the value.
+//! `[position][head_dim padded to 16]`; then, where vectors have scales, those of K and of V of each head, a position after another. Of latent
+//! attention there is K alone, laid out as V is: its first elements are also the value.
 #![expect(unsafe_code, reason = "members write slots of shared blocks through pointers")]
 
 use std::ops::Range;
@@ -14,8 +15,9 @@ use half::{bf16, f16};
 use super::huge_pages::Pages;
 use super::simd::{LANES, Simd};
 use crate::engine::EngineError;
+use crate::engine::native::kv_format;
 use crate::engine::native::operations::PoolShape;
-use hbmark_core::model::Dtype;
+use crate::weights::stored_matrix::e4m3;
 
 /// Bytes of blocks that are mapped together.
 const SLAB_BYTES: usize = 32 << 20;
@@ -25,6 +27,8 @@ const PAGE: usize = 4096;
 
 /// An element of the cache.
 pub trait Element: Copy + Send + Sync + 'static {
+    /// Each vector has a scale, by whose inverse elements are multiplied before they are narrowed.
+    const SCALED: bool = false;
     /// Nearest element.
     fn narrow(value: f32) -> Self;
     /// Sixteen elements, widened.
@@ -70,6 +74,36 @@ impl Element for f16 {
     }
 }
 
+/// An element in fp8.
+#[derive(Debug, Clone, Copy)]
+#[repr(transparent)]
+pub struct E4m3(u8);
+
+impl Element for E4m3 {
+    #[inline(always)]
+    fn narrow(value: f32) -> Self {
+        Self(e4m3::from_f32(value))
+    }
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const Self) -> S::Floats {
+        // SAFETY: the caller's promise; no code that was narrowed is NaN.
+        unsafe { S::mul(S::load_e4m3(from.cast()), S::splat(e4m3::BELOW_F16)) }
+    }
+}
+
+impl Element for i8 {
+    const SCALED: bool = true;
+    #[inline(always)]
+    fn narrow(value: f32) -> Self {
+        kv_format::code(value)
+    }
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const Self) -> S::Floats {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_i8(from) }
+    }
+}
+
 /// Blocks of all layers.
 #[derive(Debug)]
 pub struct CachePool {
@@ -92,9 +126,7 @@ impl CachePool {
         if shape.block_size == 0 || !shape.block_size.is_multiple_of(LANES) {
             return refuse(format!("blocks of {} positions", shape.block_size), "a multiple of 16 is needed");
         }
-        if !matches!(shape.dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
-            return refuse(format!("a KV cache in {}", shape.dtype), "it keeps f32, f16 or bf16");
-        }
+        kv_format::check(shape.dtype, shape.value_dim == 0)?;
         let mut pool = Self {
             shape,
             value_stride: match shape.value_dim {
@@ -125,9 +157,14 @@ impl CachePool {
         self.shape.block_size * self.value_stride
     }
 
+    /// Bytes of K and V of one block of one layer.
+    fn element_bytes(&self) -> usize {
+        self.shape.kv_heads * (self.key_elements() + self.value_elements()) * self.shape.element_bytes()
+    }
+
     /// Bytes of one block of one layer.
     fn layer_bytes(&self) -> usize {
-        self.shape.kv_heads * (self.key_elements() + self.value_elements()) * self.shape.element_bytes()
+        self.element_bytes() + self.shape.block_size * self.shape.scale_bytes()
     }
 
     /// Bytes of one block over all layers, padding included.
@@ -198,14 +235,27 @@ impl CachePool {
         self.at(layer, block, self.shape.kv_heads * self.key_elements() + head * self.value_elements())
     }
 
-    fn at<E: Element>(&self, layer: usize, block: usize, element: usize) -> *mut E {
+    /// The first scale of K (or, with `values`, of V) of a head in a block: `[block_size]`. Null where vectors have none.
+    ///
+    /// # Panics
+    /// When the block was never reserved.
+    #[must_use]
+    pub fn scales(&self, layer: usize, block: usize, head: usize, values: bool) -> *mut f32 {
+        if self.shape.scale_bytes() == 0 {
+            return std::ptr::null_mut();
+        }
+        let vector = 2 * head + usize::from(values);
+        self.at::<f32>(layer, block, self.element_bytes() / size_of::<f32>() + vector * self.shape.block_size)
+    }
+
+    fn at<E>(&self, layer: usize, block: usize, element: usize) -> *mut E {
         let slab = &self.slabs[block / self.blocks_per_slab];
         let offset = block % self.blocks_per_slab * self.block_bytes() + layer * self.layer_bytes();
         // SAFETY: the slab has `blocks_per_slab` blocks of `block_bytes`, and the element lies within its layer's part.
         unsafe { slab.as_ptr().cast_mut().add(offset + element * size_of::<E>()).cast() }
     }
 
-    /// Writes K and V of one head at a slot.
+    /// Writes K and V of one head at a slot; `scales` are those of both, where vectors have any.
     ///
     /// # Safety
     /// `E` is the pool's dtype, nothing else reads or writes this slot and head meanwhile.
@@ -217,8 +267,8 @@ impl CachePool {
         layer: usize,
         (block, slot): (usize, usize),
         head: usize,
-        key: &[f32],
-        value: &[f32],
+        [key, value]: [&[f32]; 2],
+        scales: [f32; 2],
     ) {
         let dim = self.shape.head_dim;
         assert!(
@@ -228,11 +278,19 @@ impl CachePool {
         let keys = self.keys::<E>(layer, block, head);
         let values = self.values::<E>(layer, block, head);
         let tile = slot / LANES * dim * LANES + slot % LANES;
+        let mut factors = [1.0; 2];
+        if E::SCALED {
+            factors = scales.map(kv_format::inverse);
+            for (scale, values) in scales.into_iter().zip([false, true]) {
+                // SAFETY: as below.
+                unsafe { self.scales(layer, block, head, values).add(slot).write(scale) };
+            }
+        }
         for (d, (key, value)) in key.iter().zip(value).enumerate() {
             // SAFETY: within the head's part of the block, which nothing else touches.
             unsafe {
-                keys.add(tile + d * LANES).write(E::narrow(*key));
-                values.add(slot * self.value_stride + d).write(E::narrow(*value));
+                keys.add(tile + d * LANES).write(E::narrow(*key * factors[0]));
+                values.add(slot * self.value_stride + d).write(E::narrow(*value * factors[1]));
             }
         }
     }
@@ -271,6 +329,14 @@ macro_rules! with_element {
             }
             hbmark_core::model::Dtype::F16 => {
                 type $element = half::f16;
+                $body
+            }
+            hbmark_core::model::Dtype::Fp8 => {
+                type $element = crate::engine::native::cpu::cache::E4m3;
+                $body
+            }
+            hbmark_core::model::Dtype::Int8 => {
+                type $element = i8;
                 $body
             }
             _ => {

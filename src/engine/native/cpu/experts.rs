@@ -16,10 +16,11 @@ use super::super::operations::{
 };
 use super::gates::activated;
 use super::linear::{self, FusedMatrix, multiply_picked, panels_per_unit};
+use super::lora::Added;
 use super::packed_activations::PackedActivations;
 use super::simd::LANES;
 use super::thread_team::{DisjointSlice, Worker};
-use super::{CpuBuffer, CpuOperations, FINISH, MULTIPLY, PREPARE, bias_of, valid_rows};
+use super::{CpuBuffer, CpuOperations, FINISH, MULTIPLY, PREPARE, bias_of, store_sums, valid_rows};
 
 /// An expert of a row, and its share in the sum.
 #[derive(Debug, Clone, Copy, Default)]
@@ -245,13 +246,8 @@ impl CpuOperations {
             });
             worker.barrier();
             let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
-                for (i, sums) in sums.iter().enumerate() {
-                    let place = router.place(first + i);
-                    let valid = valid_rows(router, place);
-                    let at = row * width + place.panel * LANES;
-                    // SAFETY: members have different panels.
-                    unsafe { logits.part(at..at + valid) }.copy_from_slice(&sums[..valid]);
-                }
+                // SAFETY: members have different panels.
+                unsafe { store_sums(router, logits, width, &Added::NONE, (first, row), sums) };
             };
             // SAFETY: the rows were packed before the barrier, for this matrix.
             unsafe { linear::multiply(set, worker, MULTIPLY, router, &writer, count, store) };

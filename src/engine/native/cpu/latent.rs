@@ -10,11 +10,12 @@ use super::super::ragged_batch::Rows;
 use super::super::rope::{RopeTables, rotate};
 use super::cache::with_element;
 use super::linear::{self, FusedMatrix, panels_per_unit};
+use super::lora::Added;
 use super::packed_activations::InputWriter;
 use super::simd::{InstructionSet, LANES};
 use super::thread_team::{DisjointSlice, Worker};
 use super::{
-    CachePool, CpuBuffer, CpuOperations, FINISH, MULTIPLY, NORM, PREPARE, bias_of, norm_factor, valid_rows,
+    CachePool, CpuBuffer, CpuOperations, FINISH, MULTIPLY, NORM, PREPARE, norm_factor, store_sums, valid_rows,
 };
 
 /// The product of each head's input with its own part of a matrix.
@@ -89,15 +90,8 @@ impl CpuOperations {
             });
             worker.barrier();
             let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
-                for (i, sums) in sums.iter().enumerate() {
-                    let place = matrix.place(first + i);
-                    let valid = valid_rows(matrix, place);
-                    let at = row * width + place.part * queries + place.panel * LANES;
-                    // SAFETY: members have different panels.
-                    let out = unsafe { projected.part(at..at + valid) };
-                    out.copy_from_slice(&sums[..valid]);
-                    out.iter_mut().zip(bias_of(matrix, place)).for_each(|(out, bias)| *out += bias);
-                }
+                // SAFETY: members have different panels.
+                unsafe { store_sums(matrix, projected, width, &Added::NONE, (first, row), sums) };
             };
             // SAFETY: the rows were packed before the barrier, for this matrix.
             unsafe { linear::multiply(set, worker, MULTIPLY, matrix, &writer, count, store) };
@@ -130,7 +124,7 @@ impl CpuOperations {
         });
         let of_queries = weights.query.as_ref().map_or(0, |(norm, _)| norm.len());
         let norms = weights.norm.len() + weights.latent_norm.len() + of_queries;
-        let written = count * pool.shape.position_elements() * pool.shape.element_bytes();
+        let written = count * pool.shape.position_bytes();
         self.moved += (matrix.bytes() + 4 * norms + written) as u64;
     }
 
@@ -164,13 +158,8 @@ impl CpuOperations {
                 });
                 worker.barrier();
                 let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
-                    for (i, sums) in sums.iter().enumerate() {
-                        let place = matrix.place(first + i);
-                        let at = row * width + place.panel * LANES;
-                        let valid = valid_rows(matrix, place);
-                        // SAFETY: members have different panels.
-                        unsafe { projected.part(at..at + valid) }.copy_from_slice(&sums[..valid]);
-                    }
+                    // SAFETY: members have different panels.
+                    unsafe { store_sums(matrix, projected, width, &Added::NONE, (first, row), sums) };
                 };
                 // SAFETY: the rows were packed before the barrier, for this matrix.
                 unsafe { linear::multiply(set, worker, MULTIPLY, matrix, writer, count, store) };

@@ -49,6 +49,9 @@ impl LoraDelta {
 }
 
 impl Added<'_> {
+    /// Nothing to add.
+    pub(super) const NONE: Self = Added { values: &[], width: 0 };
+
     /// Adds to the outputs from `first` on of a row.
     #[inline]
     pub(super) fn add(&self, row: usize, first: usize, out: &mut [f32]) {

@@ -46,6 +46,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_f16(from: *const u16) -> Self::Floats;
     /// Sixteen codes of e4m3, none of them NaN, as a 256th of their values: the f16 that a code is when it is moved up by seven places.
     unsafe fn load_e4m3(from: *const u8) -> Self::Floats;
+    /// Sixteen signed bytes, as floats.
+    unsafe fn load_i8(from: *const i8) -> Self::Floats;
     unsafe fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// The larger of both; b where either is no number.
@@ -350,6 +352,7 @@ mod tests {
             S::store(out.add(240), exp::<S>(S::splat(f32::NAN)));
             S::store(out.add(256), tanh::<S>(S::splat(f32::NAN)));
             S::store(out.add(272), S::load_e4m3(codes.as_ptr()));
+            S::store(out.add(288), S::load_i8(bytes.as_ptr().cast()));
         }
     }
     dispatch! { fn check_on(out: *mut f32) = check }
@@ -357,8 +360,8 @@ mod tests {
     #[test]
     fn every_set_computes_what_its_methods_say() {
         for set in InstructionSet::available() {
-            let mut out = [0.0f32; 288];
-            // SAFETY: the set is available, and `out` has the eighteen vectors that are written.
+            let mut out = [0.0f32; 304];
+            // SAFETY: the set is available, and `out` has the nineteen vectors that are written.
             unsafe { check_on(set, out.as_mut_ptr()) };
             for lane in 0..16 {
                 let i = lane as f32;
@@ -379,6 +382,7 @@ mod tests {
                 assert!(out[240 + lane].is_nan() && out[256 + lane].is_nan(), "{set:?}");
                 let code = e4m3::to_f32((lane * 17 + 1) as u8 & 0xbf);
                 assert_eq!(out[272 + lane] * e4m3::BELOW_F16, code, "{set:?}");
+                assert_eq!(out[288 + lane], f32::from((lane * 5 + 3) as u8 as i8), "{set:?}");
                 let word = u32::from_le_bytes(std::array::from_fn(|k| byte(k) as u8));
                 let moved = (word << 4 | (word >> 11 & 0x0f0f)).to_le_bytes();
                 for index in 0..4 {

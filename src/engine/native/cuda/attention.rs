@@ -131,13 +131,9 @@ impl<D: Device> DecodeAttention<'_, D> {
             return launch_mismatch(device, "decode_attention", format!("heads of {dim}"));
         }
         let sinks = sinks_argument(device, "decode_attention", shape, *sinks)?;
-        let (dtype, known_dim) = match pool.shape.dtype {
-            Dtype::F32 => ("f32", 0),
-            Dtype::F16 => ("f16", if matches!(dim, 64 | 128) { dim } else { 0 }),
-            _ => ("bf16", if matches!(dim, 64 | 128) { dim } else { 0 }),
-        };
+        let known_dim = if matches!(dim, 64 | 128) && pool.shape.dtype != Dtype::F32 { dim } else { 0 };
         device.launch(&KernelLaunch {
-            kernel: format!("decode_attention_{dtype}_g{}_d{known_dim}", cut.together),
+            kernel: format!("decode_attention_{}_g{}_d{known_dim}", pool.shape.dtype, cut.together),
             grid: [word(*rows), word(shape.kv_heads * cut.chunks), word(cut.splits)],
             threads: THREADS,
             shared_bytes: word(cut.shared_bytes(dim)),
@@ -173,7 +169,7 @@ impl KvSplitPlan {
     pub fn bytes(&self, rows: &Rows, window: Option<usize>, pool: &PoolShape) -> u64 {
         let seen = |position: u32| (position as usize + 1).min(window.unwrap_or(usize::MAX));
         let positions: usize = rows.positions.iter().map(|position| seen(*position)).sum();
-        (positions * self.chunks * position_bytes(pool)) as u64
+        (positions * self.chunks * pool.position_bytes()) as u64
     }
 }
 
@@ -195,7 +191,7 @@ impl AttentionCut {
         match self {
             Self::Rows(cut) => cut.bytes(rows, window, pool),
             Self::Tiles { group } => tile_bytes(rows, *group, window, pool),
-            Self::Latents(cut) => cut.bytes(rows, position_bytes(pool)),
+            Self::Latents(cut) => cut.bytes(rows, pool.position_bytes()),
         }
     }
 }
@@ -212,12 +208,7 @@ fn tile_bytes(rows: &Rows, group: usize, window: Option<usize>, pool: &PoolShape
         (0..queries).step_by(QUERIES).map(of_tile).sum::<usize>()
     };
     let positions: usize = rows.sequences.iter().map(of_sequence).sum();
-    (positions * position_bytes(pool)) as u64
-}
-
-/// Bytes of K and V of one position in one layer.
-fn position_bytes(pool: &PoolShape) -> usize {
-    pool.position_elements() * pool.element_bytes()
+    (positions * pool.position_bytes()) as u64
 }
 
 /// Attention of all rows of each sequence together.
@@ -242,9 +233,12 @@ pub struct PrefillAttention<'a, D: Device> {
     pub arrived: u64,
 }
 
-/// Dynamic shared memory: two tiles of K and of V, in whose place splits are then merged.
+/// Dynamic shared memory: two tiles of K and of V, in whose place splits are then merged; of elements of one byte also the one of both that they
+/// are widened to, and their scales.
 fn prefill_shared_bytes(known_dim: usize, element_bytes: usize, splits: usize) -> usize {
-    (2 * 2 * POSITIONS * known_dim * element_bytes).max(4 * QUERIES * splits)
+    let elements = 2 * POSITIONS * known_dim;
+    let widened = if element_bytes == 1 { 2 * elements + 2 * 2 * POSITIONS * 4 } else { 0 };
+    (2 * elements * element_bytes + widened).max(4 * QUERIES * splits)
 }
 
 /// Places for the sequences of a step, and rows of the longest, at which its attention is launched. Both are powers of two where steps come again,
@@ -327,10 +321,9 @@ impl<D: Device> PrefillAttention<'_, D> {
         else {
             return launch_mismatch(device, "prefill_attention", format!("heads of {dim}"));
         };
-        let dtype = if pool.shape.dtype == Dtype::F16 { "f16" } else { "bf16" };
         let launched = QueryTiles::of(rows);
         device.launch(&KernelLaunch {
-            kernel: format!("prefill_attention_{dtype}_d{known_dim}"),
+            kernel: format!("prefill_attention_{}_d{known_dim}", pool.shape.dtype),
             grid: [word(launched.tiles(group) * splits), word(shape.kv_heads), word(launched.sequences)],
             threads: PREFILL_THREADS,
             shared_bytes: word(prefill_shared_bytes(known_dim, pool.shape.element_bytes(), *splits)),

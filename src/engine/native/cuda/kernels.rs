@@ -11,6 +11,7 @@ use super::step::{Pool, StepState};
 use super::tensor_core_linear::{self, Prepare, TiledWorkspace};
 use crate::engine::EngineError;
 use crate::engine::native::operations::{AttentionShape, Gate};
+use crate::engine::native::random_kv;
 use hbmark_core::model::Dtype;
 
 /// Threads of a block of the streaming product, its warps, 16-byte vectors of a row that a warp takes in a step, and shared memory for weights on
@@ -197,6 +198,8 @@ impl<D: Device> FillKv<'_, D> {
                 U64(pool.layer_bytes() as u64),
                 size(elements),
                 size(parts),
+                size(pool.shape.head_dim),
+                F32(if pool.shape.scale_bytes() > 0 { random_kv::int8_scale() } else { 0.0 }),
             ],
         })
     }
@@ -568,7 +571,8 @@ impl<D: Device> NormQkv<'_, D> {
             );
             return launch_mismatch(device, "norm_qkv", what);
         }
-        if pool.shape.dtype != cache_dtype(weights.format) || pool.shape.head_dim != shape.head_dim {
+        let fits = pool.has_narrow_elements() || pool.shape.dtype == cache_dtype(weights.format);
+        if !fits || pool.shape.head_dim != shape.head_dim {
             let what = format!("{} weights with a {} cache", weights.format.name(), pool.shape.dtype);
             return launch_mismatch(device, "norm_qkv", what);
         }
@@ -601,7 +605,7 @@ impl<D: Device> NormQkv<'_, D> {
             size(pool.block_shift() as usize),
         ];
         let bytes = stream(device, "norm_qkv", weights, *rows, tuning, arguments)?;
-        if head_norms.is_some() && shape.joint_norms {
+        if self.projected != 0 && self.arrived == 0 {
             self.finish_heads(device)?;
         }
         Ok(bytes + self.extra_bytes())
@@ -611,13 +615,12 @@ impl<D: Device> NormQkv<'_, D> {
     fn extra_bytes(&self) -> u64 {
         let norms = self.norm.map_or(0, |norm| norm.width)
             + self.head_norms.map_or(0, |(query, key)| query.width + key.width);
-        let written = 2 * self.rows * self.shape.kv_width() * self.pool.shape.element_bytes();
-        (4 * norms + written) as u64
+        (4 * norms + self.rows * self.pool.shape.position_bytes()) as u64
     }
 
     fn launch_on_tensor_cores(&self, device: &mut D, workspace: TiledWorkspace) -> Result<u64, EngineError> {
         let TiledWorkspace { prepared, by_library, .. } = workspace;
-        let Self { rows, shape, weights, head_norms, .. } = self;
+        let Self { rows, shape, weights, .. } = self;
         let norm = self.norm.map(|norm| (norm, shape.norm_eps));
         let input = D::address(&self.hidden.memory);
         Prepare { rows: *rows, input, row_of: 0, norm, parts: None }.launch(device, weights, prepared)?;
@@ -626,7 +629,7 @@ impl<D: Device> NormQkv<'_, D> {
         } else {
             tensor_core_linear::multiply(device, "qkv", *rows, weights, prepared, self.head_arguments())?
         };
-        if by_library || head_norms.is_some() {
+        if self.projected != 0 {
             self.finish_heads(device)?;
         }
         Ok(bytes + self.extra_bytes())
@@ -662,7 +665,7 @@ impl<D: Device> NormQkv<'_, D> {
         let mut arguments = self.head_arguments();
         arguments.extend([I32(i32::from(shape.joint_norms)), size(weights.outputs)]);
         device.launch(&KernelLaunch {
-            kernel: format!("finish_heads_{}", cache_dtype(weights.format)),
+            kernel: format!("finish_heads_{}", self.pool.shape.dtype),
             grid: [word(*rows), word((shape.heads + 2 * shape.kv_heads).div_ceil(WARPS)), 1],
             threads: THREADS,
             shared_bytes: 0,

@@ -47,15 +47,6 @@ impl DeviceRows {
     }
 }
 
-/// The dtype of a cache, as kernels are named.
-fn dtype_name(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::F32 => "f32",
-        Dtype::F16 => "f16",
-        _ => "bf16",
-    }
-}
-
 /// Whether a pool keeps one vector of so many elements for each position.
 fn keeps<D: Device>(pool: &Pool<D>, width: usize) -> bool {
     let PoolShape { kv_heads, head_dim, value_dim, .. } = pool.shape;
@@ -172,7 +163,7 @@ impl<D: Device> FinishLatent<'_, D> {
         }
         let (cosines, sines) = step.angles(attention.rope);
         device.launch(&KernelLaunch {
-            kernel: format!("latent_finish_{}", dtype_name(pool.shape.dtype)),
+            kernel: format!("latent_finish_{}", pool.shape.dtype),
             grid: [word(*rows), 1, 1],
             threads: 64,
             shared_bytes: 0,
@@ -480,7 +471,7 @@ impl<D: Device> LatentAttention<'_, D> {
             }
         };
         device.launch(&KernelLaunch {
-            kernel: format!("latent_attention_{kind}{}", dtype_name(pool.shape.dtype)),
+            kernel: format!("latent_attention_{kind}{}", pool.shape.dtype),
             grid: grid.map(word),
             threads: THREADS,
             shared_bytes: word(shared),

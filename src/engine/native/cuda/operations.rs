@@ -27,10 +27,11 @@ use crate::engine::native::operations::{
     LatentWeights, LinearPart, Operations, PoolShape, StepLaunch,
 };
 use crate::engine::native::ragged_batch::Rows;
-use crate::engine::native::random_kv;
 use crate::engine::native::rope::RopeTables;
+use crate::engine::native::{kv_format, random_kv};
 use crate::engine::{EngineError, Timeline};
 use crate::weights::StoredMatrix;
+use crate::weights::stored_matrix::e4m3;
 use hbmark_core::model::Dtype;
 use hbmark_core::units::Bytes;
 
@@ -454,6 +455,7 @@ impl<D: Device> Operations for CudaOperations<D> {
             );
         }
         let widest = if shape.value_dim == 0 { MAX_LATENT_WIDTH } else { MAX_HEAD_DIM };
+        kv_format::check(shape.dtype, shape.value_dim == 0)?;
         if !shape.head_dim.is_multiple_of(8) || shape.head_dim > widest {
             return super::super::refuse(
                 format!("heads of {} on {}", shape.head_dim, self.device.name()),
@@ -473,7 +475,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         }
         if self.quantiles.as_ref().is_none_or(|(dtype, _)| *dtype != pool.shape.dtype) {
             let mut bytes = Vec::new();
-            narrow_into(random_kv::quantiles(), pool.shape.dtype, &mut bytes);
+            narrow_into(random_kv::quantiles(), pool.shape.dtype, random_kv::int8_scale(), &mut bytes);
             let memory = self.device.allocate(bytes.len())?;
             self.device.upload(&memory, 0, &bytes)?;
             self.quantiles = Some((pool.shape.dtype, memory));
@@ -585,12 +587,19 @@ impl<D: Device> Operations for CudaOperations<D> {
     ) -> Result<(), EngineError> {
         let workspace = self.tiled_workspace(rows.len(), &weights.qkv)?;
         let heads = shape.heads + 2 * shape.kv_heads;
-        if weights.head_norms.is_some() || workspace.is_some_and(|workspace| workspace.by_library) {
-            self.sums_workspace(rows.len(), heads * shape.head_dim)?;
-        }
-        if weights.head_norms.is_some() && !shape.joint_norms {
+        let narrow = pool.has_narrow_elements();
+        let by_library = workspace.is_some_and(|workspace| workspace.by_library);
+        let projected = if weights.head_norms.is_some() || narrow || by_library {
+            self.sums_workspace(rows.len(), heads * shape.head_dim)?
+        } else {
+            0
+        };
+        let arrived = if weights.head_norms.is_some() && !shape.joint_norms && !narrow {
             self.grow(|space| &mut space.heads_arrived, 4 * rows.len() * heads, &[0])?;
-        }
+            self.workspace.heads_arrived.address()
+        } else {
+            0
+        };
         let kernel = NormQkv {
             rows: rows.len(),
             shape: *shape,
@@ -602,8 +611,8 @@ impl<D: Device> Operations for CudaOperations<D> {
             pool,
             layer,
             query,
-            projected: self.workspace.projected.address(),
-            arrived: if shape.joint_norms { 0 } else { self.workspace.heads_arrived.address() },
+            projected,
+            arrived,
             workspace,
         };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
@@ -732,12 +741,11 @@ impl<D: Device> Operations for CudaOperations<D> {
             return Ok(());
         }
         let cut = KvSplitPlan::new(&self.device, shape, rows.len(), longest, self.tuning);
-        let format = match pool.shape.dtype {
-            Dtype::F32 => KernelFormat::F32,
-            Dtype::F16 => KernelFormat::F16,
-            _ => KernelFormat::Bf16,
+        let rounded = match pool.shape.dtype {
+            Dtype::F16 => self.round_for_next(out, rows.len(), KernelFormat::F16)?,
+            Dtype::Bf16 => self.round_for_next(out, rows.len(), KernelFormat::Bf16)?,
+            _ => 0,
         };
-        let rounded = self.round_for_next(out, rows.len(), format)?;
         let words = rows.len() * shape.kv_heads * cut.chunks;
         self.splits_workspace(rows.len() * shape.heads * cut.splits, shape.head_dim, words)?;
         let space = &self.workspace;
@@ -985,9 +993,14 @@ impl<D: Device> Operations for CudaOperations<D> {
     }
 }
 
-/// Elements as a pool keeps them.
-pub(super) fn narrow_into(elements: &[f32], dtype: Dtype, bytes: &mut Vec<u8>) {
+/// Elements as a pool keeps them; `scale` is that of int8.
+pub(super) fn narrow_into(elements: &[f32], dtype: Dtype, scale: f32, bytes: &mut Vec<u8>) {
+    let inverse = kv_format::inverse(scale);
     match dtype {
+        Dtype::Fp8 => bytes.extend(elements.iter().map(|x| e4m3::from_f32(*x))),
+        Dtype::Int8 => {
+            bytes.extend(elements.iter().map(|x| kv_format::code(*x * inverse).cast_unsigned()));
+        }
         Dtype::F32 => bytes.extend(elements.iter().flat_map(|x| x.to_le_bytes())),
         Dtype::F16 => bytes.extend(elements.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes())),
         _ => bytes.extend(elements.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes())),

@@ -49,7 +49,13 @@ impl<D: Device> Pool<D> {
     /// Bytes of K and V of a block in one layer.
     #[must_use]
     pub fn layer_bytes(&self) -> usize {
-        self.shape.block_parts().iter().sum::<usize>() * self.shape.element_bytes()
+        self.shape.block_size * self.shape.position_bytes()
+    }
+
+    /// Whether an element is one byte, which no product writes itself.
+    #[must_use]
+    pub fn has_narrow_elements(&self) -> bool {
+        self.shape.element_bytes() == 1
     }
 
     /// log2 of the positions in a block.

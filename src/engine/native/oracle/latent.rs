@@ -1,6 +1,7 @@
 //! Latent attention as formulas: what is kept of a token, and the queries that meet it.
 
-use super::{Fault, Oracle, PlainBuffer, PlainPool, as_multiplied, bytes_of, dot, normed, rounded, to_f32};
+use super::{Fault, Oracle, PlainBuffer, PlainPool, as_multiplied, bytes_of, dot, normed, to_f32};
+use crate::engine::native::kv_format;
 use crate::engine::native::operations::{AttentionShape, LatentShape, LatentWeights, LinearPart};
 use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::rope::{RopeTables, rotate};
@@ -36,12 +37,11 @@ impl Oracle {
                 rotate(&mut kept[kv_rank..], cosines, sines);
             }
             let place = pool.place(rows.slot(row), 0);
-            let dtype = pool.shape.dtype;
-            for (cache, new) in pool.layers[layer][0][place].iter_mut().zip(kept) {
-                *cache = rounded(new, dtype);
-            }
+            let cache = &mut pool.layers[layer][0][place];
+            cache.copy_from_slice(&kept);
+            kv_format::keep(cache, pool.shape.dtype, kv_format::scale_of(&kept));
         }
-        let written = rows.len() * pool.shape.position_elements() * pool.shape.element_bytes();
+        let written = rows.len() * pool.shape.position_bytes();
         let norms = weights.latent_norm.len() + weights.query.as_ref().map_or(0, |(norm, _)| norm.len());
         self.moved += (4 * norms + written) as u64;
     }

@@ -9,7 +9,7 @@ use crate::engine::{DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch}
 use crate::measure::quality::relative_error;
 use crate::weights::Packing;
 use crate::weights::stored_matrix::SuperBlock;
-use hbmark_core::model::{Rope, RopeScaling, test_shapes};
+use hbmark_core::model::{Dtype, Rope, RopeScaling, test_shapes};
 
 fn part(rows: usize, columns: usize, values: &[f32], packing: Packing) -> LinearPart {
     LinearPart { matrix: StoredMatrix::from_f32_rows(rows, columns, values, packing), bias: None }
@@ -291,6 +291,7 @@ fn a_pool_keeps_what_its_dtype_can_hold() {
         (Dtype::F32, key),
         (Dtype::Bf16, [1.0, 171.0 / 512.0]),
         (Dtype::F16, [1.0 + 1.0 / 512.0, 1365.0 / 4096.0]),
+        (Dtype::Fp8, [1.0, 11.0 / 32.0]),
     ] {
         let mut pool = tiny_pool(&mut oracle, dtype);
         pool.write(0, (1, 3), 0, [&key, &[2.0, 3.0]]);
@@ -298,9 +299,15 @@ fn a_pool_keeps_what_its_dtype_can_hold() {
         assert_eq!(pool.layers[0][0][place.clone()], kept);
         assert_eq!(pool.layers[0][1][place], [2.0, 3.0]);
     }
+    // Each vector has its own scale: 127 is the largest of it.
+    let mut pool = tiny_pool(&mut oracle, Dtype::Int8);
+    pool.write(0, (1, 3), 0, [&[0.5, -127.0], &[2.0, 0.25]]);
+    let place = pool.place((1, 3), 0);
+    assert_eq!(pool.layers[0][0][place.clone()], [0.0, -127.0]);
+    assert_close(&pool.layers[0][1][place], &[2.0, 16.0 * 2.0 / 127.0]);
     let shape =
-        PoolShape { layers: 1, kv_heads: 1, head_dim: 2, value_dim: 2, block_size: 16, dtype: Dtype::Int8 };
-    assert!(oracle.pool(shape).unwrap_err().to_string().contains("K and V in int8"));
+        PoolShape { layers: 1, kv_heads: 1, head_dim: 2, value_dim: 2, block_size: 16, dtype: Dtype::Int4 };
+    assert!(oracle.pool(shape).unwrap_err().to_string().contains("a KV cache in int4"));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::engine::native::random_kv;
+use crate::engine::native::{kv_format, random_kv};
 use crate::weights::{Packing, StoredMatrix, StoredTensor};
 use hbmark_core::model::{
     Activation, Architecture, Attention, Biases, Dense, Dtype, Family, FeedForward, Format, FormatRule,
@@ -18,6 +18,8 @@ use hbmark_core::model::{
 /// The dtypes of weights that the native engine multiplies with, but for those in blocks of 256, whose models are wider.
 pub const DTYPES: [Dtype; 8] =
     [Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::Int8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Int4, Dtype::Mxfp4];
+/// Storages of K and V.
+const KV_DTYPES: [Dtype; 5] = [Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::Fp8, Dtype::Int8];
 /// Widths of a head: those of published models, and small ones that are no multiple of a register.
 const HEAD_DIMS: [usize; 8] = [64, 128, 16, 80, 256, 20, 96, 32];
 /// Query heads that share one head of K and V.
@@ -66,8 +68,19 @@ impl Sample {
         if matches!(dtype, Dtype::Q4K | Dtype::Q5K | Dtype::Q6K) {
             architecture = in_blocks_of_256(architecture);
         }
-        let kv_dtype = pick(&[Dtype::F32, Dtype::Bf16, Dtype::F16], &mut random);
+        let kv_dtype = pick(&KV_DTYPES, &mut random);
         Self { architecture, dtype, kv_dtype, seed }
+    }
+
+    /// With K and V as the engine keeps them beside the weights; of two in three `nth` in fp8 or int8, where it can.
+    #[must_use]
+    pub fn with_cache(self, nth: u64) -> Self {
+        let kv_dtype = match nth % 3 {
+            1 if self.architecture.latent.is_none() => Dtype::Fp8,
+            2 if self.architecture.latent.is_none() => Dtype::Int8,
+            _ => crate::engine::native::kv_dtype(self.dtype),
+        };
+        Self { kv_dtype, ..self }
     }
 
     /// [`Self::random`], or [`Self::of_dtype`] where a dtype is given.
@@ -162,6 +175,9 @@ impl Sample {
         }
         if latent {
             sample.architecture = with_latents(sample.architecture, block, &mut random);
+            if kv_format::element_bytes(sample.kv_dtype) == 1 {
+                sample.kv_dtype = Dtype::Bf16;
+            }
         } else if by_sigmoid {
             let a = &mut sample.architecture;
             let dims = pick(&[a.head_dim, a.head_dim / 4 * 2], &mut random);

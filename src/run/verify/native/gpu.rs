@@ -9,7 +9,7 @@ use crate::engine::native::cuda::kernels::Tuning;
 use crate::engine::native::cuda::operations::CudaOperations;
 use crate::engine::native::operations::Operation;
 use crate::engine::native::testing::{Sample, median_tolerance, nth, operation_tolerance, step_tolerance};
-use crate::engine::native::{DEFAULT_BLOCK_SIZE, NativeSession, check_device, kv_dtype};
+use crate::engine::native::{DEFAULT_BLOCK_SIZE, NativeSession, check_device};
 use crate::engine::{DeviceChoice, EngineError, Session};
 use crate::measure::probe::device::DeviceProbe;
 use crate::run::verify::outputs::{FAMILIES, small_model};
@@ -21,14 +21,14 @@ use hbmark_core::model::Dtype;
 const DTYPES: [Dtype; 7] =
     [Dtype::Bf16, Dtype::F16, Dtype::F32, Dtype::Int8, Dtype::Fp8, Dtype::Mxfp4, Dtype::Int4];
 
-/// K and V as the engine keeps them; what its kernels run.
+/// K and V as the engine keeps them by itself or when it is asked; what its kernels run.
 const KIND: Kind = Kind {
     plain: &[Dtype::F32, Dtype::Bf16, Dtype::F16],
     quantised: &[Dtype::Int8, Dtype::Fp8, Dtype::Mxfp4, Dtype::Int4],
     in_blocks: &[],
     draw: |make, dtype, seed| {
         let dtype = dtype.unwrap_or_else(|| nth(&DTYPES, seed));
-        let sample = Sample { kv_dtype: kv_dtype(dtype), ..make(Some(dtype), seed) };
+        let sample = make(Some(dtype), seed).with_cache(seed);
         check_device(&sample.architecture, dtype, DeviceChoice::Cuda(0)).is_ok().then_some(sample)
     },
     mixtures_to_cut: Some(Dtype::F32),
@@ -63,9 +63,13 @@ const TENSOR_CORES: Bounds = Bounds {
 fn on_tensor_cores(operation: Operation, sample: &Sample) -> f64 {
     let plain = operation_tolerance(operation, sample);
     match (operation, sample.dtype) {
-        (Operation::Embed, _) | (_, Dtype::F32) => plain,
         // K and V are seen through an attention.
-        (Operation::Attention | Operation::NormQkv | Operation::LatentDown, _) => plain.max(8e-3),
+        (Operation::Attention | Operation::NormQkv | Operation::LatentDown, _)
+            if sample.kv_dtype != Dtype::F32 =>
+        {
+            plain.max(8e-3)
+        }
+        (Operation::Embed, _) | (_, Dtype::F32) => plain,
         (_, Dtype::F16) => plain.max(3e-3),
         (_, Dtype::Bf16) => plain.max(1e-5),
         _ => plain,
@@ -74,7 +78,7 @@ fn on_tensor_cores(operation: Operation, sample: &Sample) -> f64 {
 
 fn steps_on_tensor_cores(sample: &Sample) -> f64 {
     let plain = step_tolerance(sample);
-    if sample.dtype == Dtype::F32 { plain } else { plain.max(2e-2) }
+    if sample.dtype == Dtype::F32 && sample.kv_dtype == Dtype::F32 { plain } else { plain.max(2e-2) }
 }
 
 /// Bytes of the data check: no multiple of a block.

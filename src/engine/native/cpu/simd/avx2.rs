@@ -4,10 +4,10 @@
 use std::arch::x86_64::{
     __m256, __m256i, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm_and_si128, _mm_loadl_epi64,
     _mm_loadu_si128, _mm_set1_epi16, _mm_setzero_si128, _mm_srai_epi16, _mm_unpacklo_epi8, _mm256_add_epi32,
-    _mm256_add_ps, _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_castsi256_ps, _mm256_cvtepi32_ps,
-    _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_fmadd_ps,
-    _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_max_ps, _mm256_mul_ps, _mm256_or_si256,
-    _mm256_round_ps, _mm256_set1_epi8, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps,
+    _mm256_add_ps, _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_castsi256_ps, _mm256_cvtepi8_epi32,
+    _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32,
+    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_max_ps, _mm256_mul_ps,
+    _mm256_or_si256, _mm256_round_ps, _mm256_set1_epi8, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps,
     _mm256_shuffle_epi8, _mm256_slli_epi16, _mm256_slli_epi32, _mm256_sllv_epi32, _mm256_srai_epi16,
     _mm256_srli_epi16, _mm256_srlv_epi32, _mm256_storeu_ps, _mm256_stream_ps, _mm256_sub_ps,
 };
@@ -89,6 +89,15 @@ impl Simd for Avx2 {
                 // A shift that keeps the sign, without the copy of it that comes into the highest place of the exponent.
                 let moved = _mm_srai_epi16::<1>(high);
                 _mm256_cvtph_ps(_mm_and_si128(moved, _mm_set1_epi16(0xbfff_u16.cast_signed())))
+            })
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self::Floats {
+        // SAFETY: above.
+        unsafe {
+            halves([from, from.add(8)], |p| {
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())))
             })
         }
     }

@@ -77,6 +77,11 @@ impl Simd for Portable {
         codes.map(|code| e4m3::below_f16(code).to_f32())
     }
     #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self::Floats {
+        // SAFETY: valid for sixteen bytes.
+        each(unsafe { from.cast::<[i8; LANES]>().read_unaligned() }, f32::from)
+    }
+    #[inline(always)]
     unsafe fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats {
         both(a, b, |a, b| a + b)
     }

@@ -153,7 +153,7 @@ impl Steps {
             let mut own = Vec::new();
             for (position, vector) in values.chunks_exact(width).enumerate() {
                 let mut bytes = Vec::new();
-                narrow_into(vector, dtype, &mut bytes);
+                narrow_into(vector, dtype, 0.0, &mut bytes);
                 let (block, at) = self.place(sequence, position);
                 let (memory, offset) = self.pool.place(block, LAYER);
                 self.device.upload(memory, offset + at, &bytes).unwrap();
