@@ -49,6 +49,9 @@ check mxfp4 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $qu
 check awq 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $quantised/qwen2-awq --engine native --batch 1,9 --context 17
 check fp8-blocks 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $quantised/qwen3-moe-fp8-block --engine native --batch 1,9 --context 17
 check latent 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $quantised/deepseek-v3-fp8-block --engine native --batch 1,9 --context 17
+for dtype in fp8 int8; do
+    check "kv-$dtype" 0 'SIMULATED DEVICE' "${run[@]}" --engine native --kv-dtype $dtype --batch 1,9
+done
 check verify-steps 0 'verify-3 .*SIMULATED DEVICE' "${run[@]}" --engine native --phase verify --draft-tokens 1,3 --batch 1,3
 check operations 0 'SIMULATED DEVICE' "${run[@]}" --engine native --phase decode --batch 1 --show-ops
 # A share of little memory is walked, and a small product made.

@@ -20,11 +20,10 @@ pub const LARGEST_CODE: f32 = 127.0;
 /// [`EngineError::Unsupported`], naming the dtype.
 pub fn check(dtype: Dtype, latent: bool) -> Result<(), EngineError> {
     match dtype {
-        Dtype::F32 | Dtype::F16 | Dtype::Bf16 => Ok(()),
         Dtype::Fp8 | Dtype::Int8 if latent => {
             refuse(format!("latents in a {dtype} KV cache"), "they are kept in f32, f16 or bf16")
         }
-        Dtype::Fp8 | Dtype::Int8 => Ok(()),
+        Dtype::F32 | Dtype::F16 | Dtype::Bf16 | Dtype::Fp8 | Dtype::Int8 => Ok(()),
         _ => refuse(format!("a KV cache in {dtype}"), "it is kept in f32, f16, bf16, fp8 or int8"),
     }
 }
@@ -72,13 +71,16 @@ pub fn keep(vector: &mut [f32], dtype: Dtype, scale: f32) {
         Dtype::Fp8 => vector.iter_mut().for_each(|x| *x = e4m3::to_f32(e4m3::from_f32(*x))),
         Dtype::Int8 => {
             let inverse = inverse(scale);
-            vector.iter_mut().for_each(|x| *x = f32::from(code(*x * inverse)) * scale);
+            for x in vector {
+                *x = f32::from(code(*x * inverse)) * scale;
+            }
         }
         _ => {}
     }
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "values that the formats hold exactly")]
 mod tests {
     use super::*;
 

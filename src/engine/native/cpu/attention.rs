@@ -161,6 +161,40 @@ pub struct Attention<'a> {
     pub out: DisjointSlice<f32>,
 }
 
+/// Where the tiles of a chunk lie; null where none of them is asked for.
+struct ChunkTiles<E> {
+    keys: [*const E; CHUNK / LANES],
+    values: [*const E; CHUNK / LANES],
+    /// Of K and of V, where vectors have any.
+    scales: [[*const f32; CHUNK / LANES]; 2],
+}
+
+impl Attention<'_> {
+    /// Those of some tiles of one chunk, of a head of K and V.
+    fn tiles_of_chunk<E: Element>(&self, table: &[u32], head: usize, tiles: Range<usize>) -> ChunkTiles<E> {
+        let Self { pool, layer, .. } = *self;
+        let mut found = ChunkTiles {
+            keys: [std::ptr::null(); CHUNK / LANES],
+            values: [std::ptr::null(); CHUNK / LANES],
+            scales: [[std::ptr::null(); CHUNK / LANES]; 2],
+        };
+        for tile in tiles {
+            let (block, slot) = (tile * LANES / self.rows.block_size, tile * LANES % self.rows.block_size);
+            let (block, at) = (table[block] as usize, tile % (CHUNK / LANES));
+            // SAFETY: the slot lies within the block.
+            unsafe {
+                found.keys[at] = pool.keys::<E>(layer, block, head).add(slot * self.shape.head_dim);
+                found.values[at] = pool.values::<E>(layer, block, head).add(slot * pool.value_stride);
+                if E::SCALED {
+                    let of = |values: bool| pool.scales(layer, block, head, values).add(slot).cast_const();
+                    (found.scales[0][at], found.scales[1][at]) = (of(false), of(true));
+                }
+            }
+        }
+        found
+    }
+}
+
 impl AttentionPlan {
     /// Does a member's share. Phases `phase` and `phase + 1` of the job are used.
     ///
@@ -262,28 +296,8 @@ impl AttentionPlan {
             }
             // Blocks may be smaller than a chunk: tiles of sixteen positions are looked up one by one.
             let tiles = seen.start / LANES..seen.end.div_ceil(LANES);
-            let mut keys = [std::ptr::null::<E>(); CHUNK / LANES];
-            let mut values = [std::ptr::null::<E>(); CHUNK / LANES];
-            // Of K and of V.
-            let mut scales = [[std::ptr::null::<f32>(); CHUNK / LANES]; 2];
-            for tile in tiles.clone() {
-                let (block, slot) =
-                    (tile * LANES / work.rows.block_size, tile * LANES % work.rows.block_size);
-                let block = table[block] as usize;
-                let slot_of = tile - chunk * CHUNK / LANES;
-                // SAFETY: the slot lies within the block.
-                unsafe {
-                    keys[slot_of] = work.pool.keys::<E>(work.layer, block, unit.head).add(slot * dim);
-                    values[slot_of] =
-                        work.pool.values::<E>(work.layer, block, unit.head).add(slot * row_stride);
-                    if E::SCALED {
-                        for (scales, of_values) in scales.iter_mut().zip([false, true]) {
-                            scales[slot_of] =
-                                work.pool.scales(work.layer, block, unit.head, of_values).add(slot);
-                        }
-                    }
-                }
-            }
+            let ChunkTiles { keys, values, scales } =
+                work.tiles_of_chunk::<E>(table, unit.head, tiles.clone());
             let first_tile = tiles.start - chunk * CHUNK / LANES;
             let tiles = first_tile..tiles.end - chunk * CHUNK / LANES;
             let local = seen.start - chunk * CHUNK..seen.end - chunk * CHUNK;

@@ -382,7 +382,7 @@ mod tests {
                 assert!(out[240 + lane].is_nan() && out[256 + lane].is_nan(), "{set:?}");
                 let code = e4m3::to_f32((lane * 17 + 1) as u8 & 0xbf);
                 assert_eq!(out[272 + lane] * e4m3::BELOW_F16, code, "{set:?}");
-                assert_eq!(out[288 + lane], f32::from((lane * 5 + 3) as u8 as i8), "{set:?}");
+                assert_eq!(out[288 + lane], f32::from(((lane * 5 + 3) as u8).cast_signed()), "{set:?}");
                 let word = u32::from_le_bytes(std::array::from_fn(|k| byte(k) as u8));
                 let moved = (word << 4 | (word >> 11 & 0x0f0f)).to_le_bytes();
                 for index in 0..4 {
