@@ -118,13 +118,15 @@ __device__ inline float2 widen_pair(unsigned both) {
     return make_float2(widen(T{(unsigned short)both}), widen(T{(unsigned short)(both >> 16)}));
 }
 
-// Four codes of a word as floats, less by unit_of<T>. Moved up by seven places a code of e4m3 is the f16 of a 256th of its value, subnormal ones too.
+// Codes 0 and 2 of a word of e4m3, a 256th of their values: moved up by seven places a code is the f16 of that, subnormal ones too.
+__device__ inline float2 alternate_codes(unsigned word) { return widen_pair<F16>((word & 0x007f007fu) << 7 | (word & 0x00800080u) << 8); }
+
+// Four codes of a word as floats, less by unit_of<T>.
 template <class T>
 __device__ inline void four_codes(unsigned word, float (&out)[4]);
 template <>
 __device__ inline void four_codes<E4m3>(unsigned word, float (&out)[4]) {
-    const auto alternate = [](unsigned codes) { return widen_pair<F16>((codes & 0x007f007fu) << 7 | (codes & 0x00800080u) << 8); };
-    const float2 even = alternate(word), odd = alternate(word >> 8);
+    const float2 even = alternate_codes(word), odd = alternate_codes(word >> 8);
     out[0] = even.x, out[1] = odd.x, out[2] = even.y, out[3] = odd.y;
 }
 template <>

@@ -27,12 +27,6 @@ __device__ inline void gate_up(const LinearInput& in, const LinearWeights& weigh
         gate_up<F, M>({hidden, nullptr, norm, norm_eps, rows, columns}, {data, scales, bias, outputs, vectors, shift}, out, {function, limit}, chunk);     \
     }
 #define KERNELS(dtype, F) KERNEL(dtype, F, 1) KERNEL(dtype, F, 2) KERNEL(dtype, F, 4)
-HBMARK_FOR_EACH_FORMAT(KERNELS)
-KERNELS(mxfp4, FormatMxfp4)
-KERNELS(int4, FormatInt4)
-KERNEL(fp8, FormatFp8, 1)
-KERNEL(fp8, FormatFp8, 2)
-KERNEL(fp8_block, FormatFp8Block, 1)
-KERNEL(fp8_block, FormatFp8Block, 2)
+HBMARK_FOR_EACH_LINEAR(KERNELS, KERNEL)
 #undef KERNELS
 #undef KERNEL

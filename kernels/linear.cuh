@@ -3,8 +3,8 @@
 //   sums[row][output] = scale[output] * Σ_k weights[output][k] * input[row][k] + bias[output]
 //
 // Shapes   values [rows, width] f32; weights [outputs, vectors * COLUMNS], rows padded with zeros to whole 16-byte vectors; scales [outputs]
-//          f32 for int8 and fp8 only; for mxfp4 a byte of e8m0 for each vector, rows padded to words; for int4 and fp8_block a word for 2^shift vectors
-//          of an output, or of every second of 16 outputs; bias [outputs] f32 or null. Outputs come in pairs (2p, 2p + 1): what belongs together is packed together.
+//          f32 for int8 and fp8 only; for mxfp4 a byte of e8m0 for each vector, for mxfp8 for each two, rows padded to words; for nvfp4 as for int8 and
+//          behind it two bytes of e4m3 for each vector; for int4 and fp8_block a word for 2^shift vectors of an output, or of every second of 16 outputs; bias [outputs] f32 or null. Outputs come in pairs (2p, 2p + 1): what belongs together is packed together.
 // Grid     (any, passes of M rows along y, and along z beyond 65,535 of them). Block: 256 threads. Pairs go round the blocks, then round their
 //          warps: a warp owns a pair, a lane 16 bytes of it.
 // Shared   32 KiB of weights on their way, for formats with scales of groups 8 KiB of them, then M rows of inputs, `chunk` columns at a time, in the precision that the weights are multiplied in.
@@ -155,12 +155,8 @@ struct FormatFp8 {
         const uint4* from = (const uint4*)((const Bf16*)inputs + row * chunk + vector * COLUMNS);
         return In{from[0], from[1]};
     }
-    // Codes 0 and 2 of a word as a pair of f16.
-    __device__ static float2 alternate(unsigned word) {
-        return widen_pair<F16>((word & 0x007f007fu) << 7 | (word & 0x00800080u) << 8);
-    }
     __device__ static void four(float& sum, unsigned codes, unsigned first, unsigned second) {
-        const float2 even = alternate(codes), odd = alternate(codes >> 8);
+        const float2 even = alternate_codes(codes), odd = alternate_codes(codes >> 8);
         const float2 a = widen_pair<Bf16>(first), b = widen_pair<Bf16>(second);
         sum += even.x * a.x;
         sum += odd.x * a.y;
@@ -187,8 +183,12 @@ struct LinearWeights {
     __device__ int words() const { return ((vectors - 1) >> shift) + 1; }
 };
 
-// Bytes of a row of scales of a byte each.
-__device__ inline int scale_stride(int vectors) { return (vectors + 3) / 4 * 4; }
+// The word with a vector's scales, of a byte each, which so many vectors of a row share; rows begin at `first`.
+template <int VECTORS_OF_WORD>
+__device__ inline const void* byte_scales(const float* first, const LinearWeights& weights, int output, int vector) {
+    const int words = (weights.vectors + VECTORS_OF_WORD - 1) / VECTORS_OF_WORD;
+    return first + (size_t)output * words + vector / VECTORS_OF_WORD;
+}
 
 // 8-bit floats in blocks, whose columns share an f32; the scales of 16 outputs are those of the first two, the even ones' and the odd ones': outputs
 // that alternate are of two matrices.
@@ -208,6 +208,16 @@ struct FormatFp8Block : FormatFp8 {
         FormatFp8::add(of_vector, w.q, in);
         sum += w.scale * of_vector;
     }
+};
+
+// 8-bit floats, 32 columns of which share a power of two, two vectors of them.
+struct FormatMxfp8 : FormatFp8Block {
+    __device__ static const void* scale_word(const LinearWeights& weights, int output, int vector) {
+        return byte_scales<8>(weights.scales, weights, output, vector);
+    }
+    // 2^8 of 2^(byte - 127), for codes that are 1/256 of their values; no byte is above 246.
+    __device__ static float scale(unsigned byte) { return __uint_as_float((byte + 8) << 23); }
+    __device__ static Wide wide(uint4 v, unsigned word, int vector) { return Wide{v, scale(word >> 8 * (vector / 2 % 4) & 255)}; }
 };
 
 // 4-bit codes, a vector of which meets a group of inputs as int8 has them.
@@ -279,11 +289,38 @@ struct FormatMxfp4 : FourBits {
     // 2^(byte - 127), of which the half meets doubled values; 0 for 0, whose power is denormal.
     __device__ static float half_power(unsigned byte) { return 0.5f * __uint_as_float(byte << 23); }
     __device__ static const void* scale_word(const LinearWeights& weights, int output, int vector) {
-        return (const unsigned char*)weights.scales + (size_t)output * scale_stride(weights.vectors) + vector / 4 * 4;
+        return byte_scales<4>(weights.scales, weights, output, vector);
     }
     __device__ static Wide wide(uint4 v, unsigned word, int vector) {
         return Wide{{four(v.x), four(v.x >> 16), four(v.y), four(v.y >> 16), four(v.z), four(v.z >> 16), four(v.w), four(v.w >> 16)},
                     half_power(word >> 8 * (vector % 4) & 255)};
+    }
+};
+
+// 4-bit floats as those, 16 columns of which share an e4m3, and an output an f32, which has what doubled values and codes moved up lack. The halves of
+// the words of a vector are its first 16 columns and the others.
+struct FormatNvfp4 : FourBits {
+    static constexpr bool SCALED = true;
+    struct Wide {
+        unsigned q[8];
+        float2 scales;
+    };
+    __device__ static const void* scale_word(const LinearWeights& weights, int output, int vector) {
+        return byte_scales<2>(weights.scales + weights.outputs, weights, output, vector);
+    }
+    // Of both halves, by two bytes: 1/256 of them.
+    __device__ static float2 scales(unsigned bytes) { return alternate_codes((bytes & 255) | (bytes & 0xff00) << 8); }
+    __device__ static Wide wide(uint4 v, unsigned word, int vector) {
+        return Wide{{FormatMxfp4::four(v.x), FormatMxfp4::four(v.y), FormatMxfp4::four(v.z), FormatMxfp4::four(v.w), FormatMxfp4::four(v.x >> 16),
+                     FormatMxfp4::four(v.y >> 16), FormatMxfp4::four(v.z >> 16), FormatMxfp4::four(v.w >> 16)},
+                    scales(word >> 16 * (vector % 2))};
+    }
+    __device__ static void add(float& sum, const Wide& w, const In& in) {
+        int first = __dp4a((int)w.q[0], (int)in.first.x, 0), second = __dp4a((int)w.q[4], (int)in.second.x, 0);
+        first = __dp4a((int)w.q[1], (int)in.first.y, first), second = __dp4a((int)w.q[5], (int)in.second.y, second);
+        first = __dp4a((int)w.q[2], (int)in.first.z, first), second = __dp4a((int)w.q[6], (int)in.second.z, second);
+        first = __dp4a((int)w.q[3], (int)in.first.w, first), second = __dp4a((int)w.q[7], (int)in.second.w, second);
+        sum += in.scale * (w.scales.x * (float)first + w.scales.y * (float)second);
     }
 };
 
@@ -503,3 +540,8 @@ __device__ inline void multiply(const LinearInput& in, const LinearWeights& weig
 // A kernel of each format that embeddings and heads have, and number of rows. Four rows beside fp8 would spill on sm_80.
 #define HBMARK_FOR_EACH_FORMAT(KERNEL) \
     KERNEL(bf16, FormatBf16) KERNEL(f16, FormatF16) KERNEL(f32, FormatF32) KERNEL(int8, FormatInt8)
+// The same of linear layers: KERNELS is of a format and each number of rows, KERNEL of one.
+#define HBMARK_FOR_EACH_LINEAR(KERNELS, KERNEL)                                                                   \
+    HBMARK_FOR_EACH_FORMAT(KERNELS) KERNELS(mxfp4, FormatMxfp4) KERNELS(nvfp4, FormatNvfp4) KERNELS(int4, FormatInt4) \
+        KERNEL(fp8, FormatFp8, 1) KERNEL(fp8, FormatFp8, 2) KERNEL(fp8_block, FormatFp8Block, 1)                  \
+            KERNEL(fp8_block, FormatFp8Block, 2) KERNEL(mxfp8, FormatMxfp8, 1) KERNEL(mxfp8, FormatMxfp8, 2)

@@ -56,12 +56,6 @@ __device__ inline void norm_qkv(const LinearInput& in, const LinearWeights& weig
                        {tables, starts, layer_bytes, layer, kv_heads, head_dim, block_shift}, chunk);                                    \
     }
 #define KERNELS(dtype, F) KERNEL(dtype, F, 1) KERNEL(dtype, F, 2) KERNEL(dtype, F, 4)
-HBMARK_FOR_EACH_FORMAT(KERNELS)
-KERNELS(mxfp4, FormatMxfp4)
-KERNELS(int4, FormatInt4)
-KERNEL(fp8, FormatFp8, 1)
-KERNEL(fp8, FormatFp8, 2)
-KERNEL(fp8_block, FormatFp8Block, 1)
-KERNEL(fp8_block, FormatFp8Block, 2)
+HBMARK_FOR_EACH_LINEAR(KERNELS, KERNEL)
 #undef KERNELS
 #undef KERNEL

@@ -3,7 +3,7 @@
 //   out[row][k] = round(hidden[row_of[row]][k] * norm factor * norm[k])
 //
 // Shapes: hidden [any, columns] f32, or with a stride [any, stride], whose `parts`, `apart` columns from one to the next, are so many rows;
-// out [rows, vectors * COLUMNS] in the inputs of a format (tiled.cuh), those of int8, mxfp4 and int4 with their scales behind; row_of [rows] or
+// out [rows, vectors * COLUMNS] in the inputs of a format (tiled.cuh), those of int8, mxfp4, nvfp4 and int4 with their scales behind; row_of [rows] or
 // null; norm [columns] or null.
 // Grid: (rows). Block: 256 threads. Bytes: activations only. Each product needs it once, where the streaming product does it in every
 // block; attention and tiled_gate_up prepare rows of 16-bit floats themselves.
@@ -45,4 +45,5 @@ KERNEL(f16, TiledFloats<F16>)
 KERNEL(int8, TiledInt8)
 KERNEL(fp8, TiledFp8)
 KERNEL(mxfp4, TiledMxfp4)
+KERNEL(nvfp4, TiledNvfp4)
 #undef KERNEL

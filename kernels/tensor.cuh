@@ -1,4 +1,4 @@
-// Tensor-core fragments: 16 × 8 × 16 products of bf16 or f16 with f32 sums, 16 × 8 × 32 of signed bytes with whole ones, and the loads that lay tiles
+// Tensor-core fragments: 16 × 8 × 16 products of bf16 or f16 with f32 sums, 16 × 8 × 32 and 16 × 8 × 16 of signed bytes with whole ones, and the loads that lay tiles
 // out for them.
 //
 // Of a warp, lane t has of A (16 rows × 16) rows t / 4 and t / 4 + 8, columns 2 (t % 4) + {0, 1} and 8 more; of B (16 × 8) rows 2 (t % 4) + {0, 1} and
@@ -53,27 +53,46 @@ __device__ inline void multiply_tile(float (&c)[4], const unsigned (&a)[4], cons
 #endif
 }
 
-// c += a · b, of signed bytes.
-__device__ inline void multiply_bytes(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
 #ifdef HBMARK_EMULATED
+// Of signed bytes, the words of A and B from `first` to `end`, four of each half.
+inline void multiply_words(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2], int first, int end) {
     Fragments mine;
     memcpy(mine.a, a, sizeof mine.a);
     memcpy(mine.b, b, sizeof mine.b);
     const unsigned char* all = hbmark::emulation::exchange(ALL_LANES, "mma of bytes", &mine, sizeof mine);
     const int lane = threadIdx.x % WARP;
-    if (lane == 0) hbmark::emulation::asked().tensor_flops += 16 * 8 * 32;
+    if (lane == 0) hbmark::emulation::asked().tensor_flops += 16 * 8 * 4 * (end - first);
     for (int i = 0; i < 4; ++i) {
         const int row = lane / 4 + (i / 2) * 8, column = 2 * (lane % 4) + i % 2;
-        for (int word = 0; word < 8; ++word) {
+        for (int word = first; word < end; ++word) {
             const unsigned left = hbmark::emulation::brought<Fragments>(all, row % 8 * 4 + word % 4).a[row / 8 + word / 4 * 2];
             const unsigned right = hbmark::emulation::brought<Fragments>(all, column * 4 + word % 4).b[word / 4];
             c[i] = __dp4a((int)left, (int)right, c[i]);
         }
     }
+}
+#endif
+
+// c += a · b, of signed bytes.
+__device__ inline void multiply_bytes(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+#ifdef HBMARK_EMULATED
+    multiply_words(c, a, b, 0, 8);
 #else
     asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+// The same of the first or the second half of what a has in columns and b in rows.
+template <int HALF>
+__device__ inline void multiply_half_of_bytes(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+#ifdef HBMARK_EMULATED
+    multiply_words(c, a, b, 4 * HALF, 4 * HALF + 4);
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a[2 * HALF]), "r"(a[2 * HALF + 1]), "r"(b[HALF]));
 #endif
 }
 

@@ -21,6 +21,8 @@
 // fp8_block   16                  as fp8                                  as fp8; a step is summed, then scaled
 // mxfp4       32                  as int8, in the order in which codes    widened to 8 bits; summed as int8, then scaled on both sides
 // int4        32                  come                                    the same, less their zeros
+// mxfp8       16                  as fp8                                  as fp8_block
+// nvfp4       32                  as int8                                 as mxfp4, each half of a step by itself
 //
 // `put` stores columns column..column + 4 of a prepared row; all lanes of the warp come there together. `put_one` stores a single element of rows that
 // have no padding, where a format has elements of their own.
@@ -28,9 +30,10 @@ template <class T>
 struct TiledFloats {
     using Cache = T;
     // Vectors of inputs that meet 8 vectors of weights, and scales that come with those inputs; whether outputs have scales, and groups of their columns,
-    // which come with so many bytes for each vector.
+    // which come with so many bytes for 8 vectors.
     static constexpr int INPUT_VECTORS = 8, COLUMNS = 8, GROUPS_OF_INPUTS = 0, SCALE_BYTES = 0;
     static constexpr bool SCALED = false, GROUP_SCALED = false;
+    using Scale = float;
     __device__ static void put(uint4* out, int, int vectors, int row, int column, float4 x, bool inside) {
         if (inside) ((uint2*)(out + (size_t)row * vectors))[column / 4] = uint2{pair<T>(x.x, x.y), pair<T>(x.z, x.w)};
     }
@@ -56,6 +59,7 @@ struct TiledInt8 {
     using Cache = Bf16;
     static constexpr int INPUT_VECTORS = 8, COLUMNS = 16, GROUPS_OF_INPUTS = 4, SCALE_BYTES = 0;
     static constexpr bool SCALED = true, GROUP_SCALED = false;
+    using Scale = float;
     // The scales lie behind all rows: a vector of four for every 8 vectors of a row.
     __device__ static void put(uint4* out, int rows, int vectors, int row, int column, float4 x, bool inside) {
         float scale;
@@ -96,6 +100,7 @@ struct TiledFp8 {
     using Cache = Bf16;
     static constexpr int INPUT_VECTORS = 16, COLUMNS = 16, GROUPS_OF_INPUTS = 0, SCALE_BYTES = 0;
     static constexpr bool SCALED = true, GROUP_SCALED = false;
+    using Scale = float;
     __device__ static void put(uint4* out, int, int vectors, int row, int column, float4 x, bool inside) {
         if (!inside) return;
         unsigned* to = (unsigned*)(out + (size_t)row * vectors * 2) + column / 16 * 8 + column % 16 / 4;
@@ -119,7 +124,7 @@ struct TiledFp8 {
 
 struct TiledFp8Block : TiledFp8 {
     static constexpr bool SCALED = false, GROUP_SCALED = true, WITH_ZEROS = false;
-    static constexpr int SCALE_BYTES = 4;
+    static constexpr int SCALE_BYTES = 32;
     using Format = FormatFp8Block;
     __device__ static float scale(const unsigned char* of_vector) { return FormatFp8Block::scale(*(const unsigned*)of_vector); }
     __device__ static void add(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&)[2], const float (&outputs)[2]) {
@@ -130,19 +135,30 @@ struct TiledFp8Block : TiledFp8 {
     }
 };
 
+struct TiledMxfp8 : TiledFp8Block {
+    static constexpr int SCALE_BYTES = 4;
+    using Format = FormatMxfp8;
+    __device__ static float scale(const unsigned char* of_vector) { return FormatMxfp8::scale(*of_vector); }
+};
+
 // A lane gets a word of a vector, eight neighbouring codes, where it should have four and four that lie 16 columns apart: the inputs are put in the
 // order in which codes come.
 struct TiledFourBits {
     using Cache = Bf16;
     static constexpr int INPUT_VECTORS = 16, COLUMNS = 32, GROUPS_OF_INPUTS = 8;
     static constexpr bool SCALED = false, GROUP_SCALED = true;
+    using Scale = float;
     // The scales lie behind all rows: two vectors of four for every 8 vectors of a row.
     __device__ static void put(uint4* out, int rows, int vectors, int row, int column, float4 x, bool inside) {
+        const int place = column % FourBits::GROUP / 4;
+        put_at(out, rows, vectors, row, column, place % 2 * 4 + place / 2, x, inside);
+    }
+    // The same at a place among the eight fours of a group.
+    __device__ static void put_at(uint4* out, int rows, int vectors, int row, int column, int place, float4 x, bool inside) {
         float scale;
         const unsigned four = FormatInt8::round(x, scale);
-        const int group = column / FourBits::GROUP, place = column % FourBits::GROUP / 4;
-        if (inside) ((unsigned*)(out + (size_t)row * vectors * 2))[group * 8 + place % 2 * 4 + place / 2] = four;
-        const int groups = (vectors + 7) / 8 * 8;
+        const int group = column / FourBits::GROUP, groups = (vectors + 7) / 8 * 8;
+        if (inside) ((unsigned*)(out + (size_t)row * vectors * 2))[group * 8 + place] = four;
         if (place == 0 && group < groups) ((float*)(out + (size_t)rows * vectors * 2))[(size_t)row * groups + group] = scale;
     }
     __device__ static void put_one(unsigned short*, size_t, float) {}
@@ -155,7 +171,7 @@ struct TiledFourBits {
 };
 
 struct TiledMxfp4 : TiledFourBits {
-    static constexpr int SCALE_BYTES = 1;
+    static constexpr int SCALE_BYTES = 8;
     static constexpr bool WITH_ZEROS = false;
     using Format = FormatMxfp4;
     template <int NI>
@@ -165,8 +181,29 @@ struct TiledMxfp4 : TiledFourBits {
     __device__ static float scale(const unsigned char* of_vector) { return FormatMxfp4::half_power(*of_vector); }
 };
 
+// Halves of words are the first 16 columns of a vector and the others: inputs are in order, and each half of a step has a scale.
+struct TiledNvfp4 : TiledMxfp4 {
+    static constexpr int SCALE_BYTES = 16;
+    static constexpr bool SCALED = true;
+    using Format = FormatNvfp4;
+    using Scale = float2;
+    __device__ static void put(uint4* out, int rows, int vectors, int row, int column, float4 x, bool inside) {
+        put_at(out, rows, vectors, row, column, column % FourBits::GROUP / 4, x, inside);
+    }
+    __device__ static float2 scale(const unsigned char* of_vector) { return FormatNvfp4::scales(*(const unsigned short*)of_vector); }
+    __device__ static void add(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&rows)[2], const float2 (&outputs)[2]) {
+        int whole[4] = {};
+        multiply_half_of_bytes<0>(whole, a, b);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[i] += rows[i / 2] * outputs[i % 2].x * (float)whole[i], whole[i] = 0;
+        multiply_half_of_bytes<1>(whole, a, b);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[i] += rows[i / 2] * outputs[i % 2].y * (float)whole[i];
+    }
+};
+
 struct TiledInt4 : TiledFourBits {
-    static constexpr int SCALE_BYTES = 4;
+    static constexpr int SCALE_BYTES = 32;
     static constexpr bool WITH_ZEROS = true;
     using Format = FormatInt4;
     template <int NI>
@@ -229,8 +266,8 @@ __device__ inline void multiply_tile_of_rows(const uint4* inputs, int prepared, 
     const int first_output = blockIdx.x * Z::BN;
     constexpr int V = 8, IV = F::INPUT_VECTORS, STEPS = IV / 2, MI = Z::BM / (16 * Z::WM), NI = Z::BN / (8 * Z::WN);
     constexpr int SV = F::GROUPS_OF_INPUTS / 4, OUTPUTS_AT = Z::BM * IV * 16, SCALES_AT = OUTPUTS_AT + Z::BN * V * 16;
-    // Then a byte or a word for each vector of each output.
-    constexpr int OUTPUT_SCALES_AT = SCALES_AT + Z::BM * SV * 16, STAGE_BYTES = OUTPUT_SCALES_AT + Z::BN * V * F::SCALE_BYTES;
+    // Then the scales of each output.
+    constexpr int OUTPUT_SCALES_AT = SCALES_AT + Z::BM * SV * 16, STAGE_BYTES = OUTPUT_SCALES_AT + Z::BN * F::SCALE_BYTES;
     constexpr int STAGES = Z::template STAGES<STAGE_BYTES>;
     static_assert(STEPS % Z::WK == 0, "warps share the steps of a stage");
     static_assert(Z::WK * Z::BM * Z::BN * 4 <= STAGES * STAGE_BYTES, "sums fit where tiles were");
@@ -239,7 +276,9 @@ __device__ inline void multiply_tile_of_rows(const uint4* inputs, int prepared, 
     const auto load_weights = [&](int at) {
         load_rows<V, Z::TILED_THREADS>(stage(at) + OUTPUTS_AT, weights.data, weights.vectors, first_output, weights.outputs, Z::BN, at);
         if constexpr (F::GROUP_SCALED) {
-            constexpr int WORDS = V * F::SCALE_BYTES / 4;
+            constexpr int WORDS = F::SCALE_BYTES / 4;
+            // Addresses of several at once would spill.
+#pragma unroll 1
             for (int i = threadIdx.x; i < Z::BN * WORDS; i += Z::TILED_THREADS) {
                 const int output = first_output + i / WORDS, vector = at * V + i % WORDS * (V / WORDS);
                 const bool exists = output < weights.outputs && vector < weights.vectors;
@@ -280,12 +319,12 @@ __device__ inline void multiply_tile_of_rows(const uint4* inputs, int prepared, 
         for (int step = wk; step < STEPS; step += Z::WK) {
             unsigned b[NI][2];
             F::outputs(b, tile + OUTPUTS_AT, wn * NI * 8, step, lane);
-            float of_outputs[F::GROUP_SCALED ? NI : 1][2];
+            typename F::Scale of_outputs[F::GROUP_SCALED ? NI : 1][2];
             if constexpr (F::GROUP_SCALED) {
 #pragma unroll
                 for (int n = 0; n < NI; ++n) {
                     const auto of_vector = [&](int output) {
-                        return tile + OUTPUT_SCALES_AT + (((wn * NI + n) * 8 + output) * V + step) * F::SCALE_BYTES;
+                        return tile + OUTPUT_SCALES_AT + ((wn * NI + n) * 8 + output) * F::SCALE_BYTES + step * F::SCALE_BYTES / V;
                     };
                     of_outputs[n][0] = F::scale(of_vector(lane % 4 * 2)), of_outputs[n][1] = F::scale(of_vector(lane % 4 * 2 + 1));
                     if constexpr (F::WITH_ZEROS) F::subtract(b[n], of_vector(lane / 4));
@@ -354,7 +393,8 @@ __device__ inline void multiply_tiled(const uint4* inputs, int rows, const Linea
 // A kernel of each format whose scales are of groups, and tiling.
 #define HBMARK_FOR_EACH_GROUPED(KERNEL)                                                                         \
     HBMARK_FOR_EACH_ROWS(KERNEL, mxfp4, TiledMxfp4) HBMARK_FOR_EACH_ROWS(KERNEL, int4, TiledInt4)               \
-        HBMARK_FOR_EACH_ROWS(KERNEL, fp8_block, TiledFp8Block)
+        HBMARK_FOR_EACH_ROWS(KERNEL, fp8_block, TiledFp8Block) HBMARK_FOR_EACH_ROWS(KERNEL, mxfp8, TiledMxfp8)  \
+            HBMARK_FOR_EACH_ROWS(KERNEL, nvfp4, TiledNvfp4)
 // A kernel of each format and tiling.
 #define HBMARK_FOR_EACH_ROWS(KERNEL, dtype, F) KERNEL(dtype, F, 16) KERNEL(dtype, F, 32) KERNEL(dtype, F, 64) KERNEL(dtype, F, 128)
 #define HBMARK_FOR_EACH_TILING(KERNEL)                                                                              \

@@ -140,15 +140,20 @@ def gptq(weight: torch.Tensor) -> Stored:
     }, values
 
 
+def e2m1_codes(scaled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of codes, the first in the low half of a byte, and what they stand for."""
+    codes = np.abs(np.abs(scaled)[..., None] - E2M1).argmin(axis=-1)
+    values = np.sign(scaled) * E2M1[codes]
+    codes = (codes | (scaled < 0) << 3).astype(np.uint8)
+    return codes[..., 0::2] | codes[..., 1::2] << 4, values
+
+
 def mxfp4_codes(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Blocks and scales of rows, as openai's checkpoints have them, and the values that they stand for."""
     groups = np.ascontiguousarray(weight).reshape(*weight.shape[:-1], -1, 32)
     exponents = np.floor(np.log2(np.abs(groups).max(axis=-1))) - 2
-    scaled = groups / np.exp2(exponents)[..., None]
-    codes = np.abs(np.abs(scaled)[..., None] - E2M1).argmin(axis=-1)
-    values = np.sign(scaled) * E2M1[codes] * np.exp2(exponents)[..., None]
-    codes = (codes | (scaled < 0) << 3).astype(np.uint8)
-    blocks = codes[..., 0::2] | codes[..., 1::2] << 4
+    blocks, values = e2m1_codes(groups / np.exp2(exponents)[..., None])
+    values = values * np.exp2(exponents)[..., None]
     return blocks, (exponents + 127).astype(np.uint8), values.reshape(weight.shape).astype(np.float32)
 
 
@@ -156,6 +161,37 @@ def mxfp4(weight: torch.Tensor) -> Stored:
     blocks, scales, values = mxfp4_codes(weight.numpy())
     packed = torch.from_numpy(blocks.reshape(weight.shape[0], -1))
     return {"weight_packed": packed, "weight_scale": torch.from_numpy(scales)}, torch.from_numpy(values)
+
+
+def nvfp4_codes(weight: torch.Tensor, tensor_scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Packed codes, a scale in e4m3 for every 16 inputs, and the values."""
+    groups = weight.reshape(weight.shape[0], -1, 16)
+    scales = (groups.abs().amax(-1) / float(E2M1[-1]) / tensor_scale).to(torch.float8_e4m3fn)
+    spread = (scales.float() * tensor_scale)[..., None]
+    blocks, values = e2m1_codes((groups / spread).numpy())
+    packed = torch.from_numpy(blocks.reshape(weight.shape[0], -1))
+    return packed, scales, (torch.from_numpy(values) * spread).reshape(weight.shape)
+
+
+def nvfp4_modelopt(weight: torch.Tensor) -> Stored:
+    tensor_scale = weight.abs().amax() / (float(E2M1[-1]) * E4M3_LARGEST)
+    packed, scales, values = nvfp4_codes(weight, tensor_scale)
+    more = {"weight_scale_2": tensor_scale, "input_scale": torch.tensor(0.01)}
+    return {"weight": packed, "weight_scale": scales} | more, values
+
+
+def nvfp4_compressed(weight: torch.Tensor) -> Stored:
+    divisor = float(E2M1[-1]) * E4M3_LARGEST / weight.abs().amax()
+    packed, scales, values = nvfp4_codes(weight, 1 / divisor)
+    return {"weight_packed": packed, "weight_scale": scales, "weight_global_scale": divisor[None]}, values
+
+
+def mxfp8(weight: torch.Tensor) -> Stored:
+    groups = weight.reshape(weight.shape[0], -1, 32)
+    exponents = groups.abs().amax(-1).log2().floor() - 8
+    codes, values = fp8_codes(groups, exponents.exp2()[..., None])
+    scales = (exponents + 127).to(torch.uint8)
+    return {"weight": codes.reshape(weight.shape), "weight_scale": scales}, values.reshape(weight.shape)
 
 
 def compressed(fmt: str, **weights: object) -> Config:
@@ -175,6 +211,7 @@ FP8 = {"quant_method": "fp8", "weight_block_size": list(BLOCK), "activation_sche
 INT4 = {"bits": 4, "group_size": GROUP}
 WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
 MXFP4_WEIGHTS = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+NVFP4_WEIGHTS = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 
 # Name, shape, what is not quantised, writer, `quantization_config`.
 FOLDERS: list[tuple[str, object, torch.dtype, Writer, Config]] = [
@@ -266,6 +303,29 @@ FOLDERS: list[tuple[str, object, torch.dtype, Writer, Config]] = [
         torch.bfloat16,
         mxfp4,
         compressed("mxfp4-pack-quantized", **MXFP4_WEIGHTS, symmetric=True),
+    ),
+    (
+        "llama-nvfp4",
+        LlamaConfig(**DENSE),
+        torch.bfloat16,
+        nvfp4_compressed,
+        compressed("nvfp4-pack-quantized", **NVFP4_WEIGHTS, symmetric=True),
+    ),
+    (
+        "qwen3-moe-nvfp4",
+        Qwen3MoeConfig(
+            **DENSE, head_dim=16, moe_intermediate_size=48, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True
+        ),
+        torch.bfloat16,
+        nvfp4_modelopt,
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "model.layers.*.mlp.gate"]},
+    ),
+    (
+        "llama-mxfp8",
+        LlamaConfig(**DENSE),
+        torch.bfloat16,
+        mxfp8,
+        {"quant_method": "modelopt", "quant_algo": "MXFP8", "ignore": ["lm_head"]},
     ),
 ]
 

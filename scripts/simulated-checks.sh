@@ -46,6 +46,8 @@ check quantised 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model
 check quantised-batch 0 'skipped: .* take one sequence on a GPU' "$hbmark" run --smoke --device cuda --model $models/llama-q8_0.gguf --engine stock --batch 1,3 \
     --context 8
 check mxfp4 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $quantised/gpt-oss-mxfp4 --dtype mxfp4 --engine native --batch 1,9 --context 17
+check nvfp4 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $quantised/qwen3-moe-nvfp4 --engine native --batch 1,9 --context 17
+check mxfp8 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $quantised/llama-mxfp8 --engine native --batch 1,9 --context 17
 check awq 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $quantised/qwen2-awq --engine native --batch 1,9 --context 17
 check fp8-blocks 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $quantised/qwen3-moe-fp8-block --engine native --batch 1,9 --context 17
 check latent 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $quantised/deepseek-v3-fp8-block --engine native --batch 1,9 --context 17

@@ -52,13 +52,16 @@ fn safetensors_seeds() -> Vec<Seed> {
 }
 
 /// Folders of quantised weights, one for each way in which parts of a layer are laid out.
-const QUANTISED: [&str; 6] = [
+const QUANTISED: [&str; 9] = [
     "qwen3-moe-fp8-block",
     "llama-fp8-tensor",
     "llama-int8-channel",
     "llama-int4-zeros",
     "qwen2-awq",
     "llama-gptq",
+    "llama-nvfp4",
+    "qwen3-moe-nvfp4",
+    "llama-mxfp8",
 ];
 
 /// The tensors under the config of each folder.

@@ -37,8 +37,8 @@ pub struct Args {
     engine: Option<String>,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Dtypes of weights, comma-separated: f32, bf16, f16; native also int8, fp8, q8_0, q6_k, q5_k, q4_k, q4_0, mxfp4, int4 [default on a CPU: f32 for stock,
-    /// bf16 for native; on a GPU bf16]. Rows that blocks of 256 do not divide are in no _k.
+    /// Dtypes of weights, comma-separated: f32, bf16, f16; native also int8, fp8, mxfp8, q8_0, q6_k, q5_k, q4_k, q4_0, mxfp4, nvfp4, int4 [default on a CPU:
+    /// f32 for stock, bf16 for native; on a GPU bf16]. Rows that blocks of 256 do not divide are in no _k.
     #[arg(long, env = "HBMARK_DTYPE")]
     dtype: Option<String>,
     /// Storage of the KV cache [default: that of the weights in f32, f16 or bf16, otherwise bf16]. native also has fp8 (e4m3 without scales) and int8

@@ -69,12 +69,6 @@ fn refuse_mixed_experts<T>() -> Result<T, EngineError> {
 /// [`EngineError::Unsupported`], naming what is missing.
 pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineError> {
     let a = architecture;
-    if matches!(dtype, Dtype::Mxfp8 | Dtype::Nvfp4) {
-        return refuse(
-            format!("dtype {dtype}"),
-            "it has f32, bf16, f16, int8, q8_0, q4_0, q4_k, q5_k, q6_k, fp8, mxfp4 and int4; `hbmark predict` has its bytes",
-        );
-    }
     if !(0..a.layers).all(|index| has_layer(a, index)) {
         let layers = a.stack.as_ref().map_or_else(|| "other ones".to_owned(), ToString::to_string);
         return refuse(
@@ -102,7 +96,7 @@ pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineErro
         if let Err(what) = crate::weights::streamed_as(a, own) {
             return refuse(
                 format!("`{}` quantised safetensors ({what})", own.method),
-                "it reads fp8, AWQ, symmetric GPTQ in order, compressed-tensors' integers and mxfp4, and GGUF files, and quantises plain weights itself",
+                "it reads fp8, mxfp8, nvfp4, AWQ, symmetric GPTQ in order, compressed-tensors' integers and mxfp4, and GGUF files, and quantises plain weights itself",
             );
         }
         if has_mixed_experts(&a.inventory(dtype)) {
@@ -245,7 +239,18 @@ const MAX_EXPERTS: usize = 1024;
 const MAX_EXPERTS_PER_TOKEN: usize = 32;
 
 /// What the kernels of a GPU multiply with.
-const KERNEL_FORMATS: &str = "its kernels stream bf16, f16, f32, int8, fp8, mxfp4 and int4";
+const KERNEL_DTYPES: [Dtype; 9] = [
+    Dtype::F32,
+    Dtype::Bf16,
+    Dtype::F16,
+    Dtype::Int8,
+    Dtype::Fp8,
+    Dtype::Mxfp8,
+    Dtype::Mxfp4,
+    Dtype::Nvfp4,
+    Dtype::Int4,
+];
+const KERNEL_FORMATS: &str = "its kernels stream bf16, f16, f32, int8, fp8, mxfp8, mxfp4, nvfp4 and int4";
 
 /// Checks that the kernels of a device have what the forward of an architecture needs.
 ///
@@ -267,8 +272,7 @@ pub fn check_device(
             format!("its kernels pick at most {MAX_EXPERTS_PER_TOKEN} of {MAX_EXPERTS}"),
         );
     }
-    let known = [Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::Int8, Dtype::Fp8, Dtype::Mxfp4, Dtype::Int4];
-    if !known.contains(&dtype) {
+    if !KERNEL_DTYPES.contains(&dtype) {
         return refuse(format!("dtype {dtype} on {device}"), KERNEL_FORMATS);
     }
     let of_head = |own: &Quantization| own.storage().ok()?.format("lm_head");

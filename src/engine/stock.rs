@@ -309,13 +309,15 @@ pub fn candle_dtype(dtype: Dtype) -> Result<DType, EngineError> {
         Dtype::F16 => Ok(DType::F16),
         Dtype::Int8
         | Dtype::Int4
+        | Dtype::Mxfp8
         | Dtype::Mxfp4
+        | Dtype::Nvfp4
         | Dtype::Q8_0
         | Dtype::Q4_0
         | Dtype::Q4K
         | Dtype::Q5K
         | Dtype::Q6K => Err(unsupported(dtype, format!("{FLOATS_ONLY}; the native engine runs {dtype}"))),
-        Dtype::Fp8 | Dtype::Mxfp8 | Dtype::Nvfp4 | Dtype::Gguf => Err(unsupported(dtype, FLOATS_ONLY.into())),
+        Dtype::Fp8 | Dtype::Gguf => Err(unsupported(dtype, FLOATS_ONLY.into())),
     }
 }
 

@@ -93,7 +93,7 @@ pub enum WeightsError {
     #[error("weights cannot be {what} as {wanted}: choose f32, bf16 or f16")]
     WantedDtype { what: &'static str, wanted: Dtype },
     #[error(
-        "weights cannot be streamed as {wanted}: choose f32, bf16, f16, int8, fp8, q8_0, q4_0, q4_k, q5_k, q6_k, mxfp4 or int4"
+        "weights cannot be streamed as {wanted}: choose f32, bf16, f16, int8, fp8, q8_0, q4_0, q4_k, q5_k, q6_k, mxfp8, mxfp4, nvfp4 or int4"
     )]
     StreamedDtype { wanted: Dtype },
     #[error(

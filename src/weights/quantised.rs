@@ -1,18 +1,20 @@
-//! Linear layers of quantised checkpoints, as their writers store them: blocks of fp8, integers of 8 and 4 bits, mxfp4.
+//! Linear layers of quantised checkpoints, as their writers store them: fp8, mxfp8, integers of 8 and 4 bits, mxfp4, nvfp4.
 //!
 //! Enters: the tensors of one layer, still in their files, and the [`Format`] that the config states for it. Leaves: a [`StoredMatrix`] of the
 //! same codes and scales. Nothing is rounded but the scales of 4-bit integers, which become f16, as they are in most files. Everything is checked
 //! against the layer's shape before it is used: shapes and types of the parts, scales and codes that are no numbers.
 //!
 //! *Source* of the layouts: `DeepSeek`-V3's `weight_scale_inv`; `compressed-tensors`' `pack_quantized`; `AutoAWQ`'s GEMM order of columns;
-//! `AutoGPTQ`'s packing along inputs.
+//! `AutoGPTQ`'s packing along inputs; `ModelOpt`'s `weight_scale_2`, which is one by `weight_global_scale` in `compressed-tensors`.
 
 use half::f16;
 
 use super::loading::{WeightsError, transposed};
 use super::safetensors::Source;
-use super::stored_matrix::{StoredData, StoredMatrix, e4m3, mxfp4};
-use hbmark_core::model::{Architecture, Dtype, Family, Format, Layout, ModuleStorage, Quantization, Scales};
+use super::stored_matrix::{StoredData, StoredMatrix, e4m3, e8m0};
+use hbmark_core::model::{
+    Architecture, Dtype, Family, Format, Layout, ModuleStorage, NVFP4_GROUP, Quantization, Scales,
+};
 
 /// Codes of 4 bits in a word.
 const PER_WORD: usize = 8;
@@ -71,7 +73,9 @@ fn check(family: Family, layout: Layout, format: Format) -> Result<(), String> {
             Layout::Awq => zeros,
             _ => false,
         },
-        Format::Mxfp8 | Format::Nvfp4 { .. } | Format::Nf4 { .. } => false,
+        Format::Mxfp8 => matches!(layout, Layout::Hub | Layout::ModelOpt | Layout::CompressedTensors),
+        Format::Nvfp4 { .. } => matches!(layout, Layout::ModelOpt | Layout::CompressedTensors),
+        Format::Nf4 { .. } => false,
     };
     if known { Ok(()) } else { Err(format!("{} of {layout:?}", format.dtype())) }
 }
@@ -107,6 +111,8 @@ impl Layer<'_> {
                 let quants = codes.into_iter().map(u8::cast_signed).collect();
                 StoredData::Int8 { quants, scales: self.row_scales(scales)? }
             }
+            (Some(Format::Mxfp8), _) => self.mxfp8()?,
+            (Some(Format::Nvfp4 { .. }), layout) => self.nvfp4(layout)?,
             (Some(Format::Int { scales, zeros, .. }), layout) => self.int4(layout, scales, zeros)?,
             _ => self.mxfp4()?,
         };
@@ -139,11 +145,7 @@ impl Layer<'_> {
 
     fn fp8(&self, scales: Scales) -> Result<StoredData, WeightsError> {
         let Self { rows, columns, .. } = *self;
-        let codes = self.weights.bytes(&["F8_E4M3"], Dtype::Fp8)?;
-        self.weights.expect_shape(&[rows, columns])?;
-        if codes.iter().any(|code| e4m3::is_nan(*code)) {
-            return Err(WeightsError::not_finite(self.weights.path(), self.weights.name()));
-        }
+        let codes = e4m3_bytes(&self.weights, [rows, columns], Dtype::Fp8)?;
         let Scales::Block { rows: block_rows, columns: block_columns } = scales else {
             return Ok(StoredData::Fp8 { codes, scales: self.row_scales(scales)?, block: None });
         };
@@ -188,10 +190,43 @@ impl Layer<'_> {
             self.weights.expect_shape(&[rows, columns / 2])?;
             source.expect_shape(&[rows, columns / GROUP])?;
         }
-        if scales.contains(&mxfp4::NAN_SCALE) {
+        if scales.contains(&e8m0::NAN) {
             return Err(WeightsError::not_finite(source.path(), source.name()));
         }
         Ok(StoredData::Mxfp4 { nibbles, scales })
+    }
+
+    fn mxfp8(&self) -> Result<StoredData, WeightsError> {
+        let Self { rows, columns, .. } = *self;
+        let codes = e4m3_bytes(&self.weights, [rows, columns], Dtype::Mxfp8)?;
+        let source = self.scale(&[".weight_scale", ".weight_scale_inv"])?;
+        let scales = source.bytes(&["U8", "F8_E8M0"], Dtype::Mxfp8)?;
+        source.expect_shape(&[rows, columns.div_ceil(GROUP)])?;
+        match scales.iter().max() {
+            Some(&e8m0::NAN) => Err(WeightsError::not_finite(source.path(), source.name())),
+            Some(&largest) => {
+                in_range(source, e8m0::power(largest)).map(|()| StoredData::Mxfp8 { codes, scales })
+            }
+            None => Ok(StoredData::Mxfp8 { codes, scales }),
+        }
+    }
+
+    fn nvfp4(&self, layout: Layout) -> Result<StoredData, WeightsError> {
+        let Self { rows, columns, .. } = *self;
+        if !columns.is_multiple_of(NVFP4_GROUP) {
+            return Err(self.not_whole(NVFP4_GROUP));
+        }
+        let nibbles = self.weights.bytes(&["U8"], Dtype::Nvfp4)?;
+        self.weights.expect_shape(&[rows, columns / 2])?;
+        let source = self.scale(&[".weight_scale"])?;
+        let scales = e4m3_bytes(source, [rows, columns / NVFP4_GROUP], Dtype::Nvfp4)?;
+        let of_tensor = self.scale(&[".weight_scale_2", ".weight_global_scale"])?;
+        of_tensor.expect_elements(1)?;
+        let stored = of_tensor.values::<f32>()?[0];
+        // One writer multiplies what the other one divides by.
+        let tensor_scale = if layout == Layout::CompressedTensors { 1.0 / stored } else { stored };
+        in_range(of_tensor, tensor_scale)?;
+        Ok(StoredData::Nvfp4 { nibbles, scales, tensor_scale })
     }
 
     fn int4(&self, layout: Layout, scales: Scales, asymmetric: bool) -> Result<StoredData, WeightsError> {
@@ -257,14 +292,25 @@ impl Layer<'_> {
 /// Scales, none of which turns a code into what is no number, and all of which f16 can hold.
 fn scale_values(source: &Source<'_>) -> Result<Vec<f32>, WeightsError> {
     let values = source.values::<f32>()?;
-    match values.iter().find(|scale| scale.abs() > f16::MAX.to_f32()) {
-        None => Ok(values),
-        Some(&scale) => Err(WeightsError::ScaleRange {
-            path: source.path().to_path_buf(),
-            name: source.name().to_owned(),
-            scale,
-        }),
+    values.iter().try_for_each(|scale| in_range(source, *scale))?;
+    Ok(values)
+}
+
+fn in_range(source: &Source<'_>, scale: f32) -> Result<(), WeightsError> {
+    if scale.abs() <= f16::MAX.to_f32() {
+        return Ok(());
     }
+    Err(WeightsError::ScaleRange { path: source.path().to_path_buf(), name: source.name().to_owned(), scale })
+}
+
+/// Codes of e4m3, none of which is NaN.
+fn e4m3_bytes(source: &Source<'_>, shape: [usize; 2], wanted: Dtype) -> Result<Vec<u8>, WeightsError> {
+    let codes = source.bytes(&["F8_E4M3"], wanted)?;
+    source.expect_shape(&shape)?;
+    if codes.iter().any(|code| e4m3::is_nan(*code)) {
+        return Err(WeightsError::not_finite(source.path(), source.name()));
+    }
+    Ok(codes)
 }
 
 /// Words of eight outputs for each input as bytes of two inputs for each output.

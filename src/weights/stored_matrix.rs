@@ -4,20 +4,21 @@
 //! separate arrays, or ggml's blocks of 256 as they are, each of them a whole number of elements per row, so that a thread takes rows without
 //! looking at those before. An engine may lay the arrays out again.
 
+pub mod e2m1;
 pub mod e4m3;
-pub mod mxfp4;
+pub mod e8m0;
 mod pack;
 mod super_block;
 mod transposed;
 
 use half::{bf16, f16};
 
-use hbmark_core::model::{Dtype, Format, ModuleStorage, Scales, TensorInfo};
+use hbmark_core::model::{Dtype, Format, ModuleStorage, NVFP4_GROUP, Scales, TensorInfo};
 use hbmark_core::units::Bytes;
 
 pub use super_block::{SUPER_BLOCK, SuperBlock, scale_and_min};
 
-/// Columns that share a scale in ggml's `q8_0` and `q4_0`, and in mxfp4.
+/// Columns that share a scale in ggml's `q8_0` and `q4_0`, in mxfp4 and in mxfp8.
 pub const BLOCK: usize = 32;
 
 /// One tensor as an engine takes it.
@@ -97,12 +98,26 @@ pub enum StoredData {
         nibbles: Vec<u8>,
         scales: Vec<f16>,
     },
-    /// 4-bit floats with one scale per 32 columns of a row ([`mxfp4`]): `value = e2m1(nibble) · 2^(scale − 127)`; no scale is 255.
+    /// 8-bit floats with one power of two per 32 columns of a row ([`e8m0`]): `value = e4m3(code) · 2^(scale − 127)`; no code is NaN, and no scale
+    /// beyond 2^119, so that sums of all values are numbers.
+    Mxfp8 {
+        codes: Vec<u8>,
+        scales: Vec<u8>,
+    },
+    /// 4-bit floats with one scale per 32 columns of a row: `value = e2m1(nibble) · 2^(scale − 127)`; no scale is 255.
     ///
     /// Nibbles lie as in `Q4_0`, and so do those of published checkpoints.
     Mxfp4 {
         nibbles: Vec<u8>,
         scales: Vec<u8>,
+    },
+    /// 4-bit floats with one 8-bit float per 16 columns of a row, and a scale of all: `value = e2m1(nibble) · e4m3(scale) · tensor_scale`; no scale is NaN.
+    ///
+    /// Nibbles lie as in `Q4_0`, and so do those of published checkpoints.
+    Nvfp4 {
+        nibbles: Vec<u8>,
+        scales: Vec<u8>,
+        tensor_scale: f32,
     },
     /// Groups of `group` columns with a scale and a whole zero in 0..=15: `value = (nibble − zero) · scale`.
     ///
@@ -133,7 +148,9 @@ pub enum Packing {
     },
     Q8_0,
     Q4_0,
+    Mxfp8,
     Mxfp4,
+    Nvfp4,
     /// `group` is at least 1.
     Int4 {
         group: usize,
@@ -160,7 +177,9 @@ impl Packing {
             Dtype::Q5K => Some(Self::Super(SuperBlock::Q5K)),
             Dtype::Q6K => Some(Self::Super(SuperBlock::Q6K)),
             Dtype::Mxfp4 => Some(Self::Mxfp4),
-            Dtype::Mxfp8 | Dtype::Nvfp4 | Dtype::Gguf => None,
+            Dtype::Mxfp8 => Some(Self::Mxfp8),
+            Dtype::Nvfp4 => Some(Self::Nvfp4),
+            Dtype::Gguf => None,
         }
     }
 
@@ -175,7 +194,9 @@ impl Packing {
             Self::Fp8 { .. } => "fp8",
             Self::Q8_0 => "q8_0",
             Self::Q4_0 => "q4_0",
+            Self::Mxfp8 => "mxfp8",
             Self::Mxfp4 => "mxfp4",
+            Self::Nvfp4 => "nvfp4",
             Self::Int4 { .. } => "int4",
             Self::Super(format) => format.name(),
         }
@@ -183,8 +204,9 @@ impl Packing {
 
     /// The packing of an inventory's storage name.
     fn named(storage: &str, int4_group: usize) -> Option<Self> {
-        [Self::F32, Self::F16, Self::Bf16, Self::Int8, Self::Q8_0, Self::Q4_0, Self::Mxfp4]
+        [Self::F32, Self::F16, Self::Bf16, Self::Int8, Self::Q8_0, Self::Q4_0]
             .into_iter()
+            .chain([Self::Mxfp8, Self::Mxfp4, Self::Nvfp4])
             .chain([Self::Fp8 { block: None }, Self::Int4 { group: int4_group.max(1) }])
             .chain(SuperBlock::ALL.map(Self::Super))
             .find(|packing| packing.name() == storage)
@@ -219,7 +241,8 @@ impl Packing {
             Self::F32 | Self::F16 | Self::Bf16 => 1,
             Self::Int8 | Self::Fp8 { block: None } => columns.max(1),
             Self::Fp8 { block: Some([_, columns]) } => columns,
-            Self::Q8_0 | Self::Q4_0 | Self::Mxfp4 => BLOCK,
+            Self::Q8_0 | Self::Q4_0 | Self::Mxfp8 | Self::Mxfp4 => BLOCK,
+            Self::Nvfp4 => NVFP4_GROUP,
             Self::Int4 { group } => group,
             Self::Super(_) => SUPER_BLOCK,
         }
@@ -230,9 +253,9 @@ impl Packing {
         let group = self.group(columns);
         let groups = columns.div_ceil(group);
         // The last block of a row may have fewer columns.
-        let padded = if let Self::Fp8 { .. } = self { columns } else { groups * group };
+        let padded = if matches!(self, Self::Fp8 { .. } | Self::Mxfp8) { columns } else { groups * group };
         let values = match self {
-            Self::Q4_0 | Self::Mxfp4 | Self::Int4 { .. } => padded.div_ceil(2),
+            Self::Q4_0 | Self::Mxfp4 | Self::Nvfp4 | Self::Int4 { .. } => padded.div_ceil(2),
             Self::Super(format) => groups * format.bytes(),
             _ => padded,
         };
@@ -302,7 +325,12 @@ impl StoredMatrix {
             }
             Packing::Q8_0 => StoredData::Q8_0 { quants: vec![0; values], scales: scales() },
             Packing::Q4_0 => StoredData::Q4_0 { nibbles: vec![0; values], scales: scales() },
+            Packing::Mxfp8 => StoredData::Mxfp8 { codes: vec![0; values], scales: vec![0; rows * groups] },
             Packing::Mxfp4 => StoredData::Mxfp4 { nibbles: vec![0; values], scales: vec![0; rows * groups] },
+            Packing::Nvfp4 => {
+                let (nibbles, scales) = (vec![0; values], vec![0; rows * groups]);
+                StoredData::Nvfp4 { nibbles, scales, tensor_scale: 0.0 }
+            }
             Packing::Int4 { group } => {
                 StoredData::Int4 { nibbles: vec![0; values], scales: scales(), zeros: scales(), group }
             }
@@ -322,7 +350,9 @@ impl StoredMatrix {
             StoredData::Fp8 { block, .. } => Packing::Fp8 { block },
             StoredData::Q8_0 { .. } => Packing::Q8_0,
             StoredData::Q4_0 { .. } => Packing::Q4_0,
+            StoredData::Mxfp8 { .. } => Packing::Mxfp8,
             StoredData::Mxfp4 { .. } => Packing::Mxfp4,
+            StoredData::Nvfp4 { .. } => Packing::Nvfp4,
             StoredData::Int4 { group, .. } => Packing::Int4 { group },
             StoredData::Super { format, .. } => Packing::Super(format),
         }
@@ -345,7 +375,8 @@ impl StoredMatrix {
             StoredData::Q8_0 { scales, .. } | StoredData::Q4_0 { scales, .. } => {
                 size_of_val(scales.as_slice())
             }
-            StoredData::Mxfp4 { scales, .. } => scales.len(),
+            StoredData::Mxfp8 { scales, .. } | StoredData::Mxfp4 { scales, .. } => scales.len(),
+            StoredData::Nvfp4 { scales, tensor_scale, .. } => scales.len() + size_of_val(tensor_scale),
             StoredData::Int4 { scales, zeros, .. } => {
                 size_of_val(scales.as_slice()) + size_of_val(zeros.as_slice())
             }
@@ -362,8 +393,10 @@ impl StoredMatrix {
             StoredData::Bf16(values) => size_of_val(values.as_slice()),
             StoredData::Int8 { quants, .. } | StoredData::Q8_0 { quants, .. } => quants.len(),
             StoredData::Fp8 { codes: bytes, .. }
+            | StoredData::Mxfp8 { codes: bytes, .. }
             | StoredData::Q4_0 { nibbles: bytes, .. }
             | StoredData::Mxfp4 { nibbles: bytes, .. }
+            | StoredData::Nvfp4 { nibbles: bytes, .. }
             | StoredData::Int4 { nibbles: bytes, .. }
             | StoredData::Super { blocks: bytes, .. } => bytes.len(),
         };
@@ -408,10 +441,23 @@ impl StoredMatrix {
                     *out = (f32::from(nibble(nibbles, column)) - 8.0) * scales[column / BLOCK].to_f32();
                 }
             }
+            StoredData::Mxfp8 { codes, scales } => {
+                let blocks = out.chunks_mut(BLOCK).zip(codes[values].chunks(BLOCK));
+                for ((out, codes), scale) in blocks.zip(&scales[groups]) {
+                    widen(out, codes, |code| e4m3::to_f32(code) * e8m0::power(*scale));
+                }
+            }
             StoredData::Mxfp4 { nibbles, scales } => {
                 let (nibbles, scales) = (&nibbles[values], &scales[groups]);
                 for (column, out) in out.iter_mut().enumerate() {
-                    *out = mxfp4::value(nibble(nibbles, column), scales[column / BLOCK]);
+                    *out = e2m1::to_f32(nibble(nibbles, column)) * e8m0::power(scales[column / BLOCK]);
+                }
+            }
+            StoredData::Nvfp4 { nibbles, scales, tensor_scale } => {
+                let (nibbles, scales) = (&nibbles[values], &scales[groups]);
+                for (column, out) in out.iter_mut().enumerate() {
+                    let scale = e4m3::to_f32(scales[column / NVFP4_GROUP]);
+                    *out = e2m1::to_f32(nibble(nibbles, column)) * scale * tensor_scale;
                 }
             }
             StoredData::Int4 { nibbles, scales, zeros, group } => {
@@ -428,7 +474,7 @@ impl StoredMatrix {
         }
     }
 
-    /// Copies row `row` of a matrix of the same width and packing to row `to` of this one.
+    /// Copies row `row` of a matrix of the same width and packing to row `to` of this one, with the scale of the whole matrix where there is one.
     pub(crate) fn copy_row(&mut self, to: usize, from: &Self, row: usize) {
         assert_eq!((self.columns, self.packing()), (from.columns, from.packing()), "rows of one kind");
         let RowShape { values, groups, .. } = self.packing().row_shape(self.columns);
@@ -458,6 +504,13 @@ impl StoredMatrix {
                 copy(scales, to, from_scales, row, groups);
             }
             (
+                StoredData::Mxfp8 { codes, scales },
+                StoredData::Mxfp8 { codes: from_codes, scales: from_scales },
+            ) => {
+                copy(codes, to, from_codes, row, values);
+                copy(scales, to, from_scales, row, groups);
+            }
+            (
                 StoredData::Q4_0 { nibbles, scales },
                 StoredData::Q4_0 { nibbles: from_nibbles, scales: from_scales },
             ) => {
@@ -470,6 +523,14 @@ impl StoredMatrix {
             ) => {
                 copy(nibbles, to, from_nibbles, row, values);
                 copy(scales, to, from_scales, row, groups);
+            }
+            (
+                StoredData::Nvfp4 { nibbles, scales, tensor_scale },
+                StoredData::Nvfp4 { nibbles: from_nibbles, scales: from_scales, tensor_scale: from },
+            ) => {
+                copy(nibbles, to, from_nibbles, row, values);
+                copy(scales, to, from_scales, row, groups);
+                *tensor_scale = *from;
             }
             (
                 StoredData::Int4 { nibbles, scales, zeros, .. },

@@ -201,16 +201,14 @@ fn name_of_weights(info: &TensorInfo) -> String {
     }
 }
 
-/// Storage and bytes of a tensor's entry. Scales of `int8`, `fp8`, `mxfp4` and `int4` have entries of their own, those of blocks have not.
+/// Storage and bytes of a tensor's entry. Scales have entries of their own, but those inside blocks of ggml.
 fn account(tensor: &StoredTensor) -> (String, Bytes) {
     match tensor {
         StoredTensor::Vector(values) => ("f32".to_owned(), Bytes(size_of_val(values.as_slice()) as u64)),
         StoredTensor::Matrix(matrix) => {
             let bytes = match matrix.packing() {
-                Packing::Int8 | Packing::Fp8 { .. } | Packing::Mxfp4 | Packing::Int4 { .. } => {
-                    matrix.value_bytes()
-                }
-                _ => matrix.bytes(),
+                Packing::Q8_0 | Packing::Q4_0 => matrix.bytes(),
+                _ => matrix.value_bytes(),
             };
             (matrix.storage().to_owned(), bytes)
         }

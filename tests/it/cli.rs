@@ -80,7 +80,7 @@ fn a_dtype_that_native_has_not_is_refused_with_those_it_has() {
     for command in [&["run", "--smoke"][..], &["logits", "--tokens", "1"]] {
         hbmark()
             .args(command)
-            .args(["--model", path(&model), "--engine", "native", "--dtype", "nvfp4", "--device", "cpu"])
+            .args(["--model", path(&model), "--engine", "native", "--dtype", "gguf", "--device", "cpu"])
             .assert()
             .code(2)
             .stdout("")

@@ -85,12 +85,14 @@ fn chunked_prefill_equals_whole_prefill_bit_for_bit() {
 
 #[test]
 fn a_ragged_step_equals_its_sequences_one_by_one() {
-    const DTYPES: [Dtype; 8] = [
+    const DTYPES: [Dtype; 10] = [
         Dtype::F32,
         Dtype::Bf16,
         Dtype::Q8_0,
         Dtype::Q4_0,
+        Dtype::Mxfp8,
         Dtype::Mxfp4,
+        Dtype::Nvfp4,
         Dtype::Int8,
         Dtype::Int4,
         Dtype::F16,
@@ -282,7 +284,9 @@ fn every_byte_of_a_decode_is_counted_and_the_sum_is_near_the_ideal() {
         Dtype::Int8,
         Dtype::Q8_0,
         Dtype::Q4_0,
+        Dtype::Mxfp8,
         Dtype::Mxfp4,
+        Dtype::Nvfp4,
         Dtype::Int4,
     ] {
         let model = hbmark::weights::open("SmolLM2-135M", None, 1).unwrap();
@@ -323,7 +327,7 @@ fn quantised_files_give_what_their_dequantised_weights_give() {
     let folders = folders.map(|folder| folder.unwrap().path());
     let all: Vec<_> =
         folders.map(|folder| (folder.clone(), folder.join("reference.json"))).chain(gguf).collect();
-    assert_eq!(all.len(), 12 + 2);
+    assert_eq!(all.len(), 15 + 2);
     for (model, reference_file) in all {
         let reference = reference(&reference_file);
         let dtype = hbmark::weights::open(model.to_str().unwrap(), None, 0).unwrap().stored_dtype();

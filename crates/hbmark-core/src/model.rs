@@ -50,7 +50,7 @@ pub use architecture::{
 pub use bounds::OutOfBounds;
 pub use config::{parse_config, read_config};
 pub use error::ModelError;
-pub use format::{Format, Layout, Scales};
+pub use format::{Format, Layout, NVFP4_GROUP, Scales};
 pub use inventory::{Inventory, Role, TensorInfo};
 pub use layer::{
     Activation, Attention, DeltaNet, Dense, FeedForward, Indexer, Layer, Mamba, Mixer, Mixture, Norms,

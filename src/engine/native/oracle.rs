@@ -601,13 +601,14 @@ fn positions_read(sequence: &SequenceRows, window: Option<usize>) -> usize {
 fn as_multiplied(input: &[f32], matrix: &StoredMatrix) -> Vec<f64> {
     match matrix.data {
         StoredData::F32(_) | StoredData::F16(_) => input.iter().map(|&x| x.into()).collect(),
-        StoredData::Bf16(_) | StoredData::Fp8 { .. } => {
+        StoredData::Bf16(_) | StoredData::Fp8 { .. } | StoredData::Mxfp8 { .. } => {
             input.iter().map(|&x| bf16::from_f32(x).to_f32().into()).collect()
         }
         StoredData::Int8 { .. }
         | StoredData::Q8_0 { .. }
         | StoredData::Q4_0 { .. }
         | StoredData::Mxfp4 { .. }
+        | StoredData::Nvfp4 { .. }
         | StoredData::Int4 { .. }
         | StoredData::Super { .. } => input.chunks(ACTIVATION_GROUP).flat_map(in_bytes).collect(),
     }

@@ -325,7 +325,7 @@ fn matrix_products(config: &ProbeConfig) -> Result<BTreeMap<String, Spread>, Pro
 }
 
 /// What the native engine streams, and multiplies in its own way.
-const NATIVE_FORMATS: [Packing; 9] = [
+const NATIVE_FORMATS: [Packing; 11] = [
     Packing::F32,
     Packing::F16,
     Packing::Bf16,
@@ -333,7 +333,9 @@ const NATIVE_FORMATS: [Packing; 9] = [
     Packing::Fp8 { block: None },
     Packing::Q8_0,
     Packing::Q4_0,
+    Packing::Mxfp8,
     Packing::Mxfp4,
+    Packing::Nvfp4,
     Packing::Int4 { group: 32 },
 ];
 
@@ -434,7 +436,10 @@ mod tests {
         let ceilings = measure_cpu(&config).unwrap();
         assert!(ceilings.read_bytes_per_s.low > 0.0 && ceilings.triad_bytes_per_s.low > 0.0);
         let dtypes: Vec<_> = ceilings.gemm_flops_per_s.keys().collect();
-        assert_eq!(dtypes, ["bf16", "f16", "f32", "fp8", "int4", "int8", "mxfp4", "q4_0", "q8_0"]);
+        assert_eq!(
+            dtypes,
+            ["bf16", "f16", "f32", "fp8", "int4", "int8", "mxfp4", "mxfp8", "nvfp4", "q4_0", "q8_0"]
+        );
         assert!(ceilings.launch_ns.is_some());
     }
 }

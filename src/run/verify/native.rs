@@ -54,7 +54,16 @@ struct Kind {
 /// Everything is drawn.
 const CPU: Kind = Kind {
     plain: &[Dtype::F32, Dtype::Bf16, Dtype::F16],
-    quantised: &[Dtype::Int8, Dtype::Fp8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Mxfp4, Dtype::Int4],
+    quantised: &[
+        Dtype::Int8,
+        Dtype::Fp8,
+        Dtype::Mxfp8,
+        Dtype::Q8_0,
+        Dtype::Q4_0,
+        Dtype::Mxfp4,
+        Dtype::Nvfp4,
+        Dtype::Int4,
+    ],
     in_blocks: &[Dtype::Q4K, Dtype::Q5K, Dtype::Q6K],
     draw: |make, dtype, seed| Some(make(dtype, seed)),
     mixtures_to_cut: None,
@@ -208,9 +217,11 @@ fn on_the_cpu_over(extent: &Extent, record: &mut Record<'_>) {
         Dtype::Bf16,
         Dtype::Int8,
         Dtype::Fp8,
+        Dtype::Mxfp8,
         Dtype::Q8_0,
         Dtype::Q4_0,
         Dtype::Mxfp4,
+        Dtype::Nvfp4,
         Dtype::Int4,
     ];
     models::mixtures(best.make, extent.greedy, &counted, record);

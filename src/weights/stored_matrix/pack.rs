@@ -1,8 +1,7 @@
 //! Rows of floats → packed rows: the one place where weights are rounded.
 //!
 //! Enters: rows, given as floats or as a matrix. Leaves: a [`StoredMatrix`]. `q8_0` and `q4_0` round as ggml's reference does, bit
-//! for bit, so that a generated matrix is the one that llama.cpp would have made; `int8`, `fp8`, `int4` and the blocks of 256
-//! ([`super_block`](super::super_block)) round against the scale as it is stored.
+//! for bit, so that a generated matrix is the one that llama.cpp would have made; all others round against the scale as it is stored.
 //!
 //! *Source* of `q8_0` and `q4_0`: `quantize_row_q8_0_ref` and `quantize_row_q4_0_ref` of the ggml project.
 
@@ -10,7 +9,8 @@ use std::num::NonZeroUsize;
 
 use half::{bf16, f16};
 
-use super::{BLOCK, Packing, SUPER_BLOCK, StoredData, StoredMatrix, e4m3, mxfp4};
+use super::{BLOCK, Packing, SUPER_BLOCK, StoredData, StoredMatrix, e2m1, e4m3, e8m0};
+use hbmark_core::model::NVFP4_GROUP;
 
 /// Below this many elements one thread is faster than several.
 const ELEMENTS_PER_THREAD: usize = 1 << 17;
@@ -79,7 +79,18 @@ fn packed(
         }
         StoredData::Q8_0 { quants, scales } => job.run((quants, values), (scales, groups), q8_0_row),
         StoredData::Q4_0 { nibbles, scales } => job.run((nibbles, values), (scales, groups), q4_0_row),
+        StoredData::Mxfp8 { codes, scales } => job.run((codes, values), (scales, groups), mxfp8_row),
         StoredData::Mxfp4 { nibbles, scales } => job.run((nibbles, values), (scales, groups), mxfp4_row),
+        StoredData::Nvfp4 { nibbles, scales, tensor_scale } => {
+            let mut of_rows = vec![0.0; rows];
+            job.run((&mut [(); 0], 0), (&mut of_rows, 1), |row, _, most| most[0] = largest(row));
+            // Where the largest value of all is the largest code under the largest scale.
+            let whole = single_scale(largest(&of_rows) / (e2m1::LARGEST * e4m3::LARGEST));
+            *tensor_scale = whole;
+            job.run((nibbles, values), (scales, groups), |row, nibbles, scales| {
+                nvfp4_row(row, whole, nibbles, scales);
+            });
+        }
         StoredData::Super { format, blocks } => {
             let format = *format;
             job.run((blocks, values), (&mut [(); 0], 0), |row, out, _| {
@@ -208,6 +219,14 @@ fn fp8_row(row: &[f32], columns: usize, codes: &mut [u8], scales: &[f32]) {
     }
 }
 
+fn mxfp8_row(row: &[f32], codes: &mut [u8], scales: &mut [u8]) {
+    for ((block, codes), scale) in row.chunks(BLOCK).zip(codes.chunks_mut(BLOCK)).zip(scales) {
+        *scale = e8m0::scale_of(largest(block), e4m3::LARGEST_POWER);
+        let inverse = inverse(e8m0::power(*scale));
+        round(block, codes, |value| e4m3::from_f32(value * inverse));
+    }
+}
+
 /// Gives so many rows the largest of their scales, group by group.
 fn share_largest(scales: &mut [f32], rows: usize, groups: usize) {
     for block in scales.chunks_mut((rows * groups).max(1)) {
@@ -244,12 +263,25 @@ fn q4_0_row(row: &[f32], nibbles: &mut [u8], scales: &mut [f16]) {
 
 fn mxfp4_row(row: &[f32], nibbles: &mut [u8], scales: &mut [u8]) {
     for ((block, bytes), scale) in row.chunks(BLOCK).zip(nibbles.chunks_mut(BLOCK / 2)).zip(scales) {
-        *scale = mxfp4::scale_of(largest(block));
-        let inverse = inverse(mxfp4::power(*scale));
-        let code = |value: f32| mxfp4::nearest(value * inverse);
-        for (byte, pair) in bytes.iter_mut().zip(block.as_chunks::<2>().0) {
-            *byte = code(pair[0]) | code(pair[1]) << 4;
-        }
+        *scale = e8m0::scale_of(largest(block), e2m1::LARGEST_POWER);
+        e2m1_group(block, e8m0::power(*scale), bytes);
+    }
+}
+
+fn nvfp4_row(row: &[f32], tensor_scale: f32, nibbles: &mut [u8], scales: &mut [u8]) {
+    let groups = row.chunks(NVFP4_GROUP).zip(nibbles.chunks_mut(NVFP4_GROUP / 2));
+    for ((group, bytes), scale) in groups.zip(scales) {
+        *scale = e4m3::from_f32(largest(group) / e2m1::LARGEST / tensor_scale);
+        e2m1_group(group, e4m3::to_f32(*scale) * tensor_scale, bytes);
+    }
+}
+
+/// Rounds a group against its scale, two columns to a byte.
+fn e2m1_group(group: &[f32], scale: f32, bytes: &mut [u8]) {
+    let inverse = inverse(scale);
+    let code = |value: f32| e2m1::from_f32(value * inverse);
+    for (byte, pair) in bytes.iter_mut().zip(group.as_chunks::<2>().0) {
+        *byte = code(pair[0]) | code(pair[1]) << 4;
     }
 }
 

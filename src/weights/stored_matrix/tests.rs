@@ -8,11 +8,12 @@ use rand_chacha::ChaCha8Rng;
 
 use super::*;
 
-const QUANTISED: [Packing; 6] = [
+const QUANTISED: [Packing; 7] = [
     Packing::Int8,
     Packing::Q8_0,
     Packing::Q4_0,
     Packing::Mxfp4,
+    Packing::Nvfp4,
     Packing::Int4 { group: 32 },
     Packing::Int4 { group: 7 },
 ];
@@ -34,7 +35,11 @@ fn scale(matrix: &StoredMatrix, row: usize, column: usize) -> f32 {
         StoredData::Q8_0 { scales, .. }
         | StoredData::Q4_0 { scales, .. }
         | StoredData::Int4 { scales, .. } => scales[row * groups + column / group].to_f32().abs(),
-        StoredData::Mxfp4 { scales, .. } => mxfp4::power(scales[row * groups + column / group]),
+        StoredData::Mxfp4 { scales, .. } => e8m0::power(scales[row * groups + column / group]),
+        // Below the least scale there is none, and all codes are zeros.
+        StoredData::Nvfp4 { scales, tensor_scale, .. } => {
+            e4m3::to_f32(scales[row * groups + column / group].max(1)) * tensor_scale
+        }
         _ => panic!("no scales"),
     }
 }
@@ -103,6 +108,11 @@ fn more_bits_in_blocks_of_256_are_nearer_to_normal_weights() {
     let [q4, q5, q6] = SuperBlock::ALL.map(|format| rms(Packing::Super(format)));
     let (q4_0, mxfp4, q8_0) = (rms(Packing::Q4_0), rms(Packing::Mxfp4), rms(Packing::Q8_0));
     assert!(q4_0 < mxfp4 && mxfp4 < 1.5 * q4_0, "{mxfp4} for {q4_0}");
+    let (nvfp4, mxfp8) = (rms(Packing::Nvfp4), rms(Packing::Mxfp8));
+    assert!(
+        nvfp4 < 0.9 * mxfp4 && mxfp8 < 0.4 * nvfp4 && q8_0 < mxfp8,
+        "{nvfp4} for {mxfp4}, {mxfp8} for {q8_0}"
+    );
     assert!(q4 < 1.1 * q4_0 && q5 < 0.55 * q4 && q6 < q5 && q8_0 < q6, "{q4_0} {q4} {q5} {q6} {q8_0}");
 }
 
@@ -163,6 +173,8 @@ fn steps(packing: Packing) -> f32 {
         Packing::Int4 { .. } => 0.5 + 16.0 / 1024.0,
         // The largest values are below 8, and the codes end at 6.
         Packing::Mxfp4 => 2.0,
+        // So does a scale that is rounded to half as much below, which the least ones are.
+        Packing::Nvfp4 => 3.01,
         _ => 0.0,
     }
 }
@@ -202,7 +214,12 @@ proptest! {
             for (index, (again, value)) in all_rows(&twice).iter().zip(&values).enumerate() {
                 let scale = scale(&once, index / columns, index % columns);
                 // A whole zero may cut half a step off a range, which is then divided anew.
-                let steps = if let Packing::Int4 { .. } = packing { 0.55 } else { 0.1 };
+                let steps = match &once.data {
+                    StoredData::Int4 { .. } => 0.55,
+                    // The least scales are so far apart that the largest value is none of the largest code.
+                    StoredData::Nvfp4 { tensor_scale, .. } if scale < tensor_scale / 64.0 => 3.01,
+                    _ => 0.1,
+                };
                 prop_assert!((again - value).abs() <= steps * scale + 1e-6 || packing == Packing::Q4_0);
             }
         }
@@ -240,12 +257,53 @@ fn values_that_a_format_can_hold_come_back_exactly() {
         (Packing::Q8_0, codes(-127, -96, 64)),
         (Packing::Q4_0, codes(-8, 7, 64)),
         (Packing::Mxfp4, [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.5, -6.0].repeat(7)),
+        // The largest is 6 · 448, and the others have scales of their own.
+        (Packing::Nvfp4, nvfp4_values()),
+        (Packing::Mxfp8, [0.0, 2.0, 1.125, -0.015_625, 448.0, 0.25, -26.0].repeat(7)),
         (Packing::Int4 { group: 32 }, codes(-3, 12, 64)),
         (Packing::Int4 { group: 17 }, codes(-15, 0, 51)),
     ];
     for (packing, values) in cases {
         let matrix = StoredMatrix::from_f32_rows(1, values.len(), &values, packing);
         assert_eq!(all_rows(&matrix), values, "{packing:?}");
+    }
+}
+
+/// Values of three groups of nvfp4 under a scale of 1.
+fn nvfp4_values() -> Vec<f32> {
+    let codes = [6.0, -4.0, 3.0, 2.0, 1.5, -1.0, 0.5, 0.0, -6.0, 4.0];
+    let group =
+        |scale: f32, count: usize| codes.into_iter().cycle().take(count).map(move |code| code * scale);
+    group(448.0, 16).chain(group(0.5, 16)).chain(group(1.125, 5)).collect()
+}
+
+#[test]
+fn bytes_of_nvfp4_and_mxfp8_are_those_of_published_files() {
+    let matrix = StoredMatrix::from_f32_rows(1, 37, &nvfp4_values(), Packing::Nvfp4);
+    let StoredData::Nvfp4 { nibbles, scales, tensor_scale } = &matrix.data else { panic!("{matrix:?}") };
+    // The first of two columns is the low half.
+    assert_eq!(nibbles[..5], [0xE7, 0x45, 0xA3, 0x01, 0x6F]);
+    assert_eq!((scales.as_slice(), *tensor_scale), (&[0x7e, 0x30, 0x39][..], 1.0));
+    let halved = matrix.slice_rows(0..1);
+    assert_eq!(halved, matrix, "the scale of the matrix comes along");
+    let values = [vec![448.0; 32], vec![-2.0; 8]].concat();
+    let matrix = StoredMatrix::from_f32_rows(1, 40, &values, Packing::Mxfp8);
+    let StoredData::Mxfp8 { codes, scales } = &matrix.data else { panic!("{matrix:?}") };
+    assert_eq!((codes[31], codes[32], codes.len()), (0x7e, 0xf8, 40));
+    assert_eq!(scales, &[127, 120]);
+}
+
+#[test]
+fn mxfp8_keeps_three_places_of_each_weight_and_ends_at_the_largest_code() {
+    let weights: Vec<f32> = (0..192u16).map(|i| (f32::from(i) - 90.0) * 0.37).collect();
+    let matrix = StoredMatrix::from_f32_rows(4, 48, &weights, Packing::Mxfp8);
+    for (found, wanted) in all_rows(&matrix).iter().zip(&weights) {
+        // Half of the last of three places; and what is beyond 448 of the power of two of a group is that.
+        assert!(
+            (found - wanted).abs() <= wanted.abs() / 16.0 || found.abs() >= wanted.abs() * 0.875,
+            "{found} for {wanted}"
+        );
+        assert!((found - wanted).abs() <= wanted.abs() / 8.0, "{found} for {wanted}");
     }
 }
 
@@ -268,6 +326,9 @@ fn bytes_are_those_of_the_arrays_with_rows_padded_to_whole_groups() {
     assert_eq!(bytes(Packing::Q8_0, 33), 3 * 2 * 34);
     assert_eq!(bytes(Packing::Q4_0, 33), 3 * 2 * 18);
     assert_eq!(bytes(Packing::Mxfp4, 33), 3 * 2 * 17);
+    assert_eq!(bytes(Packing::Mxfp8, 33), 3 * (33 + 2));
+    // Rows are padded to groups of 16, and the matrix has a scale.
+    assert_eq!(bytes(Packing::Nvfp4, 33), 3 * 3 * 9 + 4);
     assert_eq!(bytes(Packing::Int4 { group: 32 }, 33), 3 * 2 * (16 + 4));
     assert_eq!(bytes(Packing::Int4 { group: 7 }, 8), 3 * (7 + 2 * 4));
     assert_eq!(bytes(Packing::Super(SuperBlock::Q4K), 512), 3 * 2 * 144);
@@ -292,11 +353,16 @@ fn many_threads_pack_what_one_does() {
     let (rows, columns) = (1031, 257);
     let weights: Vec<f32> =
         (0..rows * columns).map(|i| ((i * 2_654_435_761) % 1009) as f32 - 504.0).collect();
-    for packing in QUANTISED.into_iter().chain([Packing::Bf16]).chain(SuperBlock::ALL.map(Packing::Super)) {
+    let others = [Packing::Bf16, Packing::Mxfp8].into_iter().chain(SuperBlock::ALL.map(Packing::Super));
+    for packing in QUANTISED.into_iter().chain(others) {
         let whole = StoredMatrix::from_f32_rows(rows, columns, &weights, packing);
         let mut by_row = StoredMatrix::blank(rows, columns, packing);
+        // With the largest value of all, which a scale of the whole matrix comes from.
+        let size = |row: &[f32]| row.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
+        let largest = weights.chunks(columns).max_by(|a, b| size(a).total_cmp(&size(b))).unwrap();
         for (row, values) in weights.chunks(columns).enumerate() {
-            by_row.copy_row(row, &StoredMatrix::from_f32_rows(1, columns, values, packing), 0);
+            let two = [values, largest].concat();
+            by_row.copy_row(row, &StoredMatrix::from_f32_rows(2, columns, &two, packing), 0);
         }
         assert_eq!(whole, by_row, "{packing:?}");
     }
@@ -306,7 +372,7 @@ fn many_threads_pack_what_one_does() {
 fn zeros_and_what_is_no_number_stay_finite() {
     let weights =
         [vec![0.0; 32], vec![f32::NAN; 32], vec![f32::MIN_POSITIVE; 32], vec![f32::MAX; 32]].concat();
-    for packing in QUANTISED.into_iter().chain(SuperBlock::ALL.map(Packing::Super)) {
+    for packing in QUANTISED.into_iter().chain([Packing::Mxfp8]).chain(SuperBlock::ALL.map(Packing::Super)) {
         let matrix = StoredMatrix::from_f32_rows(4, 32, &weights, packing);
         let values = all_rows(&matrix);
         assert!(values.iter().all(|value| value.is_finite()), "{packing:?}: {values:?}");

@@ -68,7 +68,9 @@ mod tests {
     #[test]
     fn what_would_be_rounded_again_has_none() {
         let plain: Vec<f32> = (0..64 * 64).map(|i| i as f32).collect();
-        for packing in [Packing::Int8, Packing::Q8_0, Packing::Mxfp4, Packing::Fp8 { block: None }] {
+        for packing in
+            [Packing::Int8, Packing::Q8_0, Packing::Mxfp8, Packing::Nvfp4, Packing::Fp8 { block: None }]
+        {
             assert_eq!(
                 StoredMatrix::from_f32_rows(64, 64, &plain, packing).transposed(),
                 None,

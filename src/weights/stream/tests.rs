@@ -111,7 +111,8 @@ fn quantised_weights_are_packed_from_bf16_and_their_inventory_is_the_planned_one
     let architecture = small();
     let mut plain = HashMap::new();
     from_seed(&architecture, Dtype::Bf16, 5, &mut keep_in(&mut plain)).unwrap();
-    for dtype in [Dtype::Int8, Dtype::Fp8, Dtype::Int4, Dtype::Q8_0, Dtype::Q4_0, Dtype::Mxfp4] {
+    let scaled = [Dtype::Int8, Dtype::Fp8, Dtype::Int4, Dtype::Mxfp8, Dtype::Mxfp4, Dtype::Nvfp4];
+    for dtype in scaled.into_iter().chain([Dtype::Q8_0, Dtype::Q4_0]) {
         let mut packed = HashMap::new();
         let inventory = from_seed(&architecture, dtype, 5, &mut keep_in(&mut packed)).unwrap();
         let planned = architecture.inventory(dtype);
@@ -191,7 +192,12 @@ fn experts_that_are_stored_by_input_are_handed_over_by_output() {
         let wanted = stored[(expert * input + column) * out + row];
         assert_eq!(values[(expert * out + row) * input + column].to_bits(), wanted.to_bits());
     }
-    for (dtype, packing) in [(Dtype::Q4_0, Packing::Q4_0), (Dtype::Mxfp4, Packing::Mxfp4)] {
+    for (dtype, packing) in [
+        (Dtype::Q4_0, Packing::Q4_0),
+        (Dtype::Mxfp4, Packing::Mxfp4),
+        (Dtype::Nvfp4, Packing::Nvfp4),
+        (Dtype::Mxfp8, Packing::Mxfp8),
+    ] {
         let (packed, inventory) = streamed(&model, dtype);
         let StoredTensor::Matrix(packed) = &packed[name] else { panic!("{name}") };
         assert_eq!(packed, &StoredMatrix::quantize(matrix, packing));
@@ -324,7 +330,7 @@ fn changed(name: &str, change: impl Fn(&mut Tensors)) -> String {
 #[test]
 fn parts_of_quantised_layers_that_do_not_fit_are_refused_by_name() {
     use safetensors::Dtype as Stored;
-    const LAYER: &str = "model.layers.1.mlp.down_proj";
+    const LAYER: &str = "model.layers.1.self_attn.o_proj";
     let part = |suffix: &str| format!("{LAYER}.{suffix}");
     let edit = |name: &str, suffix: &str, edit: &dyn Fn(&mut Part)| {
         let found = changed(name, |tensors| edit(tensors.get_mut(&part(suffix)).unwrap()));
@@ -342,6 +348,11 @@ fn parts_of_quantised_layers_that_do_not_fit_are_refused_by_name() {
         ("qwen2-awq", "qweight", "scales"),
         ("llama-gptq", "qweight", "scales"),
         ("llama-mxfp4", "weight_packed", "weight_scale"),
+        ("llama-nvfp4", "weight_packed", "weight_scale"),
+        ("llama-nvfp4", "weight_packed", "weight_global_scale"),
+        ("qwen3-moe-nvfp4", "weight", "weight_scale"),
+        ("qwen3-moe-nvfp4", "weight", "weight_scale_2"),
+        ("llama-mxfp8", "weight", "weight_scale"),
     ] {
         assert_eq!(changed(name, |_| ()), "streamed", "{name}");
         let missing = changed(name, |tensors| drop(tensors.remove(&part(scales))));
@@ -374,8 +385,15 @@ fn parts_of_quantised_layers_that_do_not_fit_are_refused_by_name() {
             assert!(shorter.contains("shape"), "{name}, {suffix}: {shorter}");
         }
     }
-    for name in ["qwen3-fp8-block", "llama-fp8-tensor"] {
-        let error = edit(name, "weight", &|(_, _, data)| data[77] = 0xff);
+    for (name, suffix) in [
+        ("qwen3-fp8-block", "weight"),
+        ("llama-fp8-tensor", "weight"),
+        ("llama-mxfp8", "weight"),
+        ("llama-mxfp8", "weight_scale"),
+        ("llama-mxfp4", "weight_scale"),
+        ("llama-nvfp4", "weight_scale"),
+    ] {
+        let error = edit(name, suffix, &|(_, _, data)| data[77] = 0xff);
         assert!(error.contains("NaN"), "{error}");
     }
     let error = edit("qwen3-fp8-block", "weight_scale_inv", &|(_, _, data)| {
@@ -390,14 +408,39 @@ fn parts_of_quantised_layers_that_do_not_fit_are_refused_by_name() {
         data[..2].copy_from_slice(&bf16::from_f32(1e38).to_le_bytes());
     });
     assert!(error.contains("beyond 65504"), "{error}");
-    let error = edit("llama-mxfp4", "weight_scale", &|(_, _, data)| data[0] = 255);
-    assert!(error.contains("NaN"), "{error}");
+    // 2^16; and what is divided by, which files of other writers multiply with.
+    let error = edit("llama-mxfp8", "weight_scale", &|(_, _, data)| data[1] = 143);
+    assert!(error.contains("65536") && error.contains("beyond 65504"), "{error}");
+    let error = edit("llama-nvfp4", "weight_global_scale", &|(_, _, data)| data.fill(0));
+    assert!(error.contains("beyond 65504"), "{error}");
+    let error = edit("qwen3-moe-nvfp4", "weight_scale_2", &|(_, _, data)| {
+        data.copy_from_slice(&f32::NAN.to_le_bytes());
+    });
+    assert!(error.contains("NaN or infinite"), "{error}");
     // The dead inputs of a layer have scales below the least of f16.
     let dead = changed("llama-int4-symmetric", |tensors| {
         let (_, _, data) = tensors.get_mut(&part("weight_scale")).unwrap();
         data[..2].copy_from_slice(&bf16::from_f32(1e-9).to_le_bytes());
     });
     assert_eq!(dead, "streamed");
+}
+
+#[test]
+fn scales_of_mxfp8_have_a_name_of_each_writer() {
+    let own = streamed(&fixture("llama-mxfp8"), Dtype::Mxfp8).0;
+    let copy = tempfile::tempdir().unwrap();
+    let text = std::fs::read_to_string(folder("llama-mxfp8").join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+    config["quantization_config"] =
+        serde_json::json!({"quant_method": "mxfp8", "ignored_layers": ["lm_head"]});
+    std::fs::write(copy.path().join("config.json"), config.to_string()).unwrap();
+    let bytes = std::fs::read(folder("llama-mxfp8").join("model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let renamed = file.iter().map(|(name, view)| (name.replace("weight_scale", "weight_scale_inv"), view));
+    std::fs::write(copy.path().join("model.safetensors"), safetensors::serialize(renamed, None).unwrap())
+        .unwrap();
+    let model = open(copy.path().to_str().unwrap(), None, 0).unwrap();
+    assert_eq!(streamed(&model, Dtype::Mxfp8).0, own);
 }
 
 #[test]
@@ -417,13 +460,17 @@ fn a_bias_of_gptq_that_the_model_lacks_is_zero_or_refused() {
 
 #[test]
 fn rows_that_are_no_whole_groups_are_refused() {
-    for (name, suffix) in [("llama-mxfp4", "weight_packed"), ("llama-int4-symmetric", "weight_packed")] {
+    for (name, suffix, width) in [
+        ("llama-mxfp4", "weight_packed", 80),
+        ("llama-int4-symmetric", "weight_packed", 80),
+        ("llama-nvfp4", "weight_packed", 72),
+    ] {
         let copy = tempfile::tempdir().unwrap();
         std::fs::copy(folder(name).join("model.safetensors"), copy.path().join("model.safetensors")).unwrap();
         let text = std::fs::read_to_string(folder(name).join("config.json")).unwrap();
         let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
-        // Rows of 80 in one of the layers.
-        config["intermediate_size"] = serde_json::json!(80);
+        // Rows of so many in one of the layers.
+        config["intermediate_size"] = serde_json::json!(width);
         std::fs::write(copy.path().join("config.json"), config.to_string()).unwrap();
         let opened = open(copy.path().to_str().unwrap(), None, 0).unwrap();
         let error = opened.stream(opened.stored_dtype(), &mut |_, _| Ok(())).unwrap_err().to_string();
@@ -445,13 +492,18 @@ fn layouts_that_no_engine_has_are_refused_by_what_they_are() {
         std::fs::copy(folder(name).join("model.safetensors"), copy.path().join("model.safetensors")).unwrap();
         open(copy.path().to_str().unwrap(), None, 0).unwrap_err().to_string()
     };
+    let quark = json!({"weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": 32}});
     for (name, keys, wanted) in [
         ("llama-gptq", &[("desc_act", json!(true))][..], "GPTQ with reordered inputs"),
         ("llama-gptq", &[("sym", json!(false))], "GPTQ with zeros"),
         ("llama-gptq", &[("group_size", json!(48))], "no multiple of 32 inputs"),
         ("llama-gptq", &[("bits", json!(8))], "int8 of Gptq"),
         ("qwen2-awq", &[("zero_point", json!(false))], "int4 of Awq"),
-        ("qwen3-fp8-block", &[("quant_method", json!("mxfp8"))], "mxfp8 of Hub"),
+        (
+            "llama-nvfp4",
+            &[("quant_method", json!("quark")), ("global_quant_config", quark)],
+            "mxfp4 of Quark",
+        ),
     ] {
         let error = refused(name, keys);
         assert!(error.contains(wanted) && error.contains("no engine"), "{name}: {error}");
@@ -484,11 +536,6 @@ fn gguf_streams_the_names_shapes_and_bytes_of_its_architecture() {
 #[test]
 fn what_cannot_be_streamed_is_refused_before_anything_is_handed_over() {
     let mut sink = |name: &str, _| panic!("{name} was handed over");
-    let error = fixture("llama-gqa").stream(Dtype::Mxfp8, &mut sink).unwrap_err().to_string();
-    assert_eq!(
-        error,
-        "weights cannot be streamed as mxfp8: choose f32, bf16, f16, int8, fp8, q8_0, q4_0, q4_k, q5_k, q6_k, mxfp4 or int4"
-    );
     let error = fixture("llama-gqa").stream(Dtype::Gguf, &mut sink).unwrap_err();
     assert!(matches!(error, OpenError::NotGguf { .. }), "{error}");
     let error = fixture("gpt-oss-mxfp4").stream(Dtype::F32, &mut sink).unwrap_err().to_string();

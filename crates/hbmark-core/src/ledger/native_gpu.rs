@@ -69,8 +69,8 @@ impl Ledger {
             Dtype::Int8 => scratch(floats(widest) / 32 * 9),
             _ => scratch(floats(widest) / 2),
         };
-        // Beside experts in mxfp4 all else may be in bf16.
-        let by_library = (plain || dtype == Dtype::Mxfp4) && rows >= LIBRARY_ROWS;
+        // Beside floats of 4 bits all else may be in bf16.
+        let by_library = (plain || matches!(dtype, Dtype::Mxfp4 | Dtype::Nvfp4)) && rows >= LIBRARY_ROWS;
         let sums = if by_library {
             scratch(floats(qkv.max(2 * ffn).max(of_latents)))
         } else {

@@ -59,7 +59,9 @@ impl TensorInfo {
         match *self.shape.as_slice() {
             _ if self.role == Role::ExpertBias => None,
             [rows, columns] => Some((rows, columns)),
-            [count, input, out] if by_input && self.storage != "mxfp4" => Some((count * out, input)),
+            [count, input, out] if by_input && matches!(self.storage.as_str(), "f32" | "bf16" | "f16") => {
+                Some((count * out, input))
+            }
             [count, out, input] => Some((count * out, input)),
             _ => None,
         }

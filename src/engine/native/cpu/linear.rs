@@ -17,7 +17,8 @@ use super::packed_activations::{InputRow, InputWriter};
 use super::packed_matrix::{GROUP, HEADER, PackedFormat, PackedMatrix, Precision, SUPER_HEADER, int4_scales};
 use super::simd::{InstructionSet, LANES, Simd, dispatch, nth};
 use super::thread_team::Worker;
-use crate::weights::stored_matrix::{SUPER_BLOCK, SuperBlock, e4m3, mxfp4};
+use crate::weights::stored_matrix::{SUPER_BLOCK, SuperBlock, e2m1, e4m3};
+use hbmark_core::model::NVFP4_GROUP;
 
 /// The most panels and rows of a tile.
 const MAX_PANELS: usize = 4;
@@ -209,18 +210,20 @@ unsafe fn strip<const P: usize>(
             let count =
                 (start..panels.end).take_while(|&index| matrix.panel(index).0.format == lead.format).count();
             // Likewise a tile that lacks panels does its last one again.
-            let weights: [*const u8; P] =
-                std::array::from_fn(|i| matrix.panel(start + i.min(count - 1)).1.as_ptr());
+            let panel = |i: usize| matrix.panel(start + i.min(count - 1));
+            let weights: [*const u8; P] = std::array::from_fn(|i| panel(i).1.as_ptr());
+            let factors: [f32; P] = std::array::from_fn(|i| panel(i).0.factor);
+            let weights = (&weights, &factors);
             let out = sums.as_mut_ptr();
             let slot = start - panels.start;
             // SAFETY: panels are as long as their format says, rows as wide as the matrix by the caller's promise, and `out` has
             // room for the largest tile at the last slot.
             unsafe {
                 match left {
-                    1 => tile::<P, 1>(set, lead, &weights, at, out, slot),
-                    2 => tile::<P, 2>(set, lead, &weights, at, out, slot),
-                    3..=FEW_ROWS => tile::<P, 4>(set, lead, &weights, at, out, slot),
-                    _ => tile::<P, 8>(set, lead, &weights, at, out, slot),
+                    1 => tile::<P, 1>(set, lead, weights, at, out, slot),
+                    2 => tile::<P, 2>(set, lead, weights, at, out, slot),
+                    3..=FEW_ROWS => tile::<P, 4>(set, lead, weights, at, out, slot),
+                    _ => tile::<P, 8>(set, lead, weights, at, out, slot),
                 }
             }
             start += count;
@@ -237,6 +240,8 @@ unsafe fn strip<const P: usize>(
 struct Tile<'a, const P: usize, const B: usize> {
     columns: usize,
     weights: &'a [*const u8; P],
+    /// Of the matrix of each panel.
+    factors: &'a [f32; P],
     rows: &'a [InputRow; B],
     /// Sums, `[row][panel]`, from panel `slot` on.
     out: *mut [[f32; LANES]; SLOTS],
@@ -250,13 +255,13 @@ struct Tile<'a, const P: usize, const B: usize> {
 unsafe fn tile<const P: usize, const B: usize>(
     set: InstructionSet,
     matrix: &PackedMatrix,
-    weights: &[*const u8; P],
+    (weights, factors): (&[*const u8; P], &[f32; P]),
     row: impl Fn(usize) -> InputRow,
     out: *mut [[f32; LANES]; SLOTS],
     slot: usize,
 ) {
     let rows = &std::array::from_fn(row);
-    let tile = Tile { columns: matrix.padded_columns(), weights, rows, out, slot };
+    let tile = Tile { columns: matrix.padded_columns(), weights, factors, rows, out, slot };
     // SAFETY: the caller's promise.
     unsafe {
         match matrix.format {
@@ -264,10 +269,12 @@ unsafe fn tile<const P: usize, const B: usize>(
             PackedFormat::F16 => tile_floats::<f16, P, B>(set, tile),
             PackedFormat::Bf16 => tile_bf16::<P, B>(set, tile),
             PackedFormat::Int8 => tile_int8::<P, B>(set, tile),
-            PackedFormat::Fp8 { group } => tile_fp8::<P, B>(set, tile, group),
+            PackedFormat::Fp8 { group } => tile_fp8::<false, P, B>(set, tile, group),
+            PackedFormat::Mxfp8 => tile_fp8::<true, P, B>(set, tile, Some(GROUP)),
             PackedFormat::Q8_0 => tile_q8_0::<P, B>(set, tile),
             PackedFormat::Q4_0 => tile_q4_0::<P, B>(set, tile),
             PackedFormat::Mxfp4 => tile_mxfp4::<P, B>(set, tile),
+            PackedFormat::Nvfp4 => tile_nvfp4::<P, B>(set, tile),
             PackedFormat::Int4 { group, zeros: false } => tile_int4::<false, P, B>(set, tile, group),
             PackedFormat::Int4 { group, zeros: true } => tile_int4::<true, P, B>(set, tile, group),
             PackedFormat::Super(SuperBlock::Q4K) => tile_ranges::<0, P, B>(set, tile),
@@ -330,12 +337,16 @@ unsafe fn bf16_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
 }
 dispatch! { fn tile_bf16[const P: usize, const B: usize][P, B](tile: Tile<'_, P, B>) = bf16_tile }
 
+/// With a scale of each row, or of each group of columns: one of all rows, or a power of two of each.
 #[inline(always)]
-unsafe fn fp8_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>, group: Option<usize>) {
+unsafe fn fp8_tile<S: Simd, const POWERS: bool, const P: usize, const B: usize>(
+    tile: Tile<'_, P, B>,
+    group: Option<usize>,
+) {
     let Tile { columns, weights, rows, .. } = tile;
     let width = group.unwrap_or(columns);
-    // SAFETY: `columns` codes of sixteen rows lie in every panel, then sixteen scales, or one for each group of columns; half as many words in
-    // every row.
+    // SAFETY: `columns` codes of sixteen rows lie in every panel, then sixteen scales, or one or sixteen bytes for each group of columns; half as many
+    // words in every row.
     unsafe {
         let mut sums = [[S::zero(); P]; B];
         let mut begin = 0;
@@ -362,8 +373,13 @@ unsafe fn fp8_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>
             }
             for (p, from) in weights.iter().enumerate() {
                 let scales: *const f32 = nth(*from, columns, LANES).cast();
-                let scale =
-                    if group.is_some() { S::splat(*nth(scales, begin / width, 1)) } else { S::load(scales) };
+                let scale = if POWERS {
+                    S::load_powers(nth(*from, columns.wrapping_add(begin / width), LANES))
+                } else if group.is_some() {
+                    S::splat(*nth(scales, begin / width, 1))
+                } else {
+                    S::load(scales)
+                };
                 let scale = S::mul(scale, S::splat(e4m3::BELOW_F16));
                 for (sums, of_group) in sums.iter_mut().zip(&of_group) {
                     sums[p] = S::mul_add(of_group[p], scale, sums[p]);
@@ -374,7 +390,7 @@ unsafe fn fp8_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>
         tile.store::<S>(sums);
     }
 }
-dispatch! { fn tile_fp8[const P: usize, const B: usize][P, B](tile: Tile<'_, P, B>, group: Option<usize>) = fp8_tile }
+dispatch! { fn tile_fp8[const POWERS: bool, const P: usize, const B: usize][POWERS, P, B](tile: Tile<'_, P, B>, group: Option<usize>) = fp8_tile }
 
 /// What unsigned bytes of 8-bit weights are above the signed ones.
 const BYTE_OFFSET: i32 = 128;
@@ -410,18 +426,18 @@ unsafe fn bytes_group<S: Simd, const P: usize, const B: usize>(
     }
 }
 
-/// What the codes of mxfp4 stand for: twice their values, and [`MXFP4_OFFSET`] above the signed ones.
+/// What the codes of e2m1 stand for: twice their values, and [`E2M1_OFFSET`] above the signed ones.
 #[expect(clippy::cast_possible_truncation, reason = "the offset is 12")]
-const MXFP4: [u8; 16] = {
+const E2M1: [u8; 16] = {
     let mut table = [0; 16];
     let mut code = 0;
     while code < table.len() {
-        table[code] = mxfp4::DOUBLED[code].wrapping_add(MXFP4_OFFSET as i8).cast_unsigned();
+        table[code] = e2m1::DOUBLED[code].wrapping_add(E2M1_OFFSET as i8).cast_unsigned();
         code += 1;
     }
     table
 };
-const MXFP4_OFFSET: i32 = 12;
+const E2M1_OFFSET: i32 = 12;
 
 /// What codes of q6_k are above the signed ones.
 const SIX_BIT_OFFSET: i32 = 32;
@@ -433,7 +449,7 @@ const SCALE_OFFSET: f32 = 128.0;
 const VECTOR: usize = 4 * LANES;
 
 /// So many octets of columns of weights in half bytes, with `HIGH` bits above each in a vector before them, × one row:
-/// `Σ q · x − offset · Σ x`, exact in 32 bits. `half` is the first half group of the row. With a table, q is what [`MXFP4`] has for the code.
+/// `Σ q · x − offset · Σ x`, exact in 32 bits. `half` is the first half group of the row. With a table, q is what [`E2M1`] has for the code.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "numbers of bits and bytes of a word")]
 unsafe fn codes<
@@ -478,7 +494,7 @@ unsafe fn codes<
                 let packed = S::load_packed(nth(from, octet + HIGH.min(1), VECTOR));
                 *w = [S::low_halves(packed), S::high_halves(packed)];
                 if TABLE {
-                    *w = [S::look_up(&MXFP4, w[0]), S::look_up(&MXFP4, w[1])];
+                    *w = [S::look_up(&E2M1, w[0]), S::look_up(&E2M1, w[1])];
                 }
                 if HIGH > 0 {
                     w[0] = S::merge(w[0], S::shift_right(high[0], down), mask);
@@ -608,13 +624,44 @@ unsafe fn mxfp4_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, 
                 // The table has twice the values.
                 S::mul(S::load_powers(weights[p].add(at)), S::splat(0.5))
             });
-            let products = nibbles_group::<S, true, P, B>(weights, group * CODES, rows, group, MXFP4_OFFSET);
+            let products = nibbles_group::<S, true, P, B>(weights, group * CODES, rows, group, E2M1_OFFSET);
             add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
         }
         tile.store::<S>(sums);
     }
 }
 dispatch! { fn tile_mxfp4[const P: usize, const B: usize][P, B](tile: Tile<'_, P, B>) = mxfp4_tile }
+
+#[inline(always)]
+unsafe fn nvfp4_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>) {
+    const CODES: usize = NVFP4_GROUP / 2 * LANES;
+    let Tile { columns, weights, factors, rows, .. } = tile;
+    // SAFETY: half groups of half bytes lie in every panel, and sixteen bytes of scales for each behind them; rows have two sums per group.
+    unsafe {
+        let mut sums = [[S::zero(); P]; B];
+        let halves = columns / NVFP4_GROUP;
+        for half in 0..halves {
+            let at = halves * CODES + half * LANES;
+            let scales: [S::Floats; P] = std::array::from_fn(|p| S::load_e4m3(weights[p].add(at)));
+            let products = codes::<S, true, 0, { NVFP4_GROUP / 8 }, P, B>(
+                weights,
+                half * CODES,
+                rows,
+                half,
+                E2M1_OFFSET,
+            );
+            add_scaled::<S, P, B>(&mut sums, products, &scales, rows, half / 2);
+        }
+        for sums in &mut sums {
+            for (sum, factor) in sums.iter_mut().zip(factors) {
+                // The table has twice the values, and scales come as a 256th of theirs.
+                *sum = S::mul(*sum, S::splat(0.5 * e4m3::BELOW_F16 * factor));
+            }
+        }
+        tile.store::<S>(sums);
+    }
+}
+dispatch! { fn tile_nvfp4[const P: usize, const B: usize][P, B](tile: Tile<'_, P, B>) = nvfp4_tile }
 
 #[inline(always)]
 unsafe fn int4_tile<S: Simd, const ZEROS: bool, const P: usize, const B: usize>(

@@ -12,7 +12,9 @@
 //! | int8 | quads of columns × 16 quads of (q + 128); then 16 scales, f32 |
 //! | q8_0 | per 64 columns: 2 × 16 scales, f16; 16 × 16 quads of (q + 128) |
 //! | q4_0 | per 64 columns: 2 × 16 scales, f16; 8 × 16 × 4 bytes: columns 0–3 of each 8 in the low halves, 4–7 in the high |
+//! | mxfp8 | as fp8; then 16 scales, a byte each, for every 32 columns |
 //! | mxfp4 | per 32 columns: as q4_0 without scales; then 16 scales, a byte each, for every 32 columns |
+//! | nvfp4 | as mxfp4, with 16 scales for every 16 columns; the scale of the matrix is beside it |
 //! | int4 | per group: as q4_0 without scales; then for every group 16 scales, f16, and 16 zeros where not all are 8 |
 //! | q4_k, q5_k | per 256 columns: 16 scales and 16 scales of minima, f16; 3 × 16 × 4 bytes of 6-bit scales and minima as in a file; then per 32 columns the fifth bits, 16 × 4 bytes, and the others as q4_0 |
 //! | q6_k | per 256 columns: 4 × 16 quads of (scale + 128); then per 16 columns the two high bits, 16 × 4 bytes, and the low four as q4_0; at the end 16 scales, f16 |
@@ -24,8 +26,9 @@ use half::f16;
 use super::huge_pages::{Arena, Region};
 use super::simd::LANES;
 use crate::engine::EngineError;
-use crate::weights::stored_matrix::{SUPER_BLOCK, SuperBlock, e4m3, mxfp4, scale_and_min};
+use crate::weights::stored_matrix::{SUPER_BLOCK, SuperBlock, e2m1, e4m3, e8m0, scale_and_min};
 use crate::weights::{StoredData, StoredMatrix};
+use hbmark_core::model::NVFP4_GROUP;
 
 /// Columns of integer weights that share one scale of the activations.
 pub const GROUP: usize = crate::engine::native::operations::ACTIVATION_GROUP;
@@ -55,7 +58,9 @@ pub enum PackedFormat {
     },
     Q8_0,
     Q4_0,
+    Mxfp8,
     Mxfp4,
+    Nvfp4,
     /// `zeros`: with a zero beside each scale; otherwise all of them are 8.
     Int4 {
         group: usize,
@@ -85,7 +90,9 @@ impl PackedFormat {
             }
             StoredData::Q8_0 { .. } => Self::Q8_0,
             StoredData::Q4_0 { .. } => Self::Q4_0,
+            StoredData::Mxfp8 { .. } => Self::Mxfp8,
             StoredData::Mxfp4 { .. } => Self::Mxfp4,
+            StoredData::Nvfp4 { .. } => Self::Nvfp4,
             StoredData::Int4 { zeros, group, .. } if group.is_multiple_of(GROUP) && *group > 0 => {
                 Self::Int4 { group: *group, zeros: zeros.iter().any(|zero| *zero != f16::from_f32(8.0)) }
             }
@@ -113,8 +120,8 @@ impl PackedFormat {
     fn block_columns(self) -> usize {
         match self {
             Self::F32 | Self::F16 => 1,
-            Self::Bf16 | Self::Fp8 { .. } => 2,
-            Self::Int8 | Self::Mxfp4 => GROUP,
+            Self::Bf16 | Self::Fp8 { .. } | Self::Mxfp8 => 2,
+            Self::Int8 | Self::Mxfp4 | Self::Nvfp4 => GROUP,
             Self::Q8_0 | Self::Q4_0 => Q_BLOCK,
             Self::Int4 { group, .. } => group,
             Self::Super(_) => SUPER_BLOCK,
@@ -127,8 +134,8 @@ impl PackedFormat {
         match self {
             Self::F32 | Self::Bf16 => 4 * LANES,
             Self::F16 => 2 * LANES,
-            Self::Int8 | Self::Fp8 { .. } => columns * LANES,
-            Self::Mxfp4 | Self::Int4 { .. } => columns * LANES / 2,
+            Self::Int8 | Self::Fp8 { .. } | Self::Mxfp8 => columns * LANES,
+            Self::Mxfp4 | Self::Nvfp4 | Self::Int4 { .. } => columns * LANES / 2,
             Self::Q8_0 => HEADER + columns * LANES,
             Self::Q4_0 => HEADER + columns * LANES / 2,
             Self::Super(format) => format.bytes() * LANES,
@@ -140,10 +147,14 @@ impl PackedFormat {
     pub fn precision(self) -> Precision {
         match self {
             Self::F32 | Self::F16 => Precision::Floats,
-            Self::Bf16 | Self::Fp8 { .. } => Precision::Pairs,
-            Self::Int8 | Self::Q8_0 | Self::Q4_0 | Self::Mxfp4 | Self::Int4 { .. } | Self::Super(_) => {
-                Precision::Quads
-            }
+            Self::Bf16 | Self::Fp8 { .. } | Self::Mxfp8 => Precision::Pairs,
+            Self::Int8
+            | Self::Q8_0
+            | Self::Q4_0
+            | Self::Mxfp4
+            | Self::Nvfp4
+            | Self::Int4 { .. }
+            | Self::Super(_) => Precision::Quads,
         }
     }
 }
@@ -166,6 +177,8 @@ pub struct PackedMatrix {
     pub columns: usize,
     pub format: PackedFormat,
     pub panel_bytes: usize,
+    /// What all values are multiplied with: the scale of nvfp4, otherwise 1.
+    pub factor: f32,
     region: Region,
 }
 
@@ -185,7 +198,9 @@ impl PackedMatrix {
         let tail = match format {
             PackedFormat::Int8 | PackedFormat::Fp8 { group: None } => 4 * LANES,
             PackedFormat::Fp8 { group: Some(group) } => 4 * stored.columns.div_ceil(group),
+            PackedFormat::Mxfp8 => stored.columns.div_ceil(GROUP) * LANES,
             PackedFormat::Mxfp4 => blocks * LANES,
+            PackedFormat::Nvfp4 => blocks * GROUP / NVFP4_GROUP * LANES,
             PackedFormat::Int4 { zeros, .. } => blocks * int4_scales(zeros),
             _ => 0,
         };
@@ -202,7 +217,9 @@ impl PackedMatrix {
                 pack_row(stored, panel * LANES + lane, lane, format, bytes);
             }
         }
-        Ok(Self { rows: stored.rows, columns: stored.columns, format, panel_bytes, region })
+        let factor =
+            if let StoredData::Nvfp4 { tensor_scale, .. } = stored.data { tensor_scale } else { 1.0 };
+        Ok(Self { rows: stored.rows, columns: stored.columns, format, panel_bytes, factor, region })
     }
 
     /// Panels of sixteen rows, the last one padded.
@@ -220,7 +237,8 @@ impl PackedMatrix {
     /// Bytes that one pass over the matrix reads.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.panels() * self.panel_bytes
+        let factor = if self.format == PackedFormat::Nvfp4 { size_of_val(&self.factor) } else { 0 };
+        self.panels() * self.panel_bytes + factor
     }
 
     /// Columns with padding: what a packed row of activations must have.
@@ -258,10 +276,19 @@ impl PackedMatrix {
                     let scale = header(block, within / GROUP, lane);
                     (f32::from(nibble(&block[HEADER..], within, lane)) - 8.0) * scale
                 }
+                PackedFormat::Mxfp8 => {
+                    let scale = panel[self.padded_columns() * LANES + column / GROUP * LANES + lane];
+                    e4m3::to_f32(block[within * LANES + lane]) * e8m0::power(scale)
+                }
                 PackedFormat::Mxfp4 => {
                     let scales = &panel[self.columns.div_ceil(block_columns) * block_bytes..];
                     let scale = scales[column / GROUP * LANES + lane];
-                    mxfp4::value(nibble(block, within, lane), scale)
+                    e2m1::to_f32(nibble(block, within, lane)) * e8m0::power(scale)
+                }
+                PackedFormat::Nvfp4 => {
+                    let scales = &panel[self.columns.div_ceil(block_columns) * block_bytes..];
+                    let scale = scales[column / NVFP4_GROUP * LANES + lane];
+                    e2m1::to_f32(nibble(block, within, lane)) * e4m3::to_f32(scale) * self.factor
                 }
                 PackedFormat::Int4 { zeros, .. } => {
                     let scales = self.columns.div_ceil(block_columns) * block_bytes
@@ -436,14 +463,22 @@ fn pack_row(stored: &StoredMatrix, row: usize, lane: usize, format: PackedFormat
             pack_nibbles(nibbles, lane, panel, block_columns, block_bytes, HEADER);
             scales(panel, &all[row * groups..(row + 1) * groups], GROUP, &|index| index % 2);
         }
-        StoredData::Mxfp4 { nibbles, scales } => {
-            let groups = columns.div_ceil(GROUP);
-            let half_row = groups * GROUP / 2;
+        StoredData::Mxfp8 { codes, scales } => {
+            for (column, code) in codes[own].iter().enumerate() {
+                panel[column * LANES + lane] = *code;
+            }
+            let codes = columns.next_multiple_of(block_columns) * LANES;
+            pack_bytes(scales, row, columns.div_ceil(GROUP), lane, &mut panel[codes..]);
+        }
+        StoredData::Mxfp4 { nibbles, scales } | StoredData::Nvfp4 { nibbles, scales, .. } => {
+            // A row is stored in whole groups of its own, and here in those of the activations.
+            let group = if format == PackedFormat::Nvfp4 { NVFP4_GROUP } else { GROUP };
+            let groups = columns.div_ceil(group);
+            let half_row = groups * group / 2;
             let nibbles = &nibbles[row * half_row..(row + 1) * half_row];
             pack_nibbles(nibbles, lane, panel, block_columns, block_bytes, 0);
-            let of_rows = panel[groups * block_bytes..].chunks_exact_mut(LANES);
-            let own = &scales[row * groups..(row + 1) * groups];
-            of_rows.zip(own).for_each(|(of_rows, scale)| of_rows[lane] = *scale);
+            let codes = columns.div_ceil(block_columns) * block_bytes;
+            pack_bytes(scales, row, groups, lane, &mut panel[codes..]);
         }
         StoredData::Int4 { nibbles, scales: all, zeros, group } => {
             let groups = columns.div_ceil(*group);
@@ -466,6 +501,12 @@ fn pack_row(stored: &StoredMatrix, row: usize, lane: usize, format: PackedFormat
             blocks.for_each(|(stored, block)| pack_super(*format, stored, lane, block));
         }
     }
+}
+
+/// The scales of a row, a byte each, beside those of the others.
+fn pack_bytes(scales: &[u8], row: usize, groups: usize, lane: usize, panel: &mut [u8]) {
+    let own = &scales[row * groups..(row + 1) * groups];
+    panel.chunks_exact_mut(LANES).zip(own).for_each(|(of_rows, scale)| of_rows[lane] = *scale);
 }
 
 /// Signed bytes as unsigned ones, quad by quad. A padded column stays 0, which stands for -128: its activation is 0.

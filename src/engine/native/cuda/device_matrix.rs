@@ -24,8 +24,12 @@ pub enum KernelFormat {
     Fp8,
     /// The same, and an f32 for the columns of a block, which 16 outputs have by twos.
     Fp8Block,
+    /// The same, and a byte of e8m0 for every two vectors.
+    Mxfp8,
     /// 4-bit floats (e2m1), and a byte of e8m0 for every vector.
     Mxfp4,
+    /// The same, and two bytes of e4m3 for every vector; an f32 per output.
+    Nvfp4,
     /// 4-bit integers, and a word with a scale and a zero for every group of columns.
     Int4,
 }
@@ -40,7 +44,9 @@ impl KernelFormat {
             Packing::Int8 => Some(Self::Int8),
             Packing::Fp8 { block: None } => Some(Self::Fp8),
             Packing::Fp8 { .. } => Some(Self::Fp8Block),
+            Packing::Mxfp8 => Some(Self::Mxfp8),
             Packing::Mxfp4 => Some(Self::Mxfp4),
+            Packing::Nvfp4 => Some(Self::Nvfp4),
             Packing::Int4 { .. } => Some(Self::Int4),
             Packing::Q8_0 | Packing::Q4_0 | Packing::Super(_) => None,
         }
@@ -56,7 +62,9 @@ impl KernelFormat {
             Self::Int8 => "int8",
             Self::Fp8 => "fp8",
             Self::Fp8Block => "fp8_block",
+            Self::Mxfp8 => "mxfp8",
             Self::Mxfp4 => "mxfp4",
+            Self::Nvfp4 => "nvfp4",
             Self::Int4 => "int4",
         }
     }
@@ -67,8 +75,8 @@ impl KernelFormat {
         match self {
             Self::Bf16 | Self::F16 => VECTOR / 2,
             Self::F32 => VECTOR / 4,
-            Self::Int8 | Self::Fp8 | Self::Fp8Block => VECTOR,
-            Self::Mxfp4 | Self::Int4 => 2 * VECTOR,
+            Self::Int8 | Self::Fp8 | Self::Fp8Block | Self::Mxfp8 => VECTOR,
+            Self::Mxfp4 | Self::Nvfp4 | Self::Int4 => 2 * VECTOR,
         }
     }
 
@@ -76,7 +84,7 @@ impl KernelFormat {
     #[must_use]
     pub fn of_inputs(self) -> Self {
         match self {
-            Self::Fp8Block => Self::Fp8,
+            Self::Fp8Block | Self::Mxfp8 => Self::Fp8,
             Self::Int4 => Self::Mxfp4,
             other => other,
         }
@@ -85,7 +93,7 @@ impl KernelFormat {
     /// Whether scales of groups of columns are on their way beside the weights.
     #[must_use]
     pub fn is_grouped(self) -> bool {
-        matches!(self, Self::Fp8Block | Self::Mxfp4 | Self::Int4)
+        matches!(self, Self::Fp8Block | Self::Mxfp8 | Self::Mxfp4 | Self::Nvfp4 | Self::Int4)
     }
 
     /// Vectors of a row. Rows of 8-bit integers are whole groups of 32 columns, as the activations they meet.
@@ -140,12 +148,17 @@ impl<D: Device> Matrix<D> {
         let data = uploaded(device, &packed(parts, &order, vectors * VECTOR, threads))?;
         let shift = shift(first, format, vectors)?;
         let scales = match format {
-            KernelFormat::Int8 | KernelFormat::Fp8 => {
-                let scales: Vec<f32> =
-                    order.iter().map(|&(part, row)| row_scale(&parts[part].matrix, row)).collect();
-                Some(floats(device, &scales)?)
+            KernelFormat::Int8 | KernelFormat::Fp8 | KernelFormat::Nvfp4 => {
+                let of_row = |&(part, row): &(usize, usize)| row_scale(&parts[part].matrix, row);
+                let mut bytes: Vec<u8> = order.iter().flat_map(|row| of_row(row).to_le_bytes()).collect();
+                if format.is_grouped() {
+                    bytes.extend(group_scales(parts, &order));
+                }
+                Some(uploaded(device, &bytes)?)
             }
-            KernelFormat::Mxfp4 => Some(uploaded(device, &group_scales(parts, &order, vectors))?),
+            KernelFormat::Mxfp8 | KernelFormat::Mxfp4 => {
+                Some(uploaded(device, &group_scales(parts, &order))?)
+            }
             KernelFormat::Int4 => Some(words(device, &int4_words(parts, &order)?)?),
             KernelFormat::Fp8Block => Some(words(device, &block_words(parts, &order)?)?),
             KernelFormat::Bf16 | KernelFormat::F16 | KernelFormat::F32 => None,
@@ -253,12 +266,24 @@ fn row_bytes(matrix: &StoredMatrix, row: usize, out: &mut [u8]) {
         StoredData::F16(values) => put(out, &values[range], half::f16::to_le_bytes),
         StoredData::Bf16(values) => put(out, &values[range], half::bf16::to_le_bytes),
         StoredData::Int8 { quants, .. } => put(out, &quants[range], i8::to_le_bytes),
-        StoredData::Fp8 { codes, .. } => put(out, &codes[range], u8::to_le_bytes),
+        StoredData::Fp8 { codes, .. } | StoredData::Mxfp8 { codes, .. } => {
+            put(out, &codes[range], u8::to_le_bytes);
+        }
         StoredData::Mxfp4 { nibbles, .. } | StoredData::Int4 { nibbles, .. } => {
             // Rows of int4 are stored in whole groups, which may go further than the last vector.
             let (stride, bytes) =
                 (nibbles.len() / matrix.rows, matrix.columns.div_ceil(MXFP4_GROUP) * VECTOR);
             put(out, &nibbles[row * stride..row * stride + bytes], u8::to_le_bytes);
+        }
+        StoredData::Nvfp4 { nibbles, .. } => {
+            let stride = nibbles.len() / matrix.rows;
+            let vectors = nibbles[row * stride..(row + 1) * stride].chunks(VECTOR);
+            for (out, vector) in out.chunks_exact_mut(VECTOR).zip(vectors) {
+                // Of every word the first half is of the first 16 columns, the second of the others.
+                for (at, byte) in vector.iter().enumerate() {
+                    out[at % 8 / 2 * 4 + at / 8 * 2 + at % 2] = *byte;
+                }
+            }
         }
         other => unreachable!("refused before: {other:?}"),
     }
@@ -268,6 +293,8 @@ fn row_scale(matrix: &StoredMatrix, row: usize) -> f32 {
     match &matrix.data {
         StoredData::Int8 { scales, .. } => scales[row],
         StoredData::Fp8 { scales, .. } => scales[row] * e4m3::BELOW_F16,
+        // Kernels have twice the values of the codes, and a 256th of their scales.
+        StoredData::Nvfp4 { tensor_scale, .. } => tensor_scale * e4m3::BELOW_F16 / 2.0,
         _ => 1.0,
     }
 }
@@ -362,14 +389,21 @@ const MXFP4_GROUP: usize = crate::weights::stored_matrix::BLOCK;
 /// Scales of a row that are copied together (`linear.cuh`).
 const SCALES_AT_ONCE: usize = 4;
 
-/// The scales of mxfp4, a byte for each vector of each row, rows padded with zeros.
-fn group_scales(parts: &[LinearPart], order: &[(usize, usize)], vectors: usize) -> Vec<u8> {
-    let stride = vectors.next_multiple_of(SCALES_AT_ONCE);
-    let mut bytes = vec![0; order.len() * stride];
-    for (&(part, row), out) in order.iter().zip(bytes.chunks_exact_mut(stride.max(1))) {
-        if let StoredData::Mxfp4 { scales, .. } = &parts[part].matrix.data {
-            out[..vectors].copy_from_slice(&scales[row * vectors..(row + 1) * vectors]);
+/// Scales of a byte each of every row, padded with zeros.
+fn group_scales(parts: &[LinearPart], order: &[(usize, usize)]) -> Vec<u8> {
+    let of_row = |part: usize, row: usize| match &parts[part].matrix.data {
+        StoredData::Mxfp8 { scales, .. }
+        | StoredData::Mxfp4 { scales, .. }
+        | StoredData::Nvfp4 { scales, .. } => {
+            let groups = scales.len() / parts[part].matrix.rows;
+            &scales[row * groups..(row + 1) * groups]
         }
+        other => unreachable!("the parts of a layer are of one format: {other:?}"),
+    };
+    let mut bytes = Vec::new();
+    for &(part, row) in order {
+        bytes.extend_from_slice(of_row(part, row));
+        bytes.resize(bytes.len().next_multiple_of(SCALES_AT_ONCE), 0);
     }
     bytes
 }

@@ -104,7 +104,11 @@ pub(super) fn optional<D: Device>(memory: Option<&D::Memory>) -> Argument {
 /// Rows that the streaming product of a format takes at a time, of so many.
 pub(super) fn rows_at_once(format: KernelFormat, rows: usize) -> usize {
     // Four rows with fp8 would spill on sm_80, so there are no such kernels.
-    let most = if matches!(format, KernelFormat::Fp8 | KernelFormat::Fp8Block) { 2 } else { 4 };
+    let most = if matches!(format, KernelFormat::Fp8 | KernelFormat::Fp8Block | KernelFormat::Mxfp8) {
+        2
+    } else {
+        4
+    };
     ROWS_AT_ONCE.into_iter().find(|at_once| *at_once >= rows.min(most)).unwrap_or(most)
 }
 
@@ -117,9 +121,9 @@ pub(super) fn staged_inputs(
 ) -> (usize, u32) {
     // Bytes of 32 inputs.
     let input = match format {
-        KernelFormat::Bf16 | KernelFormat::Fp8 | KernelFormat::Fp8Block => 64,
+        KernelFormat::Bf16 | KernelFormat::Fp8 | KernelFormat::Fp8Block | KernelFormat::Mxfp8 => 64,
         KernelFormat::F16 | KernelFormat::F32 => 128,
-        KernelFormat::Int8 | KernelFormat::Mxfp4 | KernelFormat::Int4 => 32 + 4,
+        KernelFormat::Int8 | KernelFormat::Mxfp4 | KernelFormat::Nvfp4 | KernelFormat::Int4 => 32 + 4,
     };
     // Scales of groups are on their way beside the weights.
     let scales = if format.is_grouped() { RING_BYTES / 4 } else { 0 };

@@ -219,7 +219,8 @@ impl<D: Device> HeadProduct<'_, D> {
     /// Whether there are kernels for a format.
     #[must_use]
     pub fn has(format: KernelFormat) -> bool {
-        !matches!(format, KernelFormat::Mxfp4 | KernelFormat::Int4)
+        // Others have scales for parts of rows, which the turned half of an expansion would need anew.
+        !format.is_grouped() || format == KernelFormat::Fp8Block
     }
 
     /// Enqueues it; bytes of weights.

@@ -53,7 +53,7 @@ impl Tiling {
 
     /// A stage: 128 bytes of each output, and the inputs that meet them.
     fn stage_bytes(self, inputs: Inputs) -> usize {
-        let of_output = STAGE_VECTORS * (VECTOR + inputs.output_scale_bytes);
+        let of_output = STAGE_VECTORS * VECTOR + inputs.output_scale_bytes;
         let of_row = (inputs.vectors(STAGE_VECTORS) + inputs.scale_vectors) * VECTOR;
         self.outputs * of_output + self.rows * of_row
     }
@@ -74,7 +74,7 @@ struct Inputs {
     per_vector: usize,
     /// Vectors of scales that come with a stage of them, one for every 32 columns.
     scale_vectors: usize,
-    /// Bytes of scales that come with every vector of an output.
+    /// Bytes of scales that come with a stage of an output.
     output_scale_bytes: usize,
 }
 
@@ -84,13 +84,15 @@ impl Inputs {
         let (per_vector, scale_vectors) = match format {
             KernelFormat::Bf16 | KernelFormat::F16 => (1, 0),
             KernelFormat::Int8 => (1, 1),
-            KernelFormat::Fp8 | KernelFormat::Fp8Block => (2, 0),
-            KernelFormat::Mxfp4 | KernelFormat::Int4 => (2, 2),
+            KernelFormat::Fp8 | KernelFormat::Fp8Block | KernelFormat::Mxfp8 => (2, 0),
+            KernelFormat::Mxfp4 | KernelFormat::Nvfp4 | KernelFormat::Int4 => (2, 2),
             KernelFormat::F32 => return None,
         };
         let output_scale_bytes = match format {
-            KernelFormat::Mxfp4 => 1,
-            KernelFormat::Int4 | KernelFormat::Fp8Block => 4,
+            KernelFormat::Mxfp8 => 4,
+            KernelFormat::Mxfp4 => 8,
+            KernelFormat::Nvfp4 => 16,
+            KernelFormat::Int4 | KernelFormat::Fp8Block => 32,
             _ => 0,
         };
         Some(Self { per_vector, scale_vectors, output_scale_bytes })
@@ -346,20 +348,22 @@ mod tests {
             KernelFormat::Int8,
             KernelFormat::Fp8,
             KernelFormat::Fp8Block,
+            KernelFormat::Mxfp8,
             KernelFormat::Mxfp4,
+            KernelFormat::Nvfp4,
             KernelFormat::Int4,
         ];
         for operation in ["gate_up", "project_add"] {
             let rows_at = |format, rows, kib: usize| {
                 Tiling::of(operation, rows, Inputs::of(format).unwrap(), kib << 10).map(|tiling| tiling.rows)
             };
-            assert_eq!(formats.map(|format| rows_at(format, 128, 227)), [Some(128); 6]);
+            assert_eq!(formats.map(|format| rows_at(format, 128, 227)), [Some(128); 8]);
             assert_eq!(
                 formats.map(|format| rows_at(format, 128, 99)),
-                [Some(128), Some(64), Some(32), Some(32), Some(32), Some(32)]
+                [Some(128), Some(64), Some(32), Some(32), Some(32), Some(32), Some(32), Some(32)]
             );
-            assert_eq!(formats.map(|format| rows_at(format, 8, 99)), [Some(16); 6]);
-            assert_eq!(formats.map(|format| rows_at(format, 8, 8)), [None; 6]);
+            assert_eq!(formats.map(|format| rows_at(format, 8, 99)), [Some(16); 8]);
+            assert_eq!(formats.map(|format| rows_at(format, 8, 8)), [None; 8]);
         }
     }
 

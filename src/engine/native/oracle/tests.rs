@@ -54,12 +54,15 @@ fn inputs_are_rounded_to_what_the_weights_are_multiplied_in() {
     assert_eq!(seen(Packing::F32), [1.0 + 1.0 / 512.0, 1.0 + 3.0 / 256.0]);
     assert_eq!(seen(Packing::F16), seen(Packing::F32));
     assert_eq!(seen(Packing::Bf16), [1.0, 1.0 + 1.0 / 64.0]);
+    assert_eq!(seen(Packing::Mxfp8), seen(Packing::Bf16));
 
     // The scale of the first group is 2, that of the second 1/127 · 1: 5 / 2 is a tie and goes to 2, so 4.
     let mut wide = [0.0; 33];
     (wide[0], wide[1], wide[2], wide[32]) = (-254.0, 5.0, 7.0, 1.0);
-    let integers = [Packing::Int8, Packing::Q8_0, Packing::Q4_0, Packing::Mxfp4, Packing::Int4 { group: 32 }];
-    for packing in integers.into_iter().chain(SuperBlock::ALL.map(Packing::Super)) {
+    let four_bits = [Packing::Q4_0, Packing::Mxfp4, Packing::Nvfp4, Packing::Int4 { group: 32 }];
+    for packing in
+        [Packing::Int8, Packing::Q8_0].into_iter().chain(four_bits).chain(SuperBlock::ALL.map(Packing::Super))
+    {
         let seen = as_multiplied(&wide, &part(1, 33, &wide, packing).matrix);
         assert_eq!(seen[..4], [-254.0, 4.0, 8.0, 0.0]);
         assert!((seen[32] - 1.0).abs() < 1e-7);

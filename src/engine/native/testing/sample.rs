@@ -16,8 +16,18 @@ use hbmark_core::model::{
 };
 
 /// The dtypes of weights that the native engine multiplies with, but for those in blocks of 256, whose models are wider.
-pub const DTYPES: [Dtype; 8] =
-    [Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::Int8, Dtype::Q8_0, Dtype::Q4_0, Dtype::Int4, Dtype::Mxfp4];
+pub const DTYPES: [Dtype; 10] = [
+    Dtype::F32,
+    Dtype::Bf16,
+    Dtype::F16,
+    Dtype::Int8,
+    Dtype::Q8_0,
+    Dtype::Q4_0,
+    Dtype::Int4,
+    Dtype::Mxfp4,
+    Dtype::Nvfp4,
+    Dtype::Mxfp8,
+];
 /// Storages of K and V.
 const KV_DTYPES: [Dtype; 5] = [Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::Fp8, Dtype::Int8];
 /// Widths of a head: those of published models, and small ones that are no multiple of a register.
@@ -40,11 +50,11 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// The model of a seed. Eight seeds in a row have all dtypes of weights and all widths of a head, sixteen all groups; the order of dtypes
-    /// goes on by one with every eight seeds, so that each is paired with each width.
+    /// The model of a seed. Eight seeds in a row have all widths of a head, sixteen all groups; dtypes of weights leave three out behind every eight
+    /// seeds, so that each is paired with each width.
     #[must_use]
     pub fn random(seed: u64) -> Self {
-        Self::of_dtype(nth(&DTYPES, seed + seed / 8), seed)
+        Self::of_dtype(nth(&DTYPES, seed + 3 * (seed / 8)), seed)
     }
 
     /// As [`Self::random`], with weights stored in `dtype`.

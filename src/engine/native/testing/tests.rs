@@ -17,7 +17,7 @@ fn scenario_of(sample: &Sample, scripts: &[Script]) -> Scenario {
 
 #[test]
 fn samples_cover_every_dtype_head_and_group_and_are_reproducible() {
-    let samples: Vec<Sample> = (0..16).map(Sample::random).collect();
+    let samples: Vec<Sample> = (0..24).map(Sample::random).collect();
     let count = |key: &dyn Fn(&Sample) -> usize| {
         samples.iter().map(key).collect::<std::collections::HashSet<_>>().len()
     };

@@ -18,13 +18,22 @@ use crate::weights::OpenModel;
 use hbmark_core::model::Dtype;
 
 /// Dtypes of weights that the kernels stream.
-const DTYPES: [Dtype; 7] =
-    [Dtype::Bf16, Dtype::F16, Dtype::F32, Dtype::Int8, Dtype::Fp8, Dtype::Mxfp4, Dtype::Int4];
+const DTYPES: [Dtype; 9] = [
+    Dtype::Bf16,
+    Dtype::F16,
+    Dtype::F32,
+    Dtype::Int8,
+    Dtype::Fp8,
+    Dtype::Mxfp4,
+    Dtype::Int4,
+    Dtype::Nvfp4,
+    Dtype::Mxfp8,
+];
 
 /// K and V as the engine keeps them by itself or when it is asked; what its kernels run.
 const KIND: Kind = Kind {
     plain: &[Dtype::F32, Dtype::Bf16, Dtype::F16],
-    quantised: &[Dtype::Int8, Dtype::Fp8, Dtype::Mxfp4, Dtype::Int4],
+    quantised: &[Dtype::Int8, Dtype::Fp8, Dtype::Mxfp8, Dtype::Mxfp4, Dtype::Nvfp4, Dtype::Int4],
     in_blocks: &[],
     draw: |make, dtype, seed| {
         let dtype = dtype.unwrap_or_else(|| nth(&DTYPES, seed));
