@@ -75,7 +75,7 @@ fn a_cpu_build_asked_for_cuda_says_how_to_get_it() {
 }
 
 #[test]
-fn a_dtype_that_native_has_not_is_refused_with_those_it_has() {
+fn what_no_engine_can_make_of_a_folder_is_refused_with_what_it_can() {
     let model = fixture("qwen3");
     for command in [&["run", "--smoke"][..], &["logits", "--tokens", "1"]] {
         hbmark()
@@ -84,7 +84,7 @@ fn a_dtype_that_native_has_not_is_refused_with_those_it_has() {
             .assert()
             .code(2)
             .stdout("")
-            .stderr(contains("nvfp4").and(contains("bf16, f16, int8, q8_0")));
+            .stderr(contains("is no GGUF file").and(contains("q8_0, q4_0 or q4_k")));
     }
     refused(
         &["logits", "--tokens", "1", "--engine", "warp"],

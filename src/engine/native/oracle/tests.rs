@@ -407,7 +407,7 @@ fn the_oracle_gives_the_logits_of_transformers_of_every_quantised_folder() {
         }
         compared += 1;
     }
-    assert_eq!(compared, 12);
+    assert_eq!(compared, 15);
 }
 
 #[test]

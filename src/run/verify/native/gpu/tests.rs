@@ -24,7 +24,7 @@ fn the_emulated_device_passes_the_checks_of_a_gpu() {
     assert!(wrong.is_empty(), "{wrong:#?}");
     let count = |area| checks.iter().filter(|check| check.area == area).count();
     let areas = ["device memory", operations::AREA, steps::AREA, models::OUTPUTS, models::BYTES, "block"];
-    assert_eq!(areas.map(count), [8, 39, 34, 48, 12, 1]);
+    assert_eq!(areas.map(count), [8, 39, 40, 50, 14, 1]);
 }
 
 /// The emulated device with a fault.
