@@ -7,7 +7,7 @@
 
 Disassembles the fatbins (nvdisasm, see scripts/cuda-env.sh) and needs no GPU. Of every kernel of a decode step, for sm_80 and sm_90a:
 
-- bytes in flight of a multiprocessor: 16-byte loads that are issued before the first of them is waited for, times threads, times the
+- bytes in flight of a multiprocessor: loads of 16 bytes, and copies of 8, that are issued before the first of them is waited for, times threads, times the
   blocks that fit by registers, shared memory and threads. Only loads of weights, or of K and V, count: those that are read once.
 - no generic loads, no spills.
 - no load through the path for constants (LDG...CONSTANT) of anything but weights behind the wait for the last kernel: what that
@@ -96,11 +96,12 @@ def width(instruction: Instruction) -> int:
 
 
 def counts(instruction: Instruction, copies: bool, attention: bool) -> bool:
-    """Whether it loads 16 bytes that are read once: to shared memory in a kernel that copies, or else past the first cache, or in attention any."""
+    """Whether it loads bytes that are read once, no scales: 16, or 8 of a cache of one byte an element, to shared memory in a kernel that copies; or
+    else 16 past the first cache, or in attention any."""
+    if copies:
+        return instruction.kind == "LDGSTS" and width(instruction) >= 8
     if width(instruction) != 16:
         return False
-    if copies:
-        return instruction.kind == "LDGSTS"
     return instruction.kind in ("LDG", "LD") and (attention or "NA" in instruction.parts)
 
 
@@ -130,7 +131,7 @@ def bytes_in_flight(code: list[Instruction], attention: bool) -> int:
                 break
         if counts(instruction, copies, attention):
             if kind == "LDGSTS":
-                state.copies += 16
+                state.copies += width(instruction)
             else:
                 first = int(REGISTER.search(instruction.operands)[1])
                 state.loads.append((frozenset(range(first, first + 4)), 16))
