@@ -24,6 +24,7 @@ pub(super) fn scale_of(largest: f32, largest_power: u32) -> u8 {
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "powers of two, which f32 holds exactly")]
 mod tests {
     use super::*;
 
