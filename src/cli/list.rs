@@ -168,7 +168,8 @@ mod tests {
         // candle runs this one in f32 on a CPU.
         assert_eq!(of("Mixtral-8x7B"), ["stock", "native"]);
         assert_eq!(of("GLM-4.7"), ["native"]);
-        assert_eq!(of("DeepSeek-V3"), [""; 0]);
+        assert_eq!(of("DeepSeek-V3"), ["native"]);
+        assert_eq!(of("DeepSeek-V3.2"), [""; 0]);
         for name in presets::names() {
             let model = OpenModel::synthetic(name, presets::find(name).unwrap().architecture, 0);
             let native = engine::capabilities("native", &model, Dtype::Bf16, DeviceChoice::Cpu).is_ok();
