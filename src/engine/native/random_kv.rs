@@ -21,6 +21,9 @@ const DOMAIN: &[u8; 11] = b"hbmark kv 1";
 /// The standard normal distribution as 65,536 equally likely values: a draw is one look-up.
 static QUANTILES: LazyLock<Vec<f32>> = LazyLock::new(|| (0..=u16::MAX).map(standard_quantile).collect());
 
+/// Computed once: fills of many blocks ask for it.
+static INT8_SCALE: LazyLock<f32> = LazyLock::new(|| kv_format::scale_of(&QUANTILES));
+
 /// The value of every 16 random bits, for devices that draw themselves.
 #[must_use]
 pub fn quantiles() -> &'static [f32] {
@@ -30,7 +33,7 @@ pub fn quantiles() -> &'static [f32] {
 /// The scale of every vector where such a cache is kept in int8: that of the largest value.
 #[must_use]
 pub fn int8_scale() -> f32 {
-    kv_format::scale_of(&QUANTILES)
+    *INT8_SCALE
 }
 
 /// Fills the K (or, with `values`, the V) of the sequence's n-th block in one layer.
