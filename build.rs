@@ -1,10 +1,14 @@
-//! Records the git revision and the compiler; compiles `kernels/*.cu` as C++ for the emulated device, and with the `cuda` feature with nvcc.
+//! Records the git revision and the compiler; with the `cuda` feature compiles `kernels/*.cu` with nvcc.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
+use std::sync::Mutex;
 
 /// Real code for A100 and for Hopper, and PTX for what comes after.
 const ARCHITECTURES: &str = "80,90a,90-ptx";
+
+/// Sources with hundreds of kernels.
+const SLOW: [&str; 3] = ["experts.cu", "tiled_layers.cu", "decode_attention.cu"];
 
 fn main() {
     record("HBMARK_GIT_REVISION", git_revision());
@@ -13,55 +17,8 @@ fn main() {
         output(Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into())).arg("--version")),
     );
     println!("cargo::rerun-if-changed=kernels");
-    // Only tests run them.
-    println!("cargo::rustc-check-cfg=cfg(hbmark_emulated)");
-    if std::env::var("PROFILE").is_ok_and(|profile| profile == "debug") {
-        emulate_kernels();
-    }
     if std::env::var_os("CARGO_FEATURE_CUDA").is_some() {
         compile_kernels();
-    }
-}
-
-/// Compiles all kernels as one C++ file, with the emulation that runs them in tests, and sets `hbmark_emulated`. Without a C++
-/// compiler that can, those tests are skipped, and the build says so.
-fn emulate_kernels() {
-    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let root = std::env::current_dir().expect("cargo runs build scripts in the package");
-    let includes = sources("kernels")
-        .into_iter()
-        .chain(["planted.cu", "emulation.cpp"].map(|name| PathBuf::from("kernels/emulation").join(name)));
-    let lines: Vec<String> =
-        includes.map(|path| format!("#include \"{}\"", root.join(path).display())).collect();
-    let file = out.join("emulated_kernels.cpp");
-    let library = "hbmark_emulated_kernels";
-    if is_current(&out.join(format!("lib{library}.a"))) {
-        println!("cargo::rustc-link-search=native={}", out.display());
-        println!("cargo::rustc-link-lib=static={library}");
-        println!("cargo::rustc-link-lib=stdc++");
-        println!("cargo::rustc-cfg=hbmark_emulated");
-        return;
-    }
-    std::fs::write(&file, lines.join("\n")).expect("OUT_DIR can be written");
-    let built = cc::Build::new()
-        .cpp(true)
-        .std("c++17")
-        .opt_level(2)
-        .define("HBMARK_EMULATED", None)
-        // Vectors are read from bytes, as on the device; pragmas are for unrolling there.
-        .flags(["-fno-strict-aliasing", "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized"])
-        .cargo_warnings(false)
-        .file(&file)
-        .try_compile(library);
-    match built {
-        Ok(()) => println!("cargo::rustc-cfg=hbmark_emulated"),
-        // A machine whose compiler cannot is no reason to stop; where everything is checked, it is.
-        Err(error) if std::env::var_os("CI").is_some() => {
-            fail(&format!("the emulated kernels do not compile: {error}"))
-        }
-        Err(_) => {
-            println!("cargo::warning=the CUDA kernels do not compile as C++ here: their tests are skipped");
-        }
     }
 }
 
@@ -137,12 +94,26 @@ fn compile_kernels() {
     let settings = format!("{architectures} {}", line_info.unwrap_or_default());
     let stamp = out.join("architectures");
     let same = std::fs::read_to_string(&stamp).is_ok_and(|last| last == settings);
-    for source in sources("kernels") {
+    let mut stale = sources("kernels");
+    stale.retain(|source| {
         let name = source.file_stem().expect("a source has a name");
-        if !(same && is_current(&out.join(name).with_extension("ptxas"))) {
-            compile(&nvcc, &source, &out, &architectures, line_info);
+        !(same && is_current(&out.join(name).with_extension("ptxas")))
+    });
+    // Several at a time. Those that take minutes come first.
+    stale.sort_by_key(|source| !SLOW.iter().any(|slow| source.ends_with(slow)));
+    let jobs = std::env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1);
+    let queue = Mutex::new(stale.into_iter());
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                loop {
+                    let next = queue.lock().expect("a failure ends the process").next();
+                    let Some(source) = next else { return };
+                    compile(&nvcc, &source, &out, &architectures, line_info);
+                }
+            });
         }
-    }
+    });
     std::fs::write(&stamp, settings).expect("OUT_DIR can be written");
 }
 

@@ -9,7 +9,8 @@ version=0.20.2
 root=${HBMARK_DENY_ROOT:-${XDG_CACHE_HOME:-$HOME/.cache}/hbmark-ci/deny}
 export PATH="$root/bin:$PATH"
 if [ "$(cargo deny --version 2>/dev/null)" != "cargo-deny $version" ]; then
-    cargo install --quiet --locked --root "$root" --version "$version" cargo-deny
+    # It reads one lock file: no reason to optimise it.
+    cargo install --quiet --locked --debug --root "$root" --version "$version" cargo-deny
 fi
 
 cargo deny --locked check --hide-inclusion-graph bans licenses sources

@@ -74,7 +74,7 @@ pub fn build(flags: &[&str]) {
     translate(&candle, &copy, &here);
 
     let compilers = Compilers::new(&here, root, &copy, flags);
-    let mut units = vec![own_kernels(root)];
+    let mut units = own_kernels(root);
     for module in BY_NAME {
         units.push(by_name(module, &compilers, &out));
     }
@@ -143,8 +143,8 @@ fn newest(path: &Path) -> SystemTime {
     entries.map(|entry| newest(&entry.path())).chain([own]).max().expect("at least itself")
 }
 
-/// All of ours.
-fn own_kernels(root: &Path) -> Unit {
+/// Ours, a file each.
+fn own_kernels(root: &Path) -> Vec<Unit> {
     let mut files: Vec<PathBuf> = fs::read_dir(root.join("kernels"))
         .expect("the program has kernels")
         .flatten()
@@ -152,8 +152,12 @@ fn own_kernels(root: &Path) -> Unit {
         .collect();
     files.retain(|path| path.extension().is_some_and(|e| e == "cu"));
     files.sort();
-    let lines: Vec<String> = files.iter().map(|path| format!("#include \"{}\"", path.display())).collect();
-    Unit { name: "own".into(), text: lines.join("\n"), kernels: true, candle: false }
+    let unit = |path: PathBuf| {
+        let stem = path.file_stem().expect("it has an extension").to_string_lossy();
+        let text = format!("#include \"{}\"", path.display());
+        Unit { name: format!("own_{stem}"), text, kernels: true, candle: false }
+    };
+    files.into_iter().map(unit).collect()
 }
 
 /// A unit of candle's: sources in a namespace of their own, since several files define the same, and registrations.

@@ -11,7 +11,7 @@ pub mod device;
 pub mod device_matrix;
 #[cfg(feature = "cuda")]
 pub mod driver;
-#[cfg(all(test, hbmark_emulated))]
+#[cfg(all(test, debug_assertions))]
 pub mod emulator;
 pub mod experts;
 pub mod kernels;

@@ -385,7 +385,7 @@ mod tests {
         }
     }
 
-    #[cfg(hbmark_emulated)]
+    #[cfg(debug_assertions)]
     mod emulated {
         use super::*;
         use crate::engine::native::cuda::emulator::Emulated;

@@ -2,14 +2,13 @@
 //!
 //! Enters: what [`Device`] says, and a seed. Leaves: the same results as a GPU up to rounding, or an error where a kernel deadlocks, is launched
 //! with wrong arguments, pointers to freed memory or a grid that no GPU takes, or writes out of bounds. Unwritten memory holds NaN. What fails
-//! while a graph is recorded makes the recording void. `kernels/emulation/` documents what is emulated. For tests only: it is thousands of times
-//! slower than a GPU.
-#![expect(unsafe_code, reason = "calls the emulation, which is C++, and hands it addresses")]
+//! while a graph is recorded makes the recording void. For tests only: it is thousands of times slower than a GPU.
+#![expect(unsafe_code, reason = "hands kernels that are compiled as C++ the addresses of its memory")]
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
 
@@ -17,23 +16,6 @@ use super::device::{Argument, Device, Gemm, GemmOperands, KernelLaunch, MAX_GRID
 use super::device_matrix::KernelFormat;
 use crate::engine::timeline::MonotonicTimeline;
 use crate::engine::{EngineError, Timeline};
-
-unsafe extern "C" {
-    fn hbmark_emulated_launch(
-        name: *const c_char,
-        grid: *const u32,
-        threads: u32,
-        shared_bytes: usize,
-        arguments: *const *const c_void,
-        kinds: *const *const c_char,
-        count: u32,
-        seed: u64,
-        error: *mut c_char,
-        error_bytes: usize,
-    ) -> c_int;
-    fn hbmark_emulated_without_barrier(file: *const c_char, line: c_int);
-    fn hbmark_emulated_barrier(index: usize, file: *mut c_char, file_bytes: usize) -> c_int;
-}
 
 /// The name in errors.
 const NAME: &str = "emulated";
@@ -223,14 +205,14 @@ impl Emulated {
     fn run(&mut self, launch: &KernelLaunch) -> Result<(), EngineError> {
         self.check_launch(launch)?;
         let name = CString::new(launch.kernel.as_str()).expect("a symbol has no zero");
-        let (arguments, kinds): (Vec<*const c_void>, Vec<*const c_char>) = launch
+        let (arguments, kinds): (Vec<*const c_void>, Vec<&CStr>) = launch
             .arguments
             .iter()
             .map(|argument| match argument {
-                Argument::Address(value) => ((&raw const *value).cast::<c_void>(), c"p8".as_ptr()),
-                Argument::U64(value) => ((&raw const *value).cast(), c"u8".as_ptr()),
-                Argument::I32(value) => ((&raw const *value).cast(), c"u4".as_ptr()),
-                Argument::F32(value) => ((&raw const *value).cast(), c"f4".as_ptr()),
+                Argument::Address(value) => ((&raw const *value).cast::<c_void>(), c"p8"),
+                Argument::U64(value) => ((&raw const *value).cast(), c"u8"),
+                Argument::I32(value) => ((&raw const *value).cast(), c"u4"),
+                Argument::F32(value) => ((&raw const *value).cast(), c"f4"),
             })
             .unzip();
         self.random =
@@ -239,29 +221,18 @@ impl Emulated {
         if self.only_checks {
             return Ok(());
         }
-        let mut error = [0u8; 256];
-        let count = u32::try_from(arguments.len()).expect("a kernel has few arguments");
-        // SAFETY: the emulation checks number and kinds of the arguments against the kernel's signature; whether addresses and sizes fit each
-        // other is what the typed wrappers check, and guards around allocations notice. Strings are zero-terminated.
-        let status = unsafe {
-            hbmark_emulated_launch(
-                name.as_ptr(),
-                launch.grid.as_ptr(),
-                launch.threads,
-                launch.shared_bytes as usize,
-                arguments.as_ptr(),
-                kinds.as_ptr(),
-                count,
-                self.random,
-                error.as_mut_ptr().cast(),
-                error.len(),
-            )
+        let emulated = hbmark_emulated_kernels::Launch {
+            kernel: &name,
+            grid: launch.grid,
+            threads: launch.threads,
+            shared_bytes: launch.shared_bytes as usize,
+            arguments: &arguments,
+            kinds: &kinds,
+            seed: self.random,
         };
-        if status == 0 {
-            return Ok(());
-        }
-        let text = CStr::from_bytes_until_nul(&error).map(CStr::to_string_lossy).unwrap_or_default();
-        Err(Self::failed(format!("{}: {text}", launch.kernel)))
+        // SAFETY: the arguments live until the kernel ends; whether addresses and sizes fit each other is what the typed wrappers check, and
+        // guards around allocations notice.
+        unsafe { emulated.run() }.map_err(|error| Self::failed(format!("{}: {error}", launch.kernel)))
     }
 
     fn capture_or_run(&mut self, work: GraphNode) -> Result<(), EngineError> {
@@ -427,44 +398,5 @@ impl Device for Emulated {
 
     fn synchronise(&mut self) -> Result<(), EngineError> {
         Ok(())
-    }
-}
-
-/// A `__syncthreads` in the sources.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Barrier {
-    pub file: CString,
-    pub line: i32,
-}
-
-impl std::fmt::Display for Barrier {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let file = self.file.to_string_lossy();
-        write!(f, "{}:{}", file.rsplit('/').next().unwrap_or_default(), self.line)
-    }
-}
-
-impl Barrier {
-    /// Those that launches of this host thread have met so far.
-    #[must_use]
-    pub fn met() -> Vec<Self> {
-        let mut met = Vec::new();
-        loop {
-            let mut file = [0u8; 1024];
-            // SAFETY: the emulation writes a zero-terminated string of at most the length passed.
-            let line = unsafe { hbmark_emulated_barrier(met.len(), file.as_mut_ptr().cast(), file.len()) };
-            let Some(file) = CStr::from_bytes_until_nul(&file).ok().filter(|_| line > 0) else { return met };
-            met.push(Self { file: file.to_owned(), line });
-        }
-    }
-
-    /// Runs something on this host thread as if the barrier were not in the sources.
-    pub fn without<T>(&self, run: impl FnOnce() -> T) -> T {
-        // SAFETY: a zero-terminated string, copied by the callee; both calls.
-        unsafe { hbmark_emulated_without_barrier(self.file.as_ptr(), self.line) };
-        let result = run();
-        // SAFETY: as above.
-        unsafe { hbmark_emulated_without_barrier(c"".as_ptr(), 0) };
-        result
     }
 }

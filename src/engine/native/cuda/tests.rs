@@ -1,22 +1,22 @@
 //! The kernels on the emulated device: each against the oracle, and the whole engine against the engine on the CPU.
 
-#[cfg(not(hbmark_emulated))]
+#[cfg(not(debug_assertions))]
 #[test]
-#[ignore = "this build found no C++ compiler, so the CUDA kernels are not emulated"]
+#[ignore = "the CUDA kernels are emulated in debug builds only"]
 fn the_kernels_are_emulated() {}
 
-#[cfg(hbmark_emulated)]
+#[cfg(debug_assertions)]
 mod emulation;
-#[cfg(hbmark_emulated)]
+#[cfg(debug_assertions)]
 mod engine;
-#[cfg(hbmark_emulated)]
+#[cfg(debug_assertions)]
 mod latent;
 mod launches;
-#[cfg(hbmark_emulated)]
+#[cfg(debug_assertions)]
 mod operations;
 
 /// Splits of 16 positions and little shared memory: the paths of long contexts and wide layers, on tiny models.
-#[cfg(hbmark_emulated)]
+#[cfg(debug_assertions)]
 const SMALL: super::kernels::Tuning = super::kernels::Tuning {
     input_bytes: 4 << 10,
     min_split: 16,

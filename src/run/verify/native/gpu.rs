@@ -159,5 +159,5 @@ fn known<D: Device>(open: &dyn Fn() -> Result<D, EngineError>, bytes: usize, rec
     }
 }
 
-#[cfg(all(test, hbmark_emulated))]
+#[cfg(all(test, debug_assertions))]
 mod tests;

@@ -1,7 +1,9 @@
 //! The emulation detects errors: tested with kernels that contain them on purpose.
 
+use hbmark_emulated_kernels::Barrier;
+
 use super::super::device::{Argument, Device, KernelLaunch};
-use super::super::emulator::{Barrier, Emulated, EmulatedMemory};
+use super::super::emulator::{Emulated, EmulatedMemory};
 use crate::engine::EngineError;
 
 const WORDS: usize = 128;

@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::rc::Rc;
 
+use hbmark_emulated_kernels::Barrier;
+
 use super::super::device::Device;
-use super::super::emulator::{Barrier, Emulated};
+use super::super::emulator::Emulated;
 use super::super::kernels::Tuning;
 use super::super::operations::{CudaOperations, narrow_into};
 use super::{SMALL, latent};
