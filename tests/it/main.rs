@@ -8,6 +8,7 @@ mod cli;
 mod compare;
 mod documented_commands;
 #[cfg(unix)]
+mod gguf_mixtures;
 mod gpu_day;
 mod isolation;
 mod k_quants;

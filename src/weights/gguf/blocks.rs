@@ -3,7 +3,7 @@
 //! Enters: a checked file. Leaves: matrices in a [`Packing`] that the native engine streams, read a few megabytes at a time.
 //! `q8_0`, `q4_0`, `q4_k`, `q5_k`, `q6_k` and plain floats keep their bits; every other block is dequantised by candle and packed as `q8_0`.
 //!
-//! *Source* of the names: `tensor_mapping.py` of the gguf project; of the order of rows: `LlamaModel.permute` of llama.cpp's
+//! *Source* of the order of rows: `LlamaModel.permute` of llama.cpp's
 //! converter, `w.reshape(heads, 2, head_dim / 2, columns).swapaxes(1, 2)`.
 
 use std::borrow::Cow;
@@ -13,7 +13,7 @@ use candle_core::Device;
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use half::{bf16, f16};
 
-use super::header::{GgufError, Header};
+use super::header::{FileTensor, GgufError, Header, file_tensor};
 use super::{GgufModel, bad_file};
 use crate::weights::loading::{SizedFile, WeightsError};
 use crate::weights::stored_matrix::{BLOCK, Packing, StoredData, StoredMatrix, SuperBlock};
@@ -22,44 +22,11 @@ use hbmark_core::model::{Family, TensorInfo};
 /// Bytes read at once: large enough for full disk speed, small compared with any model.
 const BAND_BYTES: usize = 4 << 20;
 
-/// Tensors outside the layers: checkpoint's name, file's name.
-const TOP: [(&str, &str); 3] = [
-    ("model.embed_tokens.weight", "token_embd.weight"),
-    ("model.norm.weight", "output_norm.weight"),
-    ("lm_head.weight", "output.weight"),
-];
-
-/// Modules of a layer: checkpoint's name, file's name.
-const IN_LAYER: [(&str, &str); 11] = [
-    ("input_layernorm", "attn_norm"),
-    ("self_attn.q_proj", "attn_q"),
-    ("self_attn.k_proj", "attn_k"),
-    ("self_attn.v_proj", "attn_v"),
-    ("self_attn.o_proj", "attn_output"),
-    ("self_attn.q_norm", "attn_q_norm"),
-    ("self_attn.k_norm", "attn_k_norm"),
-    ("post_attention_layernorm", "ffn_norm"),
-    ("mlp.gate_proj", "ffn_gate"),
-    ("mlp.up_proj", "ffn_up"),
-    ("mlp.down_proj", "ffn_down"),
-];
-
-/// The file's name of a checkpoint's tensor, where GGUF has one.
-fn gguf_name(name: &str) -> Option<String> {
-    if let Some((_, file)) = TOP.iter().find(|(checkpoint, _)| *checkpoint == name) {
-        return Some((*file).to_owned());
-    }
-    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
-    let (module, kind) = rest.rsplit_once('.')?;
-    let (_, file) = IN_LAYER.iter().find(|(checkpoint, _)| *checkpoint == module)?;
-    Some(format!("blk.{layer}.{file}.{kind}"))
-}
-
 /// Where the tensors of a file are, by the file's names.
 #[derive(Debug)]
 pub(super) struct TensorLocations(HashMap<String, TensorLocation>);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct TensorLocation {
     storage: &'static str,
     shape: Vec<usize>,
@@ -148,32 +115,44 @@ impl GgufModel {
     /// When a value is NaN or infinite, or the file shrank since it was opened.
     pub(super) fn check_values(&self) -> Result<(), WeightsError> {
         self.places.0.iter().try_for_each(|(name, place)| {
-            let rows = if place.shape.len() == 2 { place.shape[0] } else { 1 };
+            let rows = place.shape.split_last().map_or(1, |(_, above)| above.iter().product());
             place.bands(&self.file, name, rows, |_, _| Ok(()))
         })
     }
 
-    fn place(&self, info: &TensorInfo) -> Result<&TensorLocation, WeightsError> {
-        let name = gguf_name(&info.name).unwrap_or_else(|| info.name.clone());
+    /// Where the tensor of a checkpoint lies: of one that the file has for all experts, the expert's part.
+    fn place(&self, info: &TensorInfo) -> Result<TensorLocation, WeightsError> {
+        let own = || FileTensor { name: info.name.clone(), expert: None };
+        let FileTensor { name, expert } = file_tensor(&info.name).unwrap_or_else(own);
         let path = || self.path().to_path_buf();
-        match self.places.0.get(&name) {
-            Some(place) if place.shape == info.shape => Ok(place),
-            Some(place) => Err(WeightsError::WrongShape {
+        let Some(place) = self.places.0.get(&name) else {
+            return Err(WeightsError::Missing {
                 path: path(),
                 name,
-                found: place.shape.clone(),
                 expected: info.shape.clone(),
-            }),
-            None => {
-                Err(WeightsError::Missing { path: path(), name, expected: info.shape.clone(), others: 0 })
+                others: 0,
+            });
+        };
+        let (part, parts) = match (expert, place.shape.split_first()) {
+            (Some(expert), Some((&experts, shape))) if expert < experts && shape == info.shape => {
+                (expert as u64, experts as u64)
             }
-        }
+            (None, _) if place.shape == info.shape => (0, 1),
+            _ => {
+                let (found, expected) = (place.shape.clone(), info.shape.clone());
+                return Err(WeightsError::WrongShape { path: path(), name, found, expected });
+            }
+        };
+        // Rows are whole blocks, and so are experts.
+        let bytes = place.bytes / parts;
+        let offset = place.offset + part * bytes;
+        Ok(TensorLocation { storage: place.storage, shape: info.shape.clone(), offset, bytes })
     }
 
-    /// Files of the llama family have Q and K, weights and biases, in the order that ggml rotates; the others do not.
+    /// Files of the llama family, its mixtures among them, have Q and K, weights and biases, in the order that ggml rotates; the others do not.
     fn row_order(&self, name: &str) -> RowOrder {
         let rotated = name.contains(".q_proj.") || name.contains(".k_proj.");
-        if rotated && self.architecture.family == Family::Llama {
+        if rotated && matches!(self.architecture.family, Family::Llama | Family::Mixtral) {
             RowOrder::Interleaved { head_dim: self.architecture.head_dim }
         } else {
             RowOrder::AsInCheckpoint

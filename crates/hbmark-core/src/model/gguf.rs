@@ -2,8 +2,9 @@
 
 mod dimensions;
 mod header;
+mod names;
 mod shape;
 
-pub use dimensions::{architecture, expected_tensors};
 pub use header::{BlockType, GgufError, Header, TensorEntry, Value, block_type, read};
-pub use shape::shape;
+pub use names::{FileTensor, expected_tensors, file_tensor};
+pub use shape::{architecture, shape};

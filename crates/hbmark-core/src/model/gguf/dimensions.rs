@@ -1,9 +1,9 @@
-//! GGUF metadata → [`Architecture`], and the tensors that architecture implies under their GGUF names.
+//! GGUF metadata → [`Architecture`] of a dense model.
 //!
 //! Enters: a checked [`Header`]. Leaves: dimensions whose products are bounded, or the key that is wrong.
 
 use super::header::{GgufError, Header, Value};
-use crate::model::{Architecture, Biases, Dtype, Family, Multipliers, Role, Rope, RopeScaling, YarnShape};
+use crate::model::{Architecture, Biases, Dtype, Family, Multipliers, Rope, RopeScaling, YarnShape};
 
 /// No model is near these; they keep every product of two dimensions far from overflow.
 const MAX_LAYERS: usize = 1_024;
@@ -13,11 +13,11 @@ const MAX_POSITIONS: usize = 1 << 30;
 /// `llama.cpp`'s default where a file names no base.
 const DEFAULT_THETA: f64 = 10_000.0;
 
-/// Reads the dimensions of a llama, qwen2 or qwen3 file.
+/// Reads the dimensions of a llama, qwen2 or qwen3 file without experts.
 ///
 /// # Errors
 /// When the metadata lacks a dimension, or has a value that is not supported.
-pub fn architecture(header: &Header) -> Result<Architecture, GgufError> {
+pub(super) fn dense(header: &Header) -> Result<Architecture, GgufError> {
     let name = text(header, "general.architecture")?.ok_or_else(|| missing("general.architecture"))?;
     let family = match name {
         "llama" => Family::Llama,
@@ -29,11 +29,6 @@ pub fn architecture(header: &Header) -> Result<Architecture, GgufError> {
     let count = |suffix: &str, most| count(header, &key(suffix), 1, most);
     let required = |suffix: &str, most| count(suffix, most)?.ok_or_else(|| missing(&key(suffix)));
 
-    let experts = self::count(header, &key("expert_count"), 0, MAX_HEADS)?.unwrap_or(0);
-    if experts > 0 {
-        let (what, found) = (key("expert_count"), experts.to_string());
-        return Err(GgufError::UnsupportedModel { what, found });
-    }
     let hidden_size = required("embedding_length", MAX_WIDTH)?;
     let heads = required("attention.head_count", MAX_HEADS)?;
     let kv_heads = count("attention.head_count_kv", MAX_HEADS)?.unwrap_or(heads);
@@ -85,11 +80,14 @@ pub fn architecture(header: &Header) -> Result<Architecture, GgufError> {
         multipliers: Multipliers::default(),
         stack: None,
         native_dtype: Some(Dtype::Gguf),
-        eos_tokens: self::count(header, "tokenizer.ggml.eos_token_id", 0, u32::MAX as usize)?
-            .and_then(|id| u32::try_from(id).ok())
-            .into_iter()
-            .collect(),
+        eos_tokens: eos_tokens(header)?,
     })
+}
+
+/// The token that ends a text, where the file names one.
+pub(super) fn eos_tokens(header: &Header) -> Result<Vec<u32>, GgufError> {
+    let id = count(header, "tokenizer.ggml.eos_token_id", 0, u32::MAX as usize)?;
+    Ok(id.and_then(|id| u32::try_from(id).ok()).into_iter().collect())
 }
 
 /// Rows of the embedding table; the tokenizer's list and the size that is stated may be less (padding) and never more.
@@ -147,49 +145,6 @@ pub(super) fn rope_scaling(header: &Header, architecture: &str) -> Result<RopeSc
             found: format!("{:?}", other.chars().take(80).collect::<String>()),
         }),
     }
-}
-
-/// Every tensor of a dense model: name, shape, role, layer.
-#[must_use]
-pub fn expected_tensors(architecture: &Architecture) -> Vec<(String, Vec<usize>, Role, Option<usize>)> {
-    let Architecture { hidden_size: hidden, vocab_size: vocab, ffn_size: ffn, head_dim, .. } = *architecture;
-    let (q, kv) = (architecture.heads * head_dim, architecture.kv_heads * head_dim);
-    let biases = architecture.biases;
-    // Matrix: rows (outputs), columns (inputs), and whether the rows carry a bias.
-    let matrices = [
-        ("attn_q", q, hidden, biases.qkv),
-        ("attn_k", kv, hidden, biases.qkv),
-        ("attn_v", kv, hidden, biases.qkv),
-        ("attn_output", hidden, q, biases.o),
-        ("ffn_gate", ffn, hidden, biases.mlp),
-        ("ffn_up", ffn, hidden, biases.mlp),
-        ("ffn_down", hidden, ffn, biases.mlp),
-    ];
-    let mut norms = vec![("attn_norm", hidden), ("ffn_norm", hidden)];
-    if architecture.qk_norm {
-        norms.extend([("attn_q_norm", head_dim), ("attn_k_norm", head_dim)]);
-    }
-    let mut tensors = vec![
-        ("token_embd.weight".to_owned(), vec![vocab, hidden], Role::Embedding, None),
-        ("output_norm.weight".to_owned(), vec![hidden], Role::Norm, None),
-    ];
-    if !architecture.tied_head {
-        tensors.push(("output.weight".to_owned(), vec![vocab, hidden], Role::Head, None));
-    }
-    for layer in 0..architecture.layers {
-        for (name, rows, columns, biased) in matrices {
-            let weight = format!("blk.{layer}.{name}.weight");
-            tensors.push((weight, vec![rows, columns], Role::Matrix, Some(layer)));
-            if biased {
-                tensors.push((format!("blk.{layer}.{name}.bias"), vec![rows], Role::Bias, Some(layer)));
-            }
-        }
-        for (name, width) in &norms {
-            let weight = format!("blk.{layer}.{name}.weight");
-            tensors.push((weight, vec![*width], Role::Norm, Some(layer)));
-        }
-    }
-    tensors
 }
 
 pub(super) fn has(header: &Header, tensor: &str) -> bool {

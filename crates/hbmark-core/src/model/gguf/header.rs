@@ -90,7 +90,7 @@ pub enum GgufError {
     #[error("metadata key {key} is {value}, outside {low}..={high}")]
     OutOfRange { key: String, value: f64, low: f64, high: f64 },
     #[error(
-        "architecture {found:?} is not supported; llama, qwen2 and qwen3 are, and for `hbmark predict` qwen3moe, gpt-oss, gemma3, deepseek2, glm4moe, minimax-m2 and llama with experts"
+        "architecture {found:?} is not supported; llama, qwen2, qwen3 and qwen3moe are, and for `hbmark predict` gpt-oss, gemma3, deepseek2, glm4moe and minimax-m2"
     )]
     UnknownArchitecture { found: String },
     #[error("{what} is {found}, which is not supported in GGUF files")]

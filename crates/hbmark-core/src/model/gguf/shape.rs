@@ -1,9 +1,9 @@
-//! The dimensions and the roles of a GGUF file that need not run: more architectures, every block format, experts.
+//! The dimensions of a GGUF file, and the roles of the tensors of one that need not run: more architectures, every block format.
 //!
 //! Enters: a checked [`Header`]. Leaves: an [`Architecture`] whose layers follow from the shapes of their tensors, and an [`Inventory`] with the
 //! bytes of the file's own blocks.
 
-use super::dimensions::{architecture, count, float, has, missing, rope_scaling, text, vocab_size};
+use super::dimensions::{count, dense, eos_tokens, float, has, missing, rope_scaling, text, vocab_size};
 use super::header::{GgufError, Header, TensorEntry};
 use crate::model::{
     Activation, Architecture, Attention, Biases, Dense, Dtype, Experts, Family, FeedForward, Inventory,
@@ -18,11 +18,35 @@ const MAX_HEAD_DIM: usize = 1 << 13;
 const MAX_POSITIONS: usize = 1 << 27;
 const MAX_EXPERTS: usize = 1 << 16;
 
+/// Dimensions of a file that engines run: dense models and mixtures of the llama and qwen3 families, and qwen2.
+///
+/// # Errors
+/// When the architecture is another, or a dimension is missing or out of range.
+pub fn architecture(header: &Header) -> Result<Architecture, GgufError> {
+    let (name, mixture) = family(header)?;
+    match mixture {
+        None | Some(Family::Mixtral | Family::Qwen3Moe) => read(header, name, mixture),
+        Some(_) => Err(unknown(name)),
+    }
+}
+
 /// Dimensions and tensors of a file that is not run.
 ///
 /// # Errors
 /// When the architecture is not known, a dimension is missing or out of range, or a tensor is none of a decoder's.
 pub fn shape(header: &Header) -> Result<(Architecture, Inventory), GgufError> {
+    let (name, family) = family(header)?;
+    let architecture = read(header, name, family)?;
+    let listed = header.tensors.iter().map(|tensor| listed(tensor, header, &architecture));
+    Ok((architecture.clone(), Inventory { tensors: listed.collect::<Result<_, _>>()? }))
+}
+
+fn unknown(name: &str) -> GgufError {
+    GgufError::UnknownArchitecture { found: name.chars().take(80).collect() }
+}
+
+/// The architecture's name, and its family where that is none of the dense ones that engines run.
+fn family(header: &Header) -> Result<(&str, Option<Family>), GgufError> {
     let name = text(header, "general.architecture")?.ok_or_else(|| missing("general.architecture"))?;
     let routed = count(header, &format!("{name}.expert_count"), 0, MAX_EXPERTS)?.unwrap_or(0) > 0;
     let family = match (name, routed) {
@@ -34,18 +58,21 @@ pub fn shape(header: &Header) -> Result<(Architecture, Inventory), GgufError> {
         ("deepseek2", true) => Some(Family::DeepseekV3),
         ("glm4moe", true) => Some(Family::Glm4Moe),
         ("minimax-m2", true) => Some(Family::MinimaxM2),
-        _ => return Err(GgufError::UnknownArchitecture { found: name.chars().take(80).collect() }),
+        _ => return Err(unknown(name)),
     };
+    Ok((name, family))
+}
+
+fn read(header: &Header, name: &str, family: Option<Family>) -> Result<Architecture, GgufError> {
     let architecture = match family {
-        None => architecture(header)?,
+        None => dense(header)?,
         Some(family) => Reader { header, name, family }.architecture()?,
     };
     architecture.check().map_err(|refused| GgufError::UnsupportedModel {
         what: refused.what.to_owned(),
         found: refused.found,
     })?;
-    let listed = header.tensors.iter().map(|tensor| listed(tensor, header, &architecture));
-    Ok((architecture.clone(), Inventory { tensors: listed.collect::<Result<_, _>>()? }))
+    Ok(architecture)
 }
 
 struct Reader<'a> {
@@ -127,7 +154,7 @@ impl Reader<'_> {
             latent,
             quantization: None,
             native_dtype: Some(Dtype::Gguf),
-            eos_tokens: Vec::new(),
+            eos_tokens: eos_tokens(self.header)?,
             multipliers: Multipliers::default(),
             stack: Some(Stack::new(stack)),
         })
