@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::cache::{CachePool, Element};
 use super::gates::bend;
-use super::simd::{InstructionSet, LANES, Simd, dispatch, exp, nth, prefetch};
+use super::simd::{InstructionSet, LANES, Simd, dispatch, each, exp, nth, prefetch};
 use super::thread_team::{DisjointSlice, Worker};
 use crate::engine::native::operations::AttentionShape;
 use crate::engine::native::ragged_batch::{Rows, SequenceRows};
@@ -559,7 +559,7 @@ unsafe fn row_scores_tile<S: Simd, E: Element, const Q: usize>(
         for at in (0..stride).step_by(LANES) {
             prefetch(ahead.wrapping_add(at));
             let keys: [S::Floats; TILE_POSITIONS] =
-                std::array::from_fn(|p| E::load::<S>(keys[p].wrapping_add(at)));
+                each!(S::zero(), |p| E::load::<S>(keys[p].wrapping_add(at)));
             for (q, sums) in sums.iter_mut().enumerate() {
                 let query = S::load(nth(queries, q, stride).add(at));
                 for (sum, key) in sums.iter_mut().zip(keys) {
@@ -720,8 +720,8 @@ unsafe fn accumulate_pv_block<S: Simd, E: Element, const Q: usize, const V: usiz
 ) {
     // SAFETY: the caller's promise: V vectors from `at` on, in every row of V and of values.
     unsafe {
-        let mut sums: [[S::Floats; V]; Q] = std::array::from_fn(|q| {
-            std::array::from_fn(|v| S::load(values.add(q * stride + at + v * LANES)))
+        let mut sums: [[S::Floats; V]; Q] = each!([S::zero(); V], |q| {
+            each!(S::zero(), |v| S::load(values.add(q * stride + at + v * LANES)))
         });
         for position in positions {
             let next = position.wrapping_add(ROWS_AHEAD) % CHUNK;
@@ -731,7 +731,7 @@ unsafe fn accumulate_pv_block<S: Simd, E: Element, const Q: usize, const V: usiz
                 prefetch(ahead.wrapping_add(v * LANES));
             }
             let row = nth(rows[position / LANES], position % LANES, row_stride).wrapping_add(at);
-            let row: [S::Floats; V] = std::array::from_fn(|v| E::load::<S>(row.add(v * LANES)));
+            let row: [S::Floats; V] = each!(S::zero(), |v| E::load::<S>(row.add(v * LANES)));
             for (q, sums) in sums.iter_mut().enumerate() {
                 let weight = S::splat(*nth(weights, q, CHUNK).add(position));
                 for (sum, value) in sums.iter_mut().zip(row) {

@@ -15,7 +15,7 @@ use half::f16;
 use super::cache::Element;
 use super::packed_activations::{InputRow, InputWriter};
 use super::packed_matrix::{GROUP, HEADER, PackedFormat, PackedMatrix, Precision, SUPER_HEADER, int4_scales};
-use super::simd::{InstructionSet, LANES, Simd, dispatch, nth};
+use super::simd::{InstructionSet, LANES, Simd, dispatch, each, nth};
 use super::thread_team::Worker;
 use crate::weights::stored_matrix::{SUPER_BLOCK, SuperBlock, e2m1, e4m3};
 use hbmark_core::model::NVFP4_GROUP;
@@ -303,8 +303,7 @@ unsafe fn float_tile<S: Simd, E: Element, const P: usize, const B: usize>(tile: 
     unsafe {
         let mut sums = [[S::zero(); P]; B];
         for column in 0..columns {
-            let w: [S::Floats; P] =
-                std::array::from_fn(|p| E::load::<S>(nth(weights[p].cast(), column, LANES)));
+            let w: [S::Floats; P] = each!(S::zero(), |p| E::load::<S>(nth(weights[p].cast(), column, LANES)));
             for (sums, row) in sums.iter_mut().zip(rows) {
                 let x = S::splat(f32::from_bits(*row.words.add(column)));
                 for (sum, w) in sums.iter_mut().zip(w) {
@@ -324,7 +323,8 @@ unsafe fn bf16_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
     unsafe {
         let mut sums = [[S::zero(); P]; B];
         for pair in 0..columns / 2 {
-            let w: [S::Packed; P] = std::array::from_fn(|p| S::load_packed(nth(weights[p], pair, 4 * LANES)));
+            let w: [S::Packed; P] =
+                each!(S::splat_packed(0), |p| S::load_packed(nth(weights[p], pair, 4 * LANES)));
             for (sums, row) in sums.iter_mut().zip(rows) {
                 let x = S::splat_packed(*row.words.add(pair));
                 for (sum, w) in sums.iter_mut().zip(w) {
@@ -413,8 +413,11 @@ unsafe fn bytes_group<S: Simd, const P: usize, const B: usize>(
             *sums = [S::splat_int(-BYTE_OFFSET * row.sum(group)); P];
         }
         for quad in 0..GROUP / 4 {
-            let w: [S::Packed; P] =
-                std::array::from_fn(|p| S::load_packed(nth(weights[p].wrapping_add(at), quad, 4 * LANES)));
+            let w: [S::Packed; P] = each!(S::splat_packed(0), |p| S::load_packed(nth(
+                weights[p].wrapping_add(at),
+                quad,
+                4 * LANES
+            )));
             for (sums, row) in sums.iter_mut().zip(rows) {
                 let x = S::splat_packed(*nth(row.words, group, GROUP / 4).add(quad));
                 for (sum, w) in sums.iter_mut().zip(w) {
@@ -505,8 +508,8 @@ unsafe fn codes<
                 let words = nth(nth(row.words, half, GROUP / 8), octet, 2);
                 let (first, second) = (S::splat_packed(*words), S::splat_packed(*words.add(1)));
                 for (sum, w) in sums.iter_mut().zip(w) {
-                    *sum = S::dot_quads(*sum, w[0], first);
-                    *sum = S::dot_quads(*sum, w[1], second);
+                    *sum = S::dot_small_quads(*sum, w[0], first);
+                    *sum = S::dot_small_quads(*sum, w[1], second);
                 }
             }
         }
@@ -581,7 +584,7 @@ unsafe fn q8_0_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
         for group in 0..columns / GROUP {
             let block = group / 2 * (HEADER + 2 * GROUP * LANES);
             let scales: [S::Floats; P] =
-                std::array::from_fn(|p| S::load_f16(weights[p].add(block + group % 2 * (HEADER / 2)).cast()));
+                each!(S::zero(), |p| S::load_f16(weights[p].add(block + group % 2 * (HEADER / 2)).cast()));
             let at = block + HEADER + group % 2 * GROUP * LANES;
             let products = bytes_group::<S, P, B>(weights, at, rows, group);
             add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
@@ -600,7 +603,7 @@ unsafe fn q4_0_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
         for group in 0..columns / GROUP {
             let block = group / 2 * (HEADER + GROUP * LANES);
             let scales: [S::Floats; P] =
-                std::array::from_fn(|p| S::load_f16(weights[p].add(block + group % 2 * (HEADER / 2)).cast()));
+                each!(S::zero(), |p| S::load_f16(weights[p].add(block + group % 2 * (HEADER / 2)).cast()));
             let at = block + HEADER + group % 2 * (GROUP / 2) * LANES;
             let products = nibbles_group::<S, false, P, B>(weights, at, rows, group, NIBBLE_OFFSET);
             add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
@@ -620,7 +623,7 @@ unsafe fn mxfp4_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, 
         let groups = columns / GROUP;
         for group in 0..groups {
             let at = groups * CODES + group * LANES;
-            let scales: [S::Floats; P] = std::array::from_fn(|p| {
+            let scales: [S::Floats; P] = each!(S::zero(), |p| {
                 // The table has twice the values.
                 S::mul(S::load_powers(weights[p].add(at)), S::splat(0.5))
             });
@@ -642,7 +645,7 @@ unsafe fn nvfp4_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, 
         let halves = columns / NVFP4_GROUP;
         for half in 0..halves {
             let at = halves * CODES + half * LANES;
-            let scales: [S::Floats; P] = std::array::from_fn(|p| S::load_e4m3(weights[p].add(at)));
+            let scales: [S::Floats; P] = each!(S::zero(), |p| S::load_e4m3(weights[p].add(at)));
             let products = codes::<S, true, 0, { NVFP4_GROUP / 8 }, P, B>(
                 weights,
                 half * CODES,
@@ -676,8 +679,7 @@ unsafe fn int4_tile<S: Simd, const ZEROS: bool, const P: usize, const B: usize>(
         let groups = columns / GROUP;
         for group in 0..groups {
             let scales_at = groups * CODES + group / (weight_group / GROUP) * int4_scales(ZEROS);
-            let scales: [S::Floats; P] =
-                std::array::from_fn(|p| S::load_f16(weights[p].add(scales_at).cast()));
+            let scales: [S::Floats; P] = each!(S::zero(), |p| S::load_f16(weights[p].add(scales_at).cast()));
             let offset = if ZEROS { 0 } else { NIBBLE_OFFSET };
             let products = nibbles_group::<S, false, P, B>(weights, group * CODES, rows, group, offset);
             if !ZEROS {
@@ -713,8 +715,8 @@ unsafe fn ranges_tile<S: Simd, const HIGH: usize, const P: usize, const B: usize
         for block in 0..columns / SUPER_BLOCK {
             let from: [*const u8; P] =
                 std::array::from_fn(|p| nth(weights[p], block, SUPER_HEADER + GROUPS * group_bytes));
-            let d: [S::Floats; P] = std::array::from_fn(|p| S::load_f16(from[p].cast()));
-            let d_min: [S::Floats; P] = std::array::from_fn(|p| S::load_f16(from[p].add(HEADER / 2).cast()));
+            let d: [S::Floats; P] = each!(S::zero(), |p| S::load_f16(from[p].cast()));
+            let d_min: [S::Floats; P] = each!(S::zero(), |p| S::load_f16(from[p].add(HEADER / 2).cast()));
             for half in 0..2 {
                 // The scales and the minima of four groups, a byte each.
                 let mut bytes = [[S::splat_packed(0); 2]; P];
@@ -733,9 +735,13 @@ unsafe fn ranges_tile<S: Simd, const HIGH: usize, const P: usize, const B: usize
                 for index in 0..4 {
                     let within = 4 * half + index;
                     let group = block * GROUPS + within;
-                    let byte = |p: usize, of: usize| S::to_floats(S::byte(bytes[p][of], index as u32));
-                    let scales: [S::Floats; P] = std::array::from_fn(|p| S::mul(d[p], byte(p, 0)));
-                    let mins: [S::Floats; P] = std::array::from_fn(|p| S::mul(d_min[p], byte(p, 1)));
+                    // A loop and no closures, as in `codes`.
+                    let (mut scales, mut mins) = (d, d_min);
+                    for ((scale, min), bytes) in scales.iter_mut().zip(&mut mins).zip(&mut bytes) {
+                        *scale = S::mul(*scale, S::to_floats(S::low_byte(bytes[0])));
+                        *min = S::mul(*min, S::to_floats(S::low_byte(bytes[1])));
+                        *bytes = [S::shift_right(bytes[0], 8), S::shift_right(bytes[1], 8)];
+                    }
                     let at = SUPER_HEADER + within * group_bytes;
                     let products =
                         codes::<S, false, HIGH, { GROUP / 8 }, P, B>(&from, at, rows, 2 * group, 0);
@@ -768,17 +774,23 @@ unsafe fn q6_k_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
         for block in 0..columns / SUPER_BLOCK {
             let from: [*const u8; P] =
                 std::array::from_fn(|p| nth(weights[p], block, SCALES_AT + HEADER / 2));
-            let d: [S::Floats; P] = std::array::from_fn(|p| S::load_f16(from[p].add(SCALES_AT).cast()));
+            let d: [S::Floats; P] = each!(S::zero(), |p| S::load_f16(from[p].add(SCALES_AT).cast()));
+            let mut offsets = d;
+            for offset in &mut offsets {
+                *offset = S::mul(*offset, S::splat(-SCALE_OFFSET));
+            }
             for four in 0..HALVES / 4 {
-                let bytes: [S::Packed; P] =
-                    std::array::from_fn(|p| S::load_packed(nth(from[p], four, VECTOR)));
+                let mut bytes: [S::Packed; P] =
+                    each!(S::splat_packed(0), |p| S::load_packed(nth(from[p], four, VECTOR)));
                 for index in 0..4 {
                     let within = 4 * four + index;
                     let half = block * HALVES + within;
-                    let scales: [S::Floats; P] = std::array::from_fn(|p| {
-                        let scale = S::to_floats(S::byte(bytes[p], index as u32));
-                        S::mul(d[p], S::add(scale, S::splat(-SCALE_OFFSET)))
-                    });
+                    let mut scales = offsets;
+                    for ((scale, d), bytes) in scales.iter_mut().zip(d).zip(&mut bytes) {
+                        // Exact, fused or not: eleven bits times eight.
+                        *scale = S::mul_add(S::to_floats(S::low_byte(*bytes)), d, *scale);
+                        *bytes = S::shift_right(*bytes, 8);
+                    }
                     let at = SUPER_HEADER + within * HALF_BYTES;
                     let products =
                         codes::<S, false, 2, { GROUP / 16 }, P, B>(&from, at, rows, half, SIX_BIT_OFFSET);

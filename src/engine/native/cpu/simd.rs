@@ -66,6 +66,12 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn dot_pairs(sum: Self::Floats, a: Self::Packed, b: Self::Packed) -> Self::Floats;
     /// Per lane: `sum + Σ a·b` over four bytes, `a` unsigned, `b` signed.
     unsafe fn dot_quads(sum: Self::Ints, a: Self::Packed, b: Self::Packed) -> Self::Ints;
+    /// The same where no byte of `a` is above 127, and two neighbours of it times 128 do not exceed 2^15: codes of up to six bits.
+    #[inline(always)]
+    unsafe fn dot_small_quads(sum: Self::Ints, a: Self::Packed, b: Self::Packed) -> Self::Ints {
+        // SAFETY: the trait's contract.
+        unsafe { Self::dot_quads(sum, a, b) }
+    }
     /// The low half of every byte.
     unsafe fn low_halves(value: Self::Packed) -> Self::Packed;
     /// The high half of every byte.
@@ -80,8 +86,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn look_up(table: &[u8; 16], indices: Self::Packed) -> Self::Packed;
     /// Sixteen bytes as powers of two: `2^(byte − 127)`; 0 for 0, whose power is denormal.
     unsafe fn load_powers(from: *const u8) -> Self::Floats;
-    /// Byte `index` of each lane, unsigned.
-    unsafe fn byte(value: Self::Packed, index: u32) -> Self::Ints;
+    /// The first byte of each lane, unsigned.
+    unsafe fn low_byte(value: Self::Packed) -> Self::Ints;
     unsafe fn splat_int(value: i32) -> Self::Ints;
     unsafe fn to_floats(value: Self::Ints) -> Self::Floats;
 }
@@ -302,6 +308,21 @@ macro_rules! dispatch {
 }
 pub(crate) use dispatch;
 
+/// An array of vectors, each by its index.
+///
+/// In the place of `std::array::from_fn`, whose closure a compiler may leave out of line: there it has none of the processor features of the
+/// function around it, and every intrinsic is a call. `scripts/check_simd.sh` looks for such calls.
+macro_rules! each {
+    ($blank:expr, |$index:ident| $value:expr) => {{
+        let mut all = [$blank; _];
+        for ($index, one) in all.iter_mut().enumerate() {
+            *one = $value;
+        }
+        all
+    }};
+}
+pub(crate) use each;
+
 #[cfg(test)]
 #[expect(
     clippy::float_cmp,
@@ -335,17 +356,22 @@ mod tests {
             S::store(out.add(48), S::to_floats(S::dot_quads(S::splat_int(9), quads, signed)));
             let (low, high) = (S::low_halves(quads), S::high_halves(quads));
             let ones = S::splat_packed(0x0101_0101);
-            let sum =
-                S::dot_quads(S::dot_quads(S::splat_int(0), low, ones), high, S::splat_packed(0x1010_1010));
+            let sum = S::dot_small_quads(
+                S::dot_small_quads(S::splat_int(0), low, ones),
+                high,
+                S::splat_packed(0x1010_1010),
+            );
             S::store(out.add(64), S::to_floats(sum));
             let x: Vec<f32> = (0..16).map(|i| -0.37 * i as f32 * i as f32).collect();
             S::store(out.add(80), exp::<S>(S::load(x.as_ptr())));
             for index in 0..4 {
-                S::store(out.add(96 + 16 * index as usize), S::to_floats(S::byte(quads, index)));
+                let byte = S::low_byte(S::shift_right(quads, 8 * index));
+                S::store(out.add(96 + 16 * index as usize), S::to_floats(byte));
             }
             let moved = S::merge(S::shift_left(quads, 4), S::shift_right(quads, 11), 0x0000_0f0f);
             for index in 0..4 {
-                S::store(out.add(160 + 16 * index as usize), S::to_floats(S::byte(moved, index)));
+                let byte = S::low_byte(S::shift_right(moved, 8 * index));
+                S::store(out.add(160 + 16 * index as usize), S::to_floats(byte));
             }
             let x: Vec<f32> = (0..16).map(|i| 0.045 * i as f32 * i as f32 * (-1.0f32).powi(i)).collect();
             S::store(out.add(224), tanh::<S>(S::load(x.as_ptr())));

@@ -6,10 +6,11 @@ use std::arch::x86_64::{
     _mm_loadu_si128, _mm_set1_epi16, _mm_setzero_si128, _mm_srai_epi16, _mm_unpacklo_epi8, _mm256_add_epi32,
     _mm256_add_ps, _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_castsi256_ps, _mm256_cvtepi8_epi32,
     _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32,
-    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_max_ps, _mm256_mul_ps,
-    _mm256_or_si256, _mm256_round_ps, _mm256_set1_epi8, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps,
-    _mm256_shuffle_epi8, _mm256_slli_epi16, _mm256_slli_epi32, _mm256_sllv_epi32, _mm256_srai_epi16,
-    _mm256_srli_epi16, _mm256_srlv_epi32, _mm256_storeu_ps, _mm256_stream_ps, _mm256_sub_ps,
+    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16,
+    _mm256_max_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_round_ps, _mm256_set1_epi8, _mm256_set1_epi16,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_shuffle_epi8, _mm256_slli_epi16,
+    _mm256_slli_epi32, _mm256_sllv_epi32, _mm256_srai_epi16, _mm256_srli_epi16, _mm256_srlv_epi32,
+    _mm256_storeu_ps, _mm256_stream_ps, _mm256_sub_ps,
 };
 
 use super::Simd;
@@ -179,6 +180,16 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn dot_small_quads(sum: Self::Ints, a: Self::Packed, b: Self::Packed) -> Self::Ints {
+        // SAFETY: above.
+        unsafe {
+            let ones = _mm256_set1_epi16(1);
+            let first = _mm256_madd_epi16(_mm256_maddubs_epi16(a[0], b[0]), ones);
+            let second = _mm256_madd_epi16(_mm256_maddubs_epi16(a[1], b[1]), ones);
+            [_mm256_add_epi32(sum[0], first), _mm256_add_epi32(sum[1], second)]
+        }
+    }
+    #[inline(always)]
     unsafe fn low_halves(value: Self::Packed) -> Self::Packed {
         // SAFETY: above.
         halves(value, |v| unsafe { _mm256_and_si256(v, _mm256_set1_epi8(0x0f)) })
@@ -224,11 +235,9 @@ impl Simd for Avx2 {
         })
     }
     #[inline(always)]
-    unsafe fn byte(value: Self::Packed, index: u32) -> Self::Ints {
+    unsafe fn low_byte(value: Self::Packed) -> Self::Ints {
         // SAFETY: above.
-        unsafe {
-            halves(Self::shift_right(value, 8 * index), |v| _mm256_and_si256(v, _mm256_set1_epi32(0xff)))
-        }
+        halves(value, |v| unsafe { _mm256_and_si256(v, _mm256_set1_epi32(0xff)) })
     }
     #[inline(always)]
     unsafe fn splat_int(value: i32) -> Self::Ints {

@@ -167,9 +167,9 @@ macro_rules! shared_by_both {
             }
         }
         #[inline(always)]
-        unsafe fn byte(value: __m512i, index: u32) -> __m512i {
+        unsafe fn low_byte(value: __m512i) -> __m512i {
             // SAFETY: the trait's contract.
-            unsafe { _mm512_and_si512(Self::shift_right(value, 8 * index), _mm512_set1_epi32(0xff)) }
+            unsafe { _mm512_and_si512(value, _mm512_set1_epi32(0xff)) }
         }
         #[inline(always)]
         unsafe fn splat_int(value: i32) -> __m512i {

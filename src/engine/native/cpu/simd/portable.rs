@@ -169,8 +169,8 @@ impl Simd for Portable {
         both(value, bits, |v, bits| v | bits & mask)
     }
     #[inline(always)]
-    unsafe fn byte(value: Self::Packed, index: u32) -> Self::Ints {
-        each(value, |v| (v >> (8 * index) & 0xff).cast_signed())
+    unsafe fn low_byte(value: Self::Packed) -> Self::Ints {
+        each(value, |v| (v & 0xff).cast_signed())
     }
     #[inline(always)]
     unsafe fn splat_int(value: i32) -> Self::Ints {
