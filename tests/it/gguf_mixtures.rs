@@ -78,6 +78,8 @@ fn written(
     let stacked: Vec<(String, QTensor)> = stacked.collect();
 
     let count = |value: usize| gguf_file::Value::U32(u32::try_from(value).unwrap());
+    #[expect(clippy::cast_possible_truncation, reason = "as a file has them")]
+    let float = |value: f64| gguf_file::Value::F32(value as f32);
     let experts = of.experts.as_ref().unwrap();
     let keys = [
         ("embedding_length", count(of.hidden_size)),
@@ -88,8 +90,8 @@ fn written(
         ("attention.value_length", count(of.head_dim)),
         ("feed_forward_length", count(of.ffn_size)),
         ("context_length", count(of.max_positions)),
-        ("rope.freq_base", gguf_file::Value::F32(of.rope.theta as f32)),
-        ("attention.layer_norm_rms_epsilon", gguf_file::Value::F32(of.norm_eps as f32)),
+        ("rope.freq_base", float(of.rope.theta)),
+        ("attention.layer_norm_rms_epsilon", float(of.norm_eps)),
         ("expert_count", count(experts.count)),
         ("expert_used_count", count(experts.per_token)),
         ("expert_feed_forward_length", count(experts.ffn_size)),
@@ -160,7 +162,9 @@ fn wide(folder: &str) -> (Architecture, HashMap<String, Tensor>) {
         let columns = info.shape.last().copied().unwrap_or(1) as f32;
         let (mean, deviation) =
             if info.role == Role::Norm { (1.0, 0.1) } else { (0.0, columns.sqrt().recip()) };
-        values.iter_mut().for_each(|value| *value = value.mul_add(deviation, mean));
+        for value in &mut values {
+            *value = value.mul_add(deviation, mean);
+        }
         (info.name, Tensor::from_vec(values, info.shape, &Device::Cpu).unwrap())
     });
     let tensors = tensors.collect();

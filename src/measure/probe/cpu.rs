@@ -21,6 +21,7 @@ use crate::engine::native::cpu::thread_team::{Team, Worker, pin};
 use crate::engine::native::cpu::{self as native, InstructionSet};
 use crate::machine::environment::last_cache;
 use crate::weights::Packing;
+use crate::weights::stored_matrix::{SUPER_BLOCK, SuperBlock};
 use hbmark_core::result::{Ceilings, Spread};
 
 /// What every thread of a team does with its own part of the buffer in one pass.
@@ -311,7 +312,8 @@ fn matrix_products(config: &ProbeConfig) -> Result<BTreeMap<String, Spread>, Pro
         }
     }
     let threads = config.threads.iter().copied().max().unwrap_or(1);
-    let size = config.gemm_sizes.iter().copied().max().unwrap_or(512);
+    // Whole blocks of every format.
+    let size = config.gemm_sizes.iter().copied().max().unwrap_or(512).next_multiple_of(SUPER_BLOCK);
     for packing in NATIVE_FORMATS {
         let rates =
             native::product_rates(threads, packing, size, MIN_REPETITIONS.max(config.repetitions.min(5)))
@@ -325,7 +327,7 @@ fn matrix_products(config: &ProbeConfig) -> Result<BTreeMap<String, Spread>, Pro
 }
 
 /// What the native engine streams, and multiplies in its own way.
-const NATIVE_FORMATS: [Packing; 11] = [
+const NATIVE_FORMATS: [Packing; 14] = [
     Packing::F32,
     Packing::F16,
     Packing::Bf16,
@@ -337,6 +339,9 @@ const NATIVE_FORMATS: [Packing; 11] = [
     Packing::Mxfp4,
     Packing::Nvfp4,
     Packing::Int4 { group: 32 },
+    Packing::Super(SuperBlock::Q4K),
+    Packing::Super(SuperBlock::Q5K),
+    Packing::Super(SuperBlock::Q6K),
 ];
 
 fn matrix_product(
@@ -436,10 +441,9 @@ mod tests {
         let ceilings = measure_cpu(&config).unwrap();
         assert!(ceilings.read_bytes_per_s.low > 0.0 && ceilings.triad_bytes_per_s.low > 0.0);
         let dtypes: Vec<_> = ceilings.gemm_flops_per_s.keys().collect();
-        assert_eq!(
-            dtypes,
-            ["bf16", "f16", "f32", "fp8", "int4", "int8", "mxfp4", "mxfp8", "nvfp4", "q4_0", "q8_0"]
-        );
+        let (floats, codes) =
+            (["bf16", "f16", "f32", "fp8"], ["int4", "int8", "mxfp4", "mxfp8", "nvfp4", "q4_0", "q4_k"]);
+        assert_eq!(dtypes, [&floats[..], &codes, &["q5_k", "q6_k", "q8_0"]].concat());
         assert!(ceilings.launch_ns.is_some());
     }
 }

@@ -42,10 +42,8 @@ impl Roof {
         Self {
             bandwidth: BytesPerSecond(ceilings.read_bytes_per_s.median),
             // A probe multiplies in the very format, if an engine does; a data sheet's int8 is for int8 activations.
-            peak: std::iter::once(weights.name())
-                .chain(product_dtypes(weights).iter().copied())
-                .find_map(|dtype| Some((dtype, ceilings.gemm_flops_per_s.get(dtype)?.median)))
-                .map(|(dtype, rate)| Peak { dtype, rate: FlopsPerSecond(rate) }),
+            peak: probed(ceilings, weights)
+                .or_else(|| peak_for(weights, |name| Some(ceilings.gemm_flops_per_s.get(name)?.median))),
         }
     }
 
@@ -77,6 +75,20 @@ fn product_dtypes(weights: Dtype) -> &'static [&'static str] {
         | Dtype::Q6K
         | Dtype::Gguf => &["bf16", "f16"],
     }
+}
+
+/// Block formats that a GGUF file mixes.
+const GGUF_FORMATS: [Dtype; 5] = [Dtype::Q8_0, Dtype::Q4_0, Dtype::Q4K, Dtype::Q5K, Dtype::Q6K];
+
+/// The rate of products in the format itself; of a mixture the fastest of its formats', so that a floor stays one.
+fn probed(ceilings: &Ceilings, weights: Dtype) -> Option<Peak> {
+    let formats: &[Dtype] = if weights == Dtype::Gguf { &GGUF_FORMATS } else { &[weights] };
+    formats
+        .iter()
+        .map(|format| format.name())
+        .filter_map(|dtype| Some((dtype, ceilings.gemm_flops_per_s.get(dtype)?.median)))
+        .max_by(|(_, one), (_, other)| one.total_cmp(other))
+        .map(|(dtype, rate)| Peak { dtype, rate: FlopsPerSecond(rate) })
 }
 
 fn peak_for(weights: Dtype, rate: impl Fn(&str) -> Option<f64>) -> Option<Peak> {
@@ -345,6 +357,19 @@ mod tests {
         {
             assert_eq!(Roof::datasheet(&sheet(), weights).peak.map(|p| p.dtype), Some("bf16"));
         }
+    }
+
+    #[test]
+    fn a_gguf_file_is_held_against_products_of_its_formats() {
+        let mut ceilings = ceilings();
+        for (dtype, rate) in [("q4_k", 2e14), ("q8_0", 1e14)] {
+            let rate = Spread { median: rate, low: rate, high: rate };
+            ceilings.gemm_flops_per_s.insert(dtype.to_owned(), rate);
+        }
+        let peak = |weights| Roof::measured(&ceilings, weights).peak.unwrap();
+        assert_eq!(peak(Dtype::Gguf), Peak { dtype: "q4_k", rate: FlopsPerSecond(2e14) });
+        assert_eq!(peak(Dtype::Q8_0), Peak { dtype: "q8_0", rate: FlopsPerSecond(1e14) });
+        assert_eq!(peak(Dtype::Q6K).dtype, "bf16", "no probe of it");
     }
 
     #[test]

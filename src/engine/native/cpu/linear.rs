@@ -704,7 +704,6 @@ dispatch! { fn tile_int4[const ZEROS: bool, const P: usize, const B: usize][ZERO
 
 /// q4_k, and q5_k with one bit more.
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "numbers of bits and bytes of a word")]
 unsafe fn ranges_tile<S: Simd, const HIGH: usize, const P: usize, const B: usize>(tile: Tile<'_, P, B>) {
     const GROUPS: usize = SUPER_BLOCK / GROUP;
     let Tile { columns, weights, rows, .. } = tile;
@@ -762,7 +761,6 @@ unsafe fn ranges_tile<S: Simd, const HIGH: usize, const P: usize, const B: usize
 dispatch! { fn tile_ranges[const HIGH: usize, const P: usize, const B: usize][HIGH, P, B](tile: Tile<'_, P, B>) = ranges_tile }
 
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "numbers of bits and bytes of a word")]
 unsafe fn q6_k_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>) {
     const HALVES: usize = 2 * SUPER_BLOCK / GROUP;
     const HALF_BYTES: usize = 3 * VECTOR;
