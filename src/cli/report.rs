@@ -11,15 +11,17 @@ use super::{Outcome, print, print_result};
 use hbmark_core::result::Report;
 use hbmark_fleet::result::FleetReport;
 use hbmark_report::analysis::import::{self, Imported};
-use hbmark_report::analysis::{FailOn, Opened, open, opened};
+use hbmark_report::analysis::{Collection, FailOn, Opened, open, opened};
 use hbmark_report::output::{External, Format, page};
 
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Examples:\n  hbmark report results/1b/result.json --format md\n  hbmark report results/sweep/serve.json --format html > sweep.html\n  hbmark report results/8b/result.json --format html --external vllm.json --model Llama-3.1-8B --gpu h100-sxm --dtype bf16 > page.html"
+    after_help = "Examples:\n  hbmark report results/1b/result.json --format md\n  hbmark report results/sweep/serve.json --format html > sweep.html\n  hbmark report results/ --format csv > all.csv\n  hbmark report results/8b/result.json --format html --external vllm.json --model Llama-3.1-8B --gpu h100-sxm --dtype bf16 > page.html"
 )]
 pub struct Args {
-    /// A saved result of any kind: of run, predict, serve, compare or fleet, or of a program that `hbmark import` reads.
+    /// A saved result of any kind: of run, predict, serve, compare or fleet, or of a program that `hbmark import` reads; or a folder, of whose
+    /// results of run, predict and serve each cell and each point is a row.
+    #[arg(value_name = "FILE|FOLDER")]
     file: PathBuf,
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
@@ -47,6 +49,9 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         args.external.is_empty() || page_asked,
         "--external is drawn on the roofline of the page: add --format html (`hbmark import` prints its rows)"
     );
+    if args.file.is_dir() {
+        return folder(args);
+    }
     if FleetReport::is_one(&args.file) {
         return fleet(args);
     }
@@ -92,6 +97,17 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         print(&page(&report, &externals(args, &report)?))?;
     }
     Ok(outcome)
+}
+
+/// Prints all results of a folder.
+fn folder(args: &Args) -> anyhow::Result<Outcome> {
+    ensure!(
+        args.external.is_empty() && args.fail_on.is_empty(),
+        "{} is a folder: --external and --fail-on are for one result, give its file",
+        args.file.display()
+    );
+    print_result(&Collection::read(&args.file)?, args.format)?;
+    Ok(Outcome::Complete)
 }
 
 /// Prints a saved report of a fleet.

@@ -6,6 +6,7 @@
 
 pub mod capacity;
 mod checklist;
+pub mod collection;
 pub mod compare;
 mod diagnose;
 mod diagnose_serving;
@@ -27,6 +28,7 @@ pub mod words;
 pub use checklist::{
     Check, CheckOutcome, Checklist, ChecklistVerdict, of_comparison, of_foreign, of_report, of_serving,
 };
+pub use collection::{Collection, CollectionError};
 pub use diagnose::{explain, rule_names};
 pub use diagnose_serving::{Cost, explain_serving, serving_rule_names};
 pub use fail_on::{FailOn, failures, serving_failures};

@@ -156,11 +156,11 @@ struct Extent {
 
 /// Everything: seconds on a device.
 const WHOLE: Extent = Extent {
-    operations: 0..8,
+    operations: 0..16,
     // One, what kernels take at a time, and one beside it on either side.
     alone: &[1, 129, 3, 64, 17, 8, 65, 33],
     ragged: scenario::ragged,
-    per_dtype: 300..301,
+    per_dtype: 300..303,
     batches: &[1, 2, 3, 5, 8, 17, 33, 64, 129],
     long: 400..404,
     cut: 500..507,

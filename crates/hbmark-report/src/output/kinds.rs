@@ -3,6 +3,7 @@
 mod breakdown;
 mod capacity;
 mod checklist;
+mod collection;
 mod comparison;
 mod findings;
 mod foreign;

@@ -158,7 +158,8 @@ fn nothing_compared_is_no_pass_and_what_is_nearest_is_told() {
 #[test]
 fn every_check_passes_on_this_processor() {
     let mut checks = Vec::new();
-    on_the_cpu_over(&WHOLE, &mut |check| checks.push(check));
+    // Over all samples it takes minutes where the oracle is hardly optimised: `hbmark verify` does.
+    on_the_cpu_over(&QUICK, &mut |check| checks.push(check));
     for check in &checks {
         assert!(check.passed, "{}: {}: {}", check.area, check.name, check.detail);
     }

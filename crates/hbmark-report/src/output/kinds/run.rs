@@ -181,15 +181,12 @@ pub fn device_line(report: &Report) -> Option<String> {
     }
     let environment = &report.environment;
     let device = report.capabilities.first().map_or("cpu", |c| c.device.as_str());
-    let product = match (&environment.gpu, report.capabilities.first().is_some_and(Capabilities::on_gpu)) {
-        (Some(gpu), true) => gpu.name.clone(),
-        _ => environment.cpu.model.clone(),
-    };
+    let product = environment.product(report.capabilities.first().is_some_and(Capabilities::on_gpu));
     let cores = environment.cpu.usable_cores;
     Some(format!(
         "{} · {} · {cores} cores · candle {} · hbmark {}{}",
         device,
-        product.unwrap_or_else(|| "unknown product".into()),
+        product,
         environment.build.candle,
         environment.build.version,
         environment.build.git_revision.as_ref().map_or_else(String::new, |r| format!(" ({r})"))
@@ -301,7 +298,7 @@ fn validity(cell: &CellResult) -> &'static str {
 }
 
 /// Every number of every cell.
-fn sheet(cells: &[CellResult]) -> Vec<Column> {
+pub fn sheet(cells: &[CellResult]) -> Vec<Column> {
     let mut columns = vec![
         words("id", cells.iter().map(|c| c.id.clone())),
         words("phase", cells.iter().map(|c| c.phase.to_string())),

@@ -76,7 +76,7 @@ pub fn curve(points: &[Point]) -> Vec<Column> {
 }
 
 /// Every number of every point, and of what was predicted its times.
-fn sheet(points: &[Point]) -> Vec<Column> {
+pub fn sheet(points: &[Point]) -> Vec<Column> {
     let reasons = |point: &Point| match &point.result {
         Some(result) => joined(&result.reasons),
         None => joined(point.not_run.as_slice()),
