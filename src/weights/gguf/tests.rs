@@ -299,7 +299,7 @@ fn dimensions_that_do_not_fit_the_tensors_are_named() {
     let cases: [(Lie, &str); 6] = [
         (
             |w| w.keys[0].2 = string("mamba"),
-            r#"architecture "mamba" is not supported; llama, qwen2 and qwen3 are"#,
+            r#"architecture "mamba" is not supported; llama, qwen2, qwen3 and qwen3moe are"#,
         ),
         (|w| drop(w.keys.remove(0)), "metadata key general.architecture is missing"),
         (|w| w.float("llama.attention.key_length", 8.0), "key_length is 8, not a whole number"),
