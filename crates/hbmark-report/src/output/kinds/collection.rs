@@ -14,11 +14,11 @@ use hbmark_core::result::serving::Point;
 impl Kind for Collection {
     fn document(&self) -> Document {
         let mut document = Document::new(format!(
-            "{} in {}: {}, {}",
+            "{} in {}: {}, {} of load",
             counted(self.sources.len(), "result"),
             self.folder,
             counted(self.cells.len(), "cell"),
-            counted(self.points.len(), "point of load")
+            counted(self.points.len(), "point")
         ));
         document.lines([Line::Said(
             Tone::Faint,
