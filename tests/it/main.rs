@@ -7,8 +7,8 @@ mod architecture;
 mod cli;
 mod compare;
 mod documented_commands;
-#[cfg(unix)]
 mod gguf_mixtures;
+#[cfg(unix)]
 mod gpu_day;
 mod isolation;
 mod k_quants;
