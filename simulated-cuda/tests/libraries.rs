@@ -317,7 +317,7 @@ fn products_that_make_no_sense_are_refused() {
 
 /// A product as the program describes its own: weights turned round, f32 sums of 16-bit floats.
 struct Described {
-    library: *mut c_void,
+    handle: *mut c_void,
     desc: *mut c_void,
     layouts: [*mut c_void; 3],
     preference: *mut c_void,
@@ -359,7 +359,7 @@ impl Described {
             }
             assert_eq!(blas_lt::preference_create(&raw mut made[5]), SUCCESS);
         }
-        Self { library: made[0], desc: made[1], layouts: [made[2], made[3], made[4]], preference: made[5] }
+        Self { handle: made[0], desc: made[1], layouts: [made[2], made[3], made[4]], preference: made[5] }
     }
 
     fn suggested(&self, workspace_bytes: usize) -> Vec<blas_lt::HeuristicResult> {
@@ -383,7 +383,7 @@ impl Described {
             );
             assert_eq!(set, SUCCESS);
             let status = blas_lt::algo_get_heuristic(
-                self.library,
+                self.handle,
                 self.desc,
                 a,
                 b,
@@ -403,7 +403,7 @@ impl Described {
         let mut result = std::mem::MaybeUninit::uninit();
         let [a, b, d] = self.layouts;
         // SAFETY: an algorithm, and room for a result.
-        unsafe { blas_lt::algo_check(self.library, self.desc, a, b, d, d, algorithm, result.as_mut_ptr()) }
+        unsafe { blas_lt::algo_check(self.handle, self.desc, a, b, d, d, algorithm, result.as_mut_ptr()) }
     }
 
     fn multiplied(
@@ -418,7 +418,7 @@ impl Described {
         // SAFETY: scalars of the type, an algorithm, and memory that callers give in the sizes of the layouts.
         unsafe {
             blas_lt::matmul(
-                self.library,
+                self.handle,
                 self.desc,
                 (&raw const one).cast(),
                 memory[0],
@@ -514,7 +514,7 @@ fn descriptions_that_make_no_sense_are_refused() {
     assert_eq!(blas_lt::desc_destroy(mixed.desc), SUCCESS);
     assert_eq!(blas_lt::desc_destroy(mixed.desc), INVALID_VALUE);
     assert_eq!(mixed.checked(&algorithm), INVALID_VALUE);
-    assert_eq!(blas_lt::destroy(mixed.library), SUCCESS);
+    assert_eq!(blas_lt::destroy(mixed.handle), SUCCESS);
     assert_eq!(mixed.checked(&algorithm), NOT_INITIALIZED);
 }
 
