@@ -13,7 +13,7 @@ check:
 test:
     cargo test
 
-# Rewrite what tests compare with (snapshots, saved results, schemas, counts of unsafe code), to be read as a diff.
+# Rewrite what tests compare with (snapshots, saved results, schemas, counts of unsafe code, the glossary), to be read as a diff.
 snap:
     INSTA_UPDATE=always cargo test
 

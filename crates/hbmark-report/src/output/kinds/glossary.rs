@@ -310,3 +310,25 @@ impl Kind for Glossary {
         Ok(serde_json::to_string_pretty(&self.entries)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::ENTRIES;
+
+    const HEAD: &str = "| term | formula | meaning |\n|---|---|---|\n";
+
+    #[test]
+    fn the_document_has_every_definition() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/glossary.md");
+        let page = std::fs::read_to_string(&path).unwrap();
+        let (introduction, found) = page.split_once(HEAD).expect("the page has one table");
+        let rows: Vec<String> =
+            ENTRIES.iter().map(|e| format!("| {} | {} | {} |\n", e.term, e.formula, e.meaning)).collect();
+        let wanted = rows.concat();
+        if std::env::var_os("INSTA_UPDATE").is_some_and(|v| v == "always") {
+            std::fs::write(&path, format!("{introduction}{HEAD}{wanted}")).unwrap();
+            return;
+        }
+        assert_eq!(found, wanted, "docs/glossary.md: run the tests with INSTA_UPDATE=always");
+    }
+}
