@@ -47,6 +47,10 @@ isolation-cost rounds="5" *args:
     cargo build --release
     scripts/isolation_cost.sh {{rounds}} {{args}}
 
+# The pages of docs/ as a site: target/site/index.html.
+site *args:
+    scripts/site.sh {{args}}
+
 # Build for a GPU node on a machine without a toolkit: dist/.
 gpu-build:
     scripts/gpu-build.sh
