@@ -50,7 +50,7 @@ fn pages() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let docs = std::fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
     let mut pages: Vec<PathBuf> = docs.filter(|path| path.extension().is_some_and(|e| e == "md")).collect();
-    pages.extend(["README.md", "CONTRIBUTING.md"].map(|name| root.join(name)));
+    pages.extend(["README.md", "CONTRIBUTING.md", "results/README.md"].map(|name| root.join(name)));
     pages.sort();
     pages
 }
