@@ -4,15 +4,14 @@
 use std::path::{Path, PathBuf};
 
 fn main() {
-    let root =
-        Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("the crate lies two levels down");
-    let kernels = root.join("kernels");
+    // Relative to the crate, where a build script runs: a target folder may be used by several checkouts.
+    let kernels = Path::new("../../kernels");
     println!("cargo::rerun-if-changed={}", kernels.display());
     println!("cargo::rustc-check-cfg=cfg(compiled)");
     if std::env::var("PROFILE").is_ok_and(|profile| profile != "debug") {
         return;
     }
-    let mut files: Vec<PathBuf> = std::fs::read_dir(&kernels)
+    let mut files: Vec<PathBuf> = std::fs::read_dir(kernels)
         .expect("kernels/ is part of the repository")
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|path| path.extension().is_some_and(|e| e == "cu"))
