@@ -64,7 +64,8 @@ struct Routing {
 
 __device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-// Of the scores of a row leaves those of its best groups, whose two largest sum to the most; the first of equal ones. By one warp, a lane a group.
+// Of the scores of a row leaves those of its best groups, whose largest score, or of sigmoids the sum of the two largest, is largest; the first of
+// equal ones. By one warp, a lane a group.
 __device__ inline void keep_best_groups(const Routing& routing, float* scores) {
     const int lane = threadIdx.x % WARP, of_group = routing.count / routing.groups;
     const bool has_group = lane < routing.groups;
@@ -74,7 +75,7 @@ __device__ inline void keep_best_groups(const Routing& routing, float* scores) {
         second = fmaxf(second, fminf(first, own[i]));
         first = fmaxf(first, own[i]);
     }
-    const float sum = of_group > 1 ? first + second : first;
+    const float sum = routing.sigmoid && of_group > 1 ? first + second : first;
     int better = 0;
     for (int other = 0; other < routing.groups; ++other) {
         const float its = __shfl_sync(ALL_LANES, sum, other);
@@ -90,10 +91,13 @@ __device__ inline void keep_best_groups(const Routing& routing, float* scores) {
 __device__ inline void choose(const Routing& routing, int row, float* copy) {
     const int lane = threadIdx.x % WARP, count = routing.count, per_row = routing.work.per_row;
     const float* logits = routing.logits + (size_t)row * (count + routing.gated);
+    const auto score = [&](int i) {
+        const float logit = load_shared_result(logits + i);
+        return (routing.sigmoid ? sigmoid(logit) : logit) + (routing.bias ? routing.bias[i] : 0.0f);
+    };
     float most = -INFINITY, sum = 0;
     for (int i = lane; i < count; i += WARP) {
-        const float logit = load_shared_result(logits + i);
-        copy[i] = (routing.sigmoid ? sigmoid(logit) : logit) + (routing.bias ? routing.bias[i] : 0.0f);
+        copy[i] = score(i);
         most = fmaxf(most, copy[i]);
     }
     __syncwarp();
@@ -124,13 +128,13 @@ __device__ inline void choose(const Routing& routing, int row, float* copy) {
         sum = routing.renormalised ? warp_sum(share) + 1e-20f : 1.0f;
     } else {
         // As a softmax should: nothing is beyond e^0. Of shares that are renormalised, all others cancel.
-        const float logit = chosen ? copy[expert] : -INFINITY;
+        const float logit = chosen ? score(expert) : -INFINITY;
         most = warp_max(routing.renormalised ? logit : most);
         share = chosen ? expf(logit - most) : 0;
         if (routing.renormalised) {
             sum = share;
         } else {
-            for (int i = lane; i < count; i += WARP) sum += expf(copy[i] - most);
+            for (int i = lane; i < count; i += WARP) sum += expf(score(i) - most);
         }
         sum = warp_sum(sum);
     }

@@ -29,7 +29,7 @@ from check_resources import REGISTERS, kernels
 
 KIB = 1024
 # Files of the decode step and of the fill before it, and what the names of kernels begin with that read weights, or K and V, once: bytes in flight that they need.
-FILES = ["add_normed", "decode_attention", "embed", "experts", "fill_kv", "gate_up", "head", "latent", "latent_attention", "norm_qkv", "prepare_rows", "project_add", "tiled_layers"]
+FILES = ["add_normed", "decode_attention", "embed", "experts", "fill_kv", "gate_up", "head", "join_state", "latent", "latent_attention", "norm_qkv", "prepare_rows", "project_add", "tiled_layers"]
 NEEDS = {"norm_qkv": 40 * KIB, "gate_up": 40 * KIB, "project_add": 40 * KIB, "head": 40 * KIB, "decode_attention": 16 * KIB}
 NEEDS |= {"experts_gate_up": 40 * KIB, "experts_down": 40 * KIB, "latent_product": 40 * KIB}
 # Shared memory of a multiprocessor, of which every block costs 1 KiB more than it asks for; threads and blocks of a multiprocessor.

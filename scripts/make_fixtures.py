@@ -458,6 +458,38 @@ FIXTURES = [
         },
         v4=v4_spelling(),
     ),
+    # Experts of a softmax within the best groups, as in V2 and V2.5.
+    Fixture(
+        "deepseek-v2-groups",
+        DeepseekV2Config(
+            **shape(
+                32,
+                4,
+                4,
+                207,
+                **LATENT_HEADS,
+                q_lora_rank=24,
+                num_hidden_layers=2,
+                first_k_dense_replace=1,
+                n_routed_experts=12,
+                num_experts_per_tok=3,
+                n_shared_experts=1,
+                topk_method="group_limited_greedy",
+                n_group=4,
+                topk_group=2,
+                moe_intermediate_size=24,
+                routed_scaling_factor=4.0,
+                rope_parameters=DEEPSEEK_ROPE | {"mscale": 0.6},
+            )
+        ),
+        features=LATENT_NORMS
+        | {
+            "the groups": reconfigured(topk_method="greedy"),
+            "the third expert": rerouted(2),
+            "the scale of shares": reconfigured(routed_scaling_factor=1.0),
+        },
+        v4=v4_spelling(),
+    ),
     # Norms over the full width of q and k, half of each head turned, experts by corrected sigmoids.
     Fixture(
         "minimax-m2",

@@ -55,6 +55,9 @@ for dtype in fp8 int8; do
     check "kv-$dtype" 0 'SIMULATED DEVICE' "${run[@]}" --engine native --kv-dtype $dtype --batch 1,9
 done
 check verify-steps 0 'verify-3 .*SIMULATED DEVICE' "${run[@]}" --engine native --phase verify --draft-tokens 1,3 --batch 1,3
+for draft in mtp eagle; do
+    check "draft-$draft" 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $models/qwen3-tied+$draft --engine native --phase decode --batch 1,9 --context 8
+done
 check operations 0 'SIMULATED DEVICE' "${run[@]}" --engine native --phase decode --batch 1 --show-ops
 # A share of little memory is walked, and a small product made.
 little=$small,capacity=1180MiB,l2=1MiB

@@ -114,7 +114,7 @@ def steps(text: str) -> list[Step]:
 
 
 def is_helper(kernel: str) -> bool:
-    return kernel.startswith(("prepare_rows", "finish", "first_largest", "add_normed"))
+    return kernel.startswith(("prepare_rows", "finish", "first_largest", "add_normed", "join_state"))
 
 
 class MachineCode:

@@ -260,7 +260,8 @@ fn no_adapters(engine: &str, device: &str) -> EngineError {
 /// # Errors
 /// [`EngineError::Unsupported`] where it does not.
 pub fn check_adapters(engine: &str, device: DeviceChoice) -> Result<(), EngineError> {
-    if EngineKind::of(engine) == Some(EngineKind::Native) && device == DeviceChoice::Cpu {
+    let is_native = EngineKind::of(engine) == Some(EngineKind::Native) && EngineKind::ranks(engine) == 1;
+    if is_native && device == DeviceChoice::Cpu {
         return Ok(());
     }
     Err(no_adapters(engine, &device.to_string()))
@@ -302,6 +303,8 @@ pub enum EngineError {
     NoStepRun,
     #[error("{device} failed: {detail}")]
     Device { device: String, detail: String },
+    #[error("rank {rank} of {of} was lost, so the others have nothing to add up; see its own error above")]
+    RankLost { rank: usize, of: usize },
     #[error(
         "this build has no CUDA support, so `--device {asked}` cannot be used; rebuild with `--features cuda` \
          on a machine with the CUDA toolkit (see docs/gpu.md)"
@@ -340,7 +343,7 @@ impl EngineError {
     /// Whether the device is unusable after this error.
     #[must_use]
     pub fn is_sticky(&self) -> bool {
-        matches!(self, Self::OutOfMemory { .. } | Self::Device { .. })
+        matches!(self, Self::OutOfMemory { .. } | Self::Device { .. } | Self::RankLost { .. })
     }
 }
 

@@ -20,7 +20,8 @@ use hbmark_report::output::Format;
     after_help = "Examples:\n  hbmark predict --model Llama-3.1-8B --gpu h100-sxm\n  hbmark predict --model DeepSeek-V3 --gpu h200 --dtype fp8 --kv-dtype bf16 --batch '1..256*4' --context 4096 --format json\n  hbmark predict --model Llama-3.1-70B --gpu h200 --tensor-parallel-size 8 --phase decode --batch 1"
 )]
 pub struct Args {
-    /// A name (`hbmark models`), a folder with a config.json, a hub id or a GGUF file; no weights are read.
+    /// A name (`hbmark models`), a folder with a config.json, a hub id or a GGUF file; no weights are read. With +mtp or +eagle behind it the layer that
+    /// drafts for that model.
     #[arg(long, default_value = DEFAULT_MODEL)]
     model: String,
     /// Revision of a hub id.

@@ -20,7 +20,7 @@ use crate::weights::OpenModel;
 use crate::worker::journal::{self, Header, Journal};
 use hbmark_core::ledger::ExpertRouting;
 use hbmark_core::model::Dtype;
-use hbmark_core::result::{KvFill, Report, Status, as_map};
+use hbmark_core::result::{EngineKind, KvFill, MAX_RANKS, Report, Status, as_map};
 use hbmark_report::analysis::words::counted;
 
 #[derive(Debug, ClapArgs)]
@@ -37,6 +37,10 @@ pub struct Args {
     engine: Option<String>,
     #[command(flatten)]
     device: DeviceArgs,
+    /// Ranks that share each layer, a group of threads each, comma-separated: the native engine runs once for each size, as native-tp2 for two. On a
+    /// GPU there is one rank; `predict` knows groups of GPUs.
+    #[arg(long, visible_alias = "tp", env = "HBMARK_TENSOR_PARALLEL_SIZE")]
+    tensor_parallel_size: Option<String>,
     /// Dtypes of weights, comma-separated: f32, bf16, f16; native also int8, fp8, mxfp8, q8_0, q6_k, q5_k, q4_k, q4_0, mxfp4, nvfp4, int4 [default on a CPU:
     /// f32 for stock, bf16 for native; on a GPU bf16]. Rows that blocks of 256 do not divide are in no _k.
     #[arg(long, env = "HBMARK_DTYPE")]
@@ -185,7 +189,19 @@ impl Args {
             );
             contexts = depths.or_else(|| prompts.clone()).unwrap_or_default();
         }
-        let engines = config::parse_engines(self.engine.as_deref().unwrap_or(config::default_engines()))?;
+        let mut engines = config::parse_engines(self.engine.as_deref().unwrap_or(config::default_engines()))?;
+        if let Some(given) = &self.tensor_parallel_size {
+            let sizes = config::parse_axis("tensor-parallel-size", given)?;
+            anyhow::ensure!(
+                sizes.iter().all(|size| *size <= MAX_RANKS),
+                "--tensor-parallel-size `{given}`: a group has at most {MAX_RANKS} ranks"
+            );
+            anyhow::ensure!(
+                engines.iter().any(|engine| engine == EngineKind::Native.name()),
+                "--tensor-parallel-size is for the native engine; name it with --engine native"
+            );
+            engines = config::with_ranks(&engines, &sizes);
+        }
         let phases = config::phases(&phases, draft_tokens)?;
         config::check_phases(&engines, &phases)?;
         Ok(RunConfig {
@@ -333,6 +349,17 @@ fn same_settings(args: &Args, folder: &Path, was: &RunConfig) -> anyhow::Result<
     let Some(given) = arguments_of("run") else { return Ok(()) };
     let chosen = |id: &str| given.value_source(id).is_some_and(|source| source != ValueSource::DefaultValue);
     let mut is = args.with_replay()?;
+    if chosen("tensor_parallel_size") && !chosen("engine") {
+        // The sizes of the engines that the run has.
+        let one = |engine: &String| EngineKind::ranks(engine) == 1 && *engine != EngineKind::Native.name();
+        let others = was.engines.iter().filter(|engine| one(engine)).cloned();
+        let sized =
+            is.engines.iter().filter(|engine| EngineKind::of(engine) == Some(EngineKind::Native)).cloned();
+        let mut engines: Vec<String> = others.chain(sized).collect();
+        let place = |engine: &String| was.engines.iter().position(|own| own == engine).unwrap_or(usize::MAX);
+        engines.sort_by_key(place);
+        is.engines = engines;
+    }
     if chosen("phase") != chosen("draft_tokens") {
         // What is said of one stands beside what was said of the other.
         let (names, drafts) = config::names_of(&was.phases);
@@ -346,7 +373,7 @@ fn same_settings(args: &Args, folder: &Path, was: &RunConfig) -> anyhow::Result<
     for id in given.ids().map(clap::Id::as_str) {
         let chosen = chosen(id);
         let key = match id {
-            "engine" | "no_replay" => "engines",
+            "engine" | "no_replay" | "tensor_parallel_size" => "engines",
             "dtype" => "dtypes",
             "phase" | "draft_tokens" => "phases",
             "batch" => "batches",

@@ -13,19 +13,23 @@ pub mod forward;
 pub mod kv_format;
 pub mod operations;
 pub mod oracle;
+mod parallel;
 pub mod ragged_batch;
 pub mod random_kv;
+pub mod ranks;
 pub mod rope;
 pub mod routing_script;
 pub mod testing;
+pub mod waiting;
 mod weights;
 
 use std::collections::HashMap;
 
 use block_tables::BlockTables;
 use cpu::CpuOperations;
-use forward::{Forward, ModelWidths};
+use forward::{Forward, ModelWeights, ModelWidths};
 use operations::{ExpertShape, Gate, LatentShape, Operation, Operations, PoolShape};
+use parallel::{ParallelSession, RankShapes};
 use ragged_batch::Rows;
 use rope::{RopeTables, distinct_ropes};
 
@@ -63,6 +67,13 @@ fn refuse_mixed_experts<T>() -> Result<T, EngineError> {
     )
 }
 
+fn refuse_ranks<T>(device: &str) -> Result<T, EngineError> {
+    refuse(
+        format!("tensor parallel groups on {device}"),
+        "its ranks are groups of threads of a CPU; `hbmark predict --tensor-parallel-size` knows groups of GPUs",
+    )
+}
+
 /// Checks that the native forward runs an architecture as published.
 ///
 /// # Errors
@@ -90,6 +101,12 @@ pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineErro
         return refuse(
             format!("a residual multiplier of {residual} beside norms of what it multiplies, or of Q and K"),
             "it has one where layers norm their input alone; `hbmark predict` knows the model",
+        );
+    }
+    if a.draft.is_some() && (residual - 1.0).abs() > 0.0 {
+        return refuse(
+            format!("a layer that drafts for a model with a residual multiplier of {residual}"),
+            "its projection would have to undo it; `hbmark predict` knows the layer",
         );
     }
     if let Some(own) = a.quantization.as_ref().filter(|own| own.dtype() == Some(dtype)) {
@@ -316,14 +333,30 @@ pub fn check_device(
     Ok(())
 }
 
-/// Loads a model onto a device.
+/// Checks that a model can be split over the ranks of a tensor parallel group.
+///
+/// # Errors
+/// When the device has no such groups, or with the sizes that the model can be split into.
+pub fn check_ranks(
+    model: &OpenModel,
+    dtype: Dtype,
+    device: DeviceChoice,
+    ranks: usize,
+) -> Result<(), EngineError> {
+    match device {
+        DeviceChoice::Cpu => RankShapes::new(model, dtype, ranks).map(drop),
+        DeviceChoice::Cuda(_) => refuse_ranks(&device.to_string()),
+    }
+}
+
+/// Loads a model onto a device, over so many ranks of a tensor parallel group.
 ///
 /// # Errors
 /// When the model is not one the engine runs there, this build has no such device, or the weights cannot be loaded.
 pub fn open(
     model: &OpenModel,
     dtype: Dtype,
-    device: DeviceChoice,
+    (device, ranks): (DeviceChoice, usize),
     options: DeviceOptions,
     loaded: &mut dyn FnMut(Bytes),
 ) -> Result<Box<dyn Session>, EngineError> {
@@ -331,6 +364,13 @@ pub fn open(
     check_device(&model.architecture, dtype, device)?;
     let block_size = options.block_size.unwrap_or(DEFAULT_BLOCK_SIZE);
     let dtypes = (dtype, options.kv_dtype.unwrap_or_else(|| kv_dtype(dtype)));
+    if ranks > 1 {
+        check_ranks(model, dtype, device, ranks)?;
+        let threads = options.threads.unwrap_or_else(usable_threads);
+        let mut session = ParallelSession::load(model, dtypes, (ranks, threads), block_size, loaded)?;
+        session.script_experts(options.scripted_routing);
+        return Ok(Box::new(session));
+    }
     match device {
         DeviceChoice::Cpu => {
             let operations = CpuOperations::new(options.threads.unwrap_or_else(usable_threads))?;
@@ -385,7 +425,7 @@ pub struct NativeSession<O: Operations> {
     architecture: Architecture,
     inventory: Inventory,
     capabilities: Capabilities,
-    timeline: Box<dyn Timeline>,
+    timeline: Box<dyn Timeline + Send>,
     moved: Option<Bytes>,
     /// The adapters of the sequences that have one.
     adapted: HashMap<SequenceId, usize>,
@@ -437,9 +477,21 @@ impl<O: Operations> NativeSession<O> {
         each: fn(StoredTensor) -> StoredTensor,
         loaded: &mut dyn FnMut(Bytes),
     ) -> Result<Self, EngineError> {
-        let architecture = model.architecture.clone();
-        let ropes = RopeTables::new(&architecture)?;
         let (weights, inventory) = weights::load(&mut operations, model, dtype, each, loaded)?;
+        Self::of_weights(operations, &model.architecture, weights, inventory, kv_dtype, block_size)
+    }
+
+    /// Over weights that are packed.
+    fn of_weights(
+        mut operations: O,
+        architecture: &Architecture,
+        weights: ModelWeights<O>,
+        inventory: Inventory,
+        kv_dtype: Dtype,
+        block_size: usize,
+    ) -> Result<Self, EngineError> {
+        let architecture = architecture.clone();
+        let ropes = RopeTables::new(&architecture)?;
         let pool_shape = PoolShape::of(&architecture, block_size, kv_dtype);
         let pool = operations.pool(pool_shape)?;
         Ok(Self {

@@ -24,7 +24,7 @@ pub fn open(
 ) -> Result<Box<dyn Session>, EngineError> {
     let kind = known(engine)?;
     // Refused before anything is loaded.
-    capabilities_of(kind, model, dtype, device)?;
+    capabilities(engine, model, dtype, device)?;
     check_kv_dtype(engine, model, dtype, device, options.kv_dtype)?;
     let (mut done, total) = (Bytes(0), model.inventory(dtype).total_bytes());
     let mut tensor_loaded = |bytes| {
@@ -32,7 +32,8 @@ pub fn open(
         loaded(done, total);
     };
     if kind == EngineKind::Native {
-        return native::open(model, dtype, device, options, &mut tensor_loaded);
+        let ranks = EngineKind::ranks(engine);
+        return native::open(model, dtype, (device, ranks), options, &mut tensor_loaded);
     }
     let keep_memory_pool = options.keep_memory_pool || kind == EngineKind::StockPool;
     let backend = Backend::open(device, DeviceOptions { keep_memory_pool, ..options })?;
@@ -62,7 +63,12 @@ pub fn capabilities(
     dtype: Dtype,
     device: DeviceChoice,
 ) -> Result<Capabilities, EngineError> {
-    capabilities_of(known(engine)?, model, dtype, device)
+    let own = capabilities_of(known(engine)?, model, dtype, device)?;
+    let ranks = EngineKind::ranks(engine);
+    if ranks > 1 {
+        native::check_ranks(model, dtype, device, ranks)?;
+    }
+    Ok(Capabilities { engine: engine.to_owned(), ..own })
 }
 
 fn capabilities_of(

@@ -64,6 +64,25 @@ pub enum ConfigError {
     NoEngine { engines: String, phase: Phase, why: String },
 }
 
+/// The engines of a run over tensor parallel groups: the native engine once for each size, in place of the one that was named.
+#[must_use]
+pub fn with_ranks(engines: &[String], sizes: &[usize]) -> Vec<String> {
+    let series_of = |engine: &String| -> Vec<String> {
+        if engine == EngineKind::Native.name() {
+            sizes.iter().map(|ranks| EngineKind::of_ranks(*ranks)).collect()
+        } else {
+            vec![engine.clone()]
+        }
+    };
+    let mut all: Vec<String> = Vec::new();
+    for engine in engines.iter().flat_map(series_of) {
+        if !all.contains(&engine) {
+            all.push(engine);
+        }
+    }
+    all
+}
+
 /// Checks a list of engine names.
 ///
 /// # Errors
@@ -78,7 +97,12 @@ pub fn parse_engines(given: &str) -> Result<Vec<String>, ConfigError> {
             } else {
                 Err(ConfigError::Engine {
                     given: name.to_owned(),
-                    known: EngineKind::ALL.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", "),
+                    known: EngineKind::ALL
+                        .iter()
+                        .map(|kind| kind.name())
+                        .chain(["native-tp2 to native-tp64"])
+                        .collect::<Vec<_>>()
+                        .join(", "),
                 })
             }
         })
@@ -355,11 +379,18 @@ mod tests {
     }
 
     #[test]
+    fn the_native_engine_runs_once_for_each_size() {
+        let engines = |given: &str, sizes: &[usize]| with_ranks(&parse_engines(given).unwrap(), sizes);
+        assert_eq!(engines("stock,native", &[1, 2]), ["stock", "native", "native-tp2"]);
+        assert_eq!(engines("native,native-tp2", &[2, 4]), ["native-tp2", "native-tp4"]);
+    }
+
+    #[test]
     fn an_unknown_engine_is_named() {
         let error = parse_engines("stock,warp").unwrap_err().to_string();
         assert_eq!(
             error,
-            "--engine `warp` is unknown; this build has: stock, native, stock-graph, stock-pool"
+            "--engine `warp` is unknown; this build has: stock, native, stock-graph, stock-pool, native-tp2 to native-tp64"
         );
     }
 

@@ -151,12 +151,13 @@ impl LocalDevice {
                 can(other, dtype).is_ok()
             })
         };
-        can(engine, dtype).map_err(|error| match error {
+        let or_skipped = |error| match error {
             unable @ EngineError::Unsupported { .. } if another_can() => {
                 OpenFailure::Unavailable { status: Status::Skipped, reason: unable.cause() }
             }
-            other => other.into(),
-        })?;
+            other => OpenFailure::from(other),
+        };
+        can(engine, dtype).map_err(or_skipped)?;
         let kv_dtype = engine::kv_dtype(engine, model, dtype, asked);
         let planned = Ledger::new(&model.architecture, &model.inventory(dtype), kv_dtype);
         if let Some(reason) = too_large(config.device, &planned) {
@@ -167,7 +168,8 @@ impl LocalDevice {
             EngineError::OutOfMemory { device, detail } => {
                 OpenFailure::out_of_memory(device, detail, "loading weights")
             }
-            other => other.into(),
+            // What only the weights show, or the number of threads.
+            other => or_skipped(other),
         })?;
         let mut session = match &self.wrap {
             Some(wrap) => wrap(session),

@@ -114,7 +114,8 @@ pub fn needed(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> Bytes {
         }
         _ => None,
     };
-    known.unwrap_or_else(|| ledger.memory(shape(cell)))
+    let of_one = known.unwrap_or_else(|| ledger.memory(shape(cell)));
+    of_one + ledger.repeated_on_ranks(shape(cell), EngineKind::ranks(&cell.engine))
 }
 
 #[cfg(test)]

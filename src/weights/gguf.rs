@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::{BufReader, Seek};
 use std::path::{Path, PathBuf};
 
-use blocks::TensorLocations;
+use blocks::{MXFP4, TensorLocations};
 use candle_core::quantized::gguf_file::Content;
 
 use super::loading::{SizedFile, WeightsError};
@@ -67,8 +67,12 @@ impl GgufModel {
     /// The file as candle reads it.
     ///
     /// # Errors
-    /// When a value is NaN or infinite, candle refuses what passed here, or the file changed since.
+    /// When a value is NaN or infinite, candle lacks a block format or refuses what passed here, or the file changed since.
     pub fn into_candle(self) -> Result<(Content, File), WeightsError> {
+        if let Some(tensor) = self.inventory.tensors.iter().find(|tensor| tensor.storage == MXFP4) {
+            let (name, storage) = (tensor.name.clone(), MXFP4);
+            return Err(bad_file(self.path(), GgufError::Unsupported { name, storage }));
+        }
         self.check_values()?;
         let path = self.file.path().to_path_buf();
         let mut file = self.file.into_file();
@@ -104,7 +108,7 @@ fn check_tensors(
         let Some(tensor) = found.remove(name.as_str()) else {
             return Err(WeightsError::Missing { path: path(), name, expected: shape, others: 0 });
         };
-        if tensor.shape != shape {
+        if header::file_shape(&tensor.shape) != header::file_shape(&shape) {
             let found = tensor.shape.clone();
             return Err(WeightsError::WrongShape { path: path(), name, found, expected: shape });
         }

@@ -19,7 +19,7 @@ use super::{quantised, stream, synthetic};
 use crate::machine::device::DeviceChoice;
 use crate::weights::OpenError;
 use hbmark_core::model::{
-    Architecture, Dtype, Inventory, ModelError, Quantization, model_hash, presets, read_config,
+    Architecture, DraftLayer, Dtype, Inventory, ModelError, Quantization, model_hash, presets, read_config,
 };
 use hbmark_core::result::ModelSummary;
 use hbmark_core::units::Bytes;
@@ -74,6 +74,9 @@ pub enum Weights {
 /// # Errors
 /// When nothing of that name exists, or what exists is not a model hbmark can trust.
 pub fn open(spec: &str, revision: Option<&str>, seed: u64) -> Result<OpenModel, OpenError> {
+    if let Some(draft) = draft_of(spec, revision, seed) {
+        return draft;
+    }
     let fetch = |hub: &HubConfig| hub.resolve(spec, revision, true);
     open_with((open_folder, open_gguf), fetch, spec, seed)
 }
@@ -84,7 +87,19 @@ pub fn open(spec: &str, revision: Option<&str>, seed: u64) -> Result<OpenModel, 
 /// # Errors
 /// As [`open`], but for weights and tokenizers that are missing or broken.
 pub fn open_shape(spec: &str, revision: Option<&str>) -> Result<OpenModel, OpenError> {
+    if let Some(draft) = draft_of(spec, revision, 0) {
+        return draft;
+    }
     open_with((open_shape_folder, open_shape_gguf), |hub| hub.resolve_config(spec, revision), spec, 0)
+}
+
+/// The layer that drafts for a model, `MODEL+mtp` or `MODEL+eagle`, with random weights: of the model no more than its dimensions is read.
+fn draft_of(spec: &str, revision: Option<&str>, seed: u64) -> Option<Result<OpenModel, OpenError>> {
+    let (model, kind) = DraftLayer::split(spec).filter(|_| !Path::new(spec).exists())?;
+    Some(open_shape(model, revision).and_then(|model| {
+        let name = format!("{}+{}", model.name, kind.name());
+        Ok(OpenModel::synthetic(name, model.architecture.draft(kind)?, seed))
+    }))
 }
 
 /// How a caller wants a folder and a GGUF file opened.

@@ -4,6 +4,7 @@
 //! separate arrays, or ggml's blocks of 256 as they are, each of them a whole number of elements per row, so that a thread takes rows without
 //! looking at those before. An engine may lay the arrays out again.
 
+mod columns;
 pub mod e2m1;
 pub mod e4m3;
 pub mod e8m0;

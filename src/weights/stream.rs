@@ -104,7 +104,8 @@ fn read(
 pub(super) fn from_gguf(path: &Path, sink: &mut Sink<'_>) -> Result<Inventory, OpenError> {
     let model = GgufModel::open(path)?;
     let inventory = model.architecture.inventory(Dtype::Gguf);
-    let plan = TensorPlan { inventory, int4_group: 1, formats: None, experts_by_input: false };
+    let plan =
+        TensorPlan { inventory, int4_group: 1, formats: None, experts_by_input: false, scales_inside: true };
     plan.deliver(
         |info| {
             Ok(if is_matrix(info) {
@@ -129,6 +130,8 @@ struct TensorPlan {
     formats: Option<ModuleStorage>,
     /// Matrices of all experts of a layer are `[experts, input, out]`.
     experts_by_input: bool,
+    /// Whatever the format, its scales are in the blocks of a file.
+    scales_inside: bool,
 }
 
 impl TensorPlan {
@@ -143,7 +146,7 @@ impl TensorPlan {
         // Rules that cannot be used make no inventory, either.
         let formats = own.and_then(|own| own.storage().ok());
         let experts_by_input = architecture.family.stores_experts_by_input();
-        Ok(Self { inventory, int4_group, formats, experts_by_input })
+        Ok(Self { inventory, int4_group, formats, experts_by_input, scales_inside: false })
     }
 
     /// The values of a stored tensor, those of experts output by output.
@@ -182,7 +185,7 @@ impl TensorPlan {
                 Role::Scale | Role::ExpertScale => (info.storage.clone(), info.bytes),
                 _ => {
                     let tensor = fetch(info)?;
-                    let account = account(&tensor);
+                    let account = self.account(&tensor);
                     sink(&name_of_weights(info), tensor)?;
                     account
                 }
@@ -191,6 +194,18 @@ impl TensorPlan {
         }
         Ok(delivered)
     }
+
+    /// Storage and bytes of a tensor's entry. Scales have entries of their own, but those inside blocks of ggml.
+    fn account(&self, tensor: &StoredTensor) -> (String, Bytes) {
+        match tensor {
+            StoredTensor::Vector(values) => ("f32".to_owned(), Bytes(size_of_val(values.as_slice()) as u64)),
+            StoredTensor::Matrix(matrix) => {
+                let inside = self.scales_inside || matches!(matrix.packing(), Packing::Q8_0 | Packing::Q4_0);
+                let bytes = if inside { matrix.bytes() } else { matrix.value_bytes() };
+                (matrix.storage().to_owned(), bytes)
+            }
+        }
+    }
 }
 
 /// The name that a tensor has where it is not quantised, but for blocks of all experts.
@@ -198,20 +213,6 @@ fn name_of_weights(info: &TensorInfo) -> String {
     match info.name.strip_suffix(".weight_packed").or_else(|| info.name.strip_suffix(".qweight")) {
         Some(module) => format!("{module}.weight"),
         None => info.name.clone(),
-    }
-}
-
-/// Storage and bytes of a tensor's entry. Scales have entries of their own, but those inside blocks of ggml.
-fn account(tensor: &StoredTensor) -> (String, Bytes) {
-    match tensor {
-        StoredTensor::Vector(values) => ("f32".to_owned(), Bytes(size_of_val(values.as_slice()) as u64)),
-        StoredTensor::Matrix(matrix) => {
-            let bytes = match matrix.packing() {
-                Packing::Q8_0 | Packing::Q4_0 => matrix.bytes(),
-                _ => matrix.value_bytes(),
-            };
-            (matrix.storage().to_owned(), bytes)
-        }
     }
 }
 

@@ -23,4 +23,5 @@ mod selftest;
 mod serve;
 mod serve_isolation;
 mod serve_resume;
+mod tensor_parallel;
 mod unsafe_inventory;

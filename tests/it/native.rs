@@ -51,7 +51,7 @@ fn every_fixture_model_equals_transformers() {
         }
         folders += 1;
     }
-    assert_eq!(folders, 29);
+    assert_eq!(folders, 30);
 }
 
 /// The logits of one prompt, cut into steps of the given lengths.
@@ -186,6 +186,8 @@ fn mixtures_that_lack_or_have_other_experts_are_refused_with_the_tensor() {
         ("deepseek-v3", "n_group", 3, "`n_group`"),
         ("deepseek-v2", "qk_nope_head_dim", 12, "layers.0.self_attn.q_proj.weight"),
         ("deepseek-v2", "qk_rope_head_dim", 7, "`qk_rope_head_dim`"),
+        ("deepseek-v2-groups", "n_group", 5, "`n_group`"),
+        ("deepseek-v2-groups", "topk_group", 5, "`topk_group`"),
         ("gpt-oss", "num_local_experts", 5, "layers.0.mlp.router."),
         ("gpt-oss", "intermediate_size", 25, "layers.0.mlp.experts.gate_up_proj"),
     ] {

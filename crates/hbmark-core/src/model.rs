@@ -6,6 +6,7 @@ pub mod adapter;
 pub mod architecture;
 mod bounds;
 pub mod config;
+pub mod draft;
 mod error;
 pub mod format;
 pub mod gguf;
@@ -49,6 +50,7 @@ pub use architecture::{
 };
 pub use bounds::OutOfBounds;
 pub use config::{parse_config, read_config};
+pub use draft::DraftLayer;
 pub use error::ModelError;
 pub use format::{Format, Layout, NVFP4_GROUP, Scales};
 pub use inventory::{Inventory, Role, TensorInfo};

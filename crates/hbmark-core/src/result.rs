@@ -20,7 +20,7 @@ pub mod serving;
 pub mod validation;
 
 pub use block::{Block, BlockTelemetry, accepted, block_means, judged_times, load_rejects};
-pub use capabilities::{Capabilities, EngineKind, Ragged};
+pub use capabilities::{Capabilities, EngineKind, MAX_RANKS, Ragged};
 pub use cause::{Cause, ConsistencyRule};
 pub use ceilings::{Ceilings, DeviceSpec, GpuCeilings, Spread};
 pub use cell::{

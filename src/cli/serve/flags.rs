@@ -20,6 +20,7 @@ use crate::serve::{Mode, SchedulerOptions, ServeConfig, VirtualSource};
 use crate::weights::{self, OpenModel};
 use hbmark_core::ledger::devices;
 use hbmark_core::model::Dtype;
+use hbmark_core::result::EngineKind;
 use hbmark_core::result::serving::{Arrivals, Offered, Policy, SchedulerConfig, Slo, parse_span};
 use hbmark_core::units::Nanos;
 use hbmark_report::analysis::{FailOn, opened};
@@ -77,6 +78,10 @@ pub(super) fn rate(given: &str) -> Result<Offered, String> {
 fn one_engine(given: &str) -> anyhow::Result<String> {
     let engines = config::parse_engines(given)?;
     anyhow::ensure!(engines.len() == 1, "traffic is served by one engine at a time");
+    anyhow::ensure!(
+        EngineKind::ranks(&engines[0]) == 1,
+        "traffic is served without tensor parallel groups; `hbmark run --tensor-parallel-size` times their steps"
+    );
     Ok(given.to_owned())
 }
 

@@ -36,10 +36,11 @@ use thread_team::{DisjointSlice, Team, Worker, owned};
 use super::adapters::LoraWeights;
 use super::kv_format;
 use super::operations::{
-    AttentionShape, AttentionWeights, Embedding, ExpertMlp, ExpertWeights, ExpertsMet, FusedLayout, Gate,
-    LatentWeights, LinearPart, Operations, PoolShape, StepLaunch,
+    AttentionShape, AttentionWeights, DraftWeights, Embedding, ExpertMlp, ExpertWeights, ExpertsMet,
+    FusedLayout, Gate, LatentWeights, LinearPart, Operations, PoolShape, StepLaunch,
 };
 use super::ragged_batch::Rows;
+use super::ranks::Rank;
 use super::rope::{RopeTables, rotate};
 use crate::engine::EngineError;
 use crate::weights::{Packing, StoredMatrix};
@@ -111,8 +112,19 @@ impl CpuOperations {
     /// # Panics
     /// When this processor does not have the set.
     pub fn with_set(threads: usize, set: InstructionSet) -> Result<Self, EngineError> {
+        Self::on_processors(threads, 0, set)
+    }
+
+    /// As [`Self::with_set`], with the threads on the processors from the `first` on that this process may use.
+    ///
+    /// # Errors
+    /// As [`Self::with_set`].
+    ///
+    /// # Panics
+    /// As [`Self::with_set`].
+    pub fn on_processors(threads: usize, first: usize, set: InstructionSet) -> Result<Self, EngineError> {
         assert!(InstructionSet::available().contains(&set), "an instruction set of this processor");
-        let team = Team::new(threads).map_err(|error| EngineError::Device {
+        let team = Team::on_processors(threads, first, 1).map_err(|error| EngineError::Device {
             device: "cpu".into(),
             detail: format!("cannot start {threads} threads: {error}"),
         })?;
@@ -397,6 +409,46 @@ impl Operations for CpuOperations {
             Embedding::Head(head) => head.parts[0].panel_bytes as u64,
         };
         self.moved += rows.len() as u64 * row_bytes;
+        Ok(())
+    }
+
+    fn join_state(
+        &mut self,
+        rows: &Rows,
+        draft: &DraftWeights<Self>,
+        norm_eps: f32,
+        hidden: &mut CpuBuffer,
+        joined: &mut CpuBuffer,
+    ) -> Result<(), EngineError> {
+        let width = hidden.width;
+        let (from, to) = (DisjointSlice::new(&mut hidden.values), DisjointSlice::new(&mut joined.values));
+        let [of_embedding, of_state] =
+            draft.norms.as_ref().map_or([None; 2], |[embedding, state]| [Some(embedding), Some(state)]);
+        let join = |values: &[f32], norm: Option<&Vec<f32>>, out: &mut [f32]| match norm {
+            Some(norm) => {
+                let factor = norm_factor(values, norm_eps);
+                for ((out, x), weight) in out.iter_mut().zip(values).zip(norm) {
+                    *out = x * factor * weight;
+                }
+            }
+            None => out.copy_from_slice(values),
+        };
+        self.team.run(&|worker: &Worker<'_>| {
+            worker.parallel_for(PREPARE, rows.len(), |row| {
+                // SAFETY: members have different rows.
+                let (embedding, out) = unsafe {
+                    (
+                        from.part(row * width..(row + 1) * width),
+                        to.part(2 * row * width..2 * (row + 1) * width),
+                    )
+                };
+                let (first, second) = out.split_at_mut(width);
+                join(embedding, of_embedding, first);
+                join(&draft.state, of_state, second);
+                embedding.fill(0.0);
+            });
+        });
+        self.moved += draft.norms.iter().flatten().map(|norm| 4 * norm.len() as u64).sum::<u64>();
         Ok(())
     }
 
@@ -726,6 +778,24 @@ impl Operations for CpuOperations {
         }));
         self.moved += (head.bytes() + 4 * norm.len()) as u64;
         Ok(())
+    }
+
+    fn zero(&mut self, rows: &Rows, hidden: &mut CpuBuffer) -> Result<(), EngineError> {
+        hidden.values[..rows.len() * hidden.width].fill(0.0);
+        Ok(())
+    }
+
+    fn all_reduce(
+        &mut self,
+        rows: &Rows,
+        rank: &mut Rank,
+        hidden: &mut CpuBuffer,
+    ) -> Result<(), EngineError> {
+        rank.sum(&mut hidden.values[..rows.len() * hidden.width])
+    }
+
+    fn element(&self, buffer: &CpuBuffer, row: usize, column: usize) -> Option<f32> {
+        buffer.row(row).get(column).copied()
     }
 
     fn read(&mut self, buffer: &CpuBuffer, rows: usize) -> Result<Vec<Vec<f32>>, EngineError> {

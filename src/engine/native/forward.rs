@@ -6,10 +6,11 @@
 
 use super::adapters::{Adapters, LoraSite};
 use super::operations::{
-    AttentionShape, AttentionWeights, Embedding, ExpertShape, ExpertWeights, Gate, LatentShape,
+    AttentionShape, AttentionWeights, DraftWeights, Embedding, ExpertShape, ExpertWeights, Gate, LatentShape,
     LatentWeights, Operation, Operations, StepLaunch,
 };
 use super::ragged_batch::Rows;
+use super::ranks::Rank;
 use super::rope::RopeTables;
 use super::routing_script::RoutingScript;
 use crate::engine::{EngineError, ScriptedRouting};
@@ -61,6 +62,8 @@ pub struct ModelWeights<O: Operations> {
     pub table: Option<O::Table>,
     /// What its rows are multiplied with.
     pub embedding_scale: f32,
+    /// Of the layer that drafts for a model.
+    pub draft: Option<DraftWeights<O>>,
     pub layers: Vec<LayerWeights<O>>,
     pub norm: O::Vector,
     pub head: O::Linear,
@@ -81,6 +84,8 @@ pub struct ModelWidths {
     pub attention: AttentionShape,
     /// Of latent attention.
     pub latent: Option<LatentShape>,
+    /// Hidden states stand beside embeddings.
+    pub drafts: bool,
 }
 
 impl ModelWidths {
@@ -94,7 +99,8 @@ impl ModelWidths {
         let dense = (0..a.layers).any(|layer| matches!(a.layer(layer).feed_forward, FeedForward::Dense(_)));
         let ffn = if dense { a.ffn_size } else { 0 };
         let latent = LatentShape::of(a, 0);
-        Self { hidden: a.hidden_size, ffn, experts, vocab: a.vocab_size, attention, latent }
+        let (hidden, vocab, drafts) = (a.hidden_size, a.vocab_size, a.draft.is_some());
+        Self { hidden, ffn, experts, vocab, attention, latent, drafts }
     }
 }
 
@@ -112,6 +118,8 @@ struct Activations<O: Operations> {
     rows: usize,
     outputs: usize,
     hidden: O::Buffer,
+    /// Embeddings with hidden states behind them.
+    joined: Option<O::Buffer>,
     query: O::Buffer,
     attended: O::Buffer,
     latent: Option<LatentActivations<O>>,
@@ -145,6 +153,7 @@ impl<O: Operations> Activations<O> {
             rows,
             outputs,
             hidden: operations.buffer(rows, widths.hidden)?,
+            joined: if widths.drafts { Some(operations.buffer(rows, 2 * widths.hidden)?) } else { None },
             query: operations.buffer(rows, widths.attention.query_width())?,
             attended: operations.buffer(rows, widths.attention.attended_width())?,
             latent: latent.transpose()?,
@@ -170,6 +179,8 @@ pub struct Forward<O: Operations> {
     /// Picks the experts in place of the routers.
     script: Option<RoutingScript>,
     ropes: RopeTables,
+    /// Its place in a tensor parallel group.
+    rank: Option<Rank>,
     activations: Option<Activations<O>>,
     next: Vec<u32>,
     /// Of the last step.
@@ -182,7 +193,8 @@ impl<O: Operations> Forward<O> {
     pub fn new(widths: ModelWidths, weights: ModelWeights<O>, ropes: RopeTables) -> Self {
         let adapters = Adapters::new(weights.layers.len());
         let script = None;
-        Self { widths, weights, adapters, script, ropes, activations: None, next: Vec::new(), outputs: 0 }
+        let (rank, activations, next) = (None, None, Vec::new());
+        Self { widths, weights, adapters, script, ropes, rank, activations, next, outputs: 0 }
     }
 
     /// From the next step on a script picks the experts of a model that has any, or its routers do again.
@@ -194,6 +206,12 @@ impl<O: Operations> Forward<O> {
         self.script = script.zip(shape).map(|(ScriptedRouting { routing, seed }, shape)| {
             RoutingScript::new(routing, seed, shape.count, shape.per_row)
         });
+    }
+
+    /// The forward of one rank of a tensor parallel group, whose weights are its parts, and whose logits are its part of the vocabulary.
+    #[must_use]
+    pub fn of_rank(self, rank: Rank, widths: ModelWidths) -> Self {
+        Self { rank: Some(rank), widths, ..self }
     }
 
     /// The LoRA adapters.
@@ -230,7 +248,7 @@ impl<O: Operations> Forward<O> {
         pool: &mut O::Pool,
         done: &mut dyn FnMut(&mut O, Operation),
     ) -> Result<(), EngineError> {
-        let Self { widths, weights, adapters, script, ropes, activations, next, outputs } = self;
+        let Self { widths, weights, adapters, script, ropes, rank, activations, next, outputs } = self;
         let act = activations.as_mut().expect("room was made above");
         let eps = widths.attention.norm_eps;
 
@@ -249,6 +267,12 @@ impl<O: Operations> Forward<O> {
             weights.table.as_ref().map_or(Embedding::Head(&weights.head), |table| Embedding::Table(table));
         operations.embed(rows, embedding, weights.embedding_scale, &mut act.hidden)?;
         done(operations, Operation::Embed);
+        if let Some(draft) = &weights.draft {
+            let joined = act.joined.as_mut().expect("widths have room for what a drafting layer joins");
+            operations.join_state(rows, draft, eps, &mut act.hidden, joined)?;
+            operations.project_add(rows, &draft.projection, None, joined, &mut act.hidden)?;
+            done(operations, Operation::DraftInput);
+        }
         for (index, layer) in weights.layers.iter().enumerate() {
             let with_eps = |norm| (norm, eps);
             let shape = &layer.shape;
@@ -280,8 +304,10 @@ impl<O: Operations> Forward<O> {
             }
             adapters.add(operations, rows, (index, LoraSite::Output), widths, None, attended)?;
             let added = layer.output_norm.as_ref().map(with_eps);
+            before_sum(operations, rows, rank.as_ref(), &mut act.hidden)?;
             operations.project_add(rows, &layer.output, added, attended, &mut act.hidden)?;
             done(operations, Operation::Output);
+            sum_of_ranks(operations, rows, rank.as_mut(), &mut act.hidden, done)?;
             let norm = layer.norm.as_ref().map(with_eps);
             match &layer.mlp {
                 Mlp::Dense { gate_up, gate, down } => {
@@ -291,6 +317,7 @@ impl<O: Operations> Forward<O> {
                     done(operations, Operation::GateUp);
                     adapters.add(operations, rows, (index, LoraSite::Down), widths, None, &act.inner)?;
                     let added = layer.mlp_norm.as_ref().map(with_eps);
+                    before_sum(operations, rows, rank.as_ref(), &mut act.hidden)?;
                     operations.project_add(rows, down, added, &act.inner, &mut act.hidden)?;
                     done(operations, Operation::Down);
                 }
@@ -305,10 +332,12 @@ impl<O: Operations> Forward<O> {
                     done(operations, Operation::Router);
                     operations.expert_gate_up(rows, norm, experts, &act.hidden, inner)?;
                     done(operations, Operation::ExpertGateUp);
+                    before_sum(operations, rows, rank.as_ref(), &mut act.hidden)?;
                     operations.expert_down(rows, experts, inner, &mut act.hidden)?;
                     done(operations, Operation::ExpertDown);
                 }
             }
+            sum_of_ranks(operations, rows, rank.as_mut(), &mut act.hidden, done)?;
         }
         let ModelWeights { norm, head, softcap, .. } = weights;
         operations.head(rows, norm, eps, head, *softcap, &act.hidden, &mut act.logits, next)?;
@@ -323,6 +352,11 @@ impl<O: Operations> Forward<O> {
     pub fn logits(&self, operations: &mut O) -> Result<Vec<Vec<f32>>, EngineError> {
         let activations = self.activations.as_ref().ok_or(EngineError::NoStepRun)?;
         operations.read(&activations.logits, self.outputs)
+    }
+
+    /// An output of the last step, where buffers lie in the memory of this process.
+    pub fn logit(&self, operations: &O, output: usize, token: usize) -> Option<f32> {
+        operations.element(&self.activations.as_ref()?.logits, output, token)
     }
 
     /// Waits, and returns the greedy next tokens of the last step.
@@ -348,4 +382,31 @@ impl<O: Operations> Forward<O> {
         }
         Ok(())
     }
+}
+
+/// Before something is added to the residual that all ranks of a tensor parallel group have alike: it stays on the first alone.
+fn before_sum<O: Operations>(
+    operations: &mut O,
+    rows: &Rows,
+    rank: Option<&Rank>,
+    hidden: &mut O::Buffer,
+) -> Result<(), EngineError> {
+    match rank {
+        Some(rank) if rank.index() > 0 => operations.zero(rows, hidden),
+        _ => Ok(()),
+    }
+}
+
+/// The residual with what all ranks added to it.
+fn sum_of_ranks<O: Operations>(
+    operations: &mut O,
+    rows: &Rows,
+    rank: Option<&mut Rank>,
+    hidden: &mut O::Buffer,
+    done: &mut dyn FnMut(&mut O, Operation),
+) -> Result<(), EngineError> {
+    let Some(rank) = rank else { return Ok(()) };
+    operations.all_reduce(rows, rank, hidden)?;
+    done(operations, Operation::AllReduce);
+    Ok(())
 }

@@ -11,6 +11,7 @@
 use super::adapters::LoraWeights;
 use super::kv_format;
 use super::ragged_batch::Rows;
+use super::ranks::Rank;
 use super::rope::{RopeTables, distinct_ropes};
 use crate::engine::timeline::MonotonicTimeline;
 use crate::engine::{EngineError, Timeline};
@@ -37,11 +38,13 @@ pub enum Operation {
     LatentDown,
     LatentQuery,
     LatentValue,
+    DraftInput,
+    AllReduce,
 }
 
 impl Operation {
-    /// All of them: those of a dense model in the order of a step, then those of layers with experts and with latent attention.
-    pub const ALL: [Self; 13] = [
+    /// All of them: those of a dense model in the order of a step, then those of layers with experts, with latent attention, and that draft, and sums of ranks.
+    pub const ALL: [Self; 15] = [
         Self::Embed,
         Self::NormQkv,
         Self::Attention,
@@ -55,12 +58,16 @@ impl Operation {
         Self::LatentDown,
         Self::LatentQuery,
         Self::LatentValue,
+        Self::DraftInput,
+        Self::AllReduce,
     ];
     /// The name in results.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Embed => "embed",
+            Self::DraftInput => "draft_input",
+            Self::AllReduce => "all_reduce",
             Self::NormQkv => "norm_qkv",
             Self::Attention => "attention",
             Self::Output => "output",
@@ -305,13 +312,47 @@ pub struct LatentWeights<O: Operations + ?Sized> {
     pub value_up: O::Linear,
 }
 
+/// What makes the input of a layer that drafts for a model.
+#[derive(Debug)]
+pub struct DraftWeights<O: Operations + ?Sized> {
+    /// Of the embedding and of the hidden state, where they are normed.
+    pub norms: Option<[O::Vector; 2]>,
+    /// The model's hidden state, of every row. There is no model beside the layer, so it is noise.
+    pub state: O::Vector,
+    /// From both, one behind the other, to the input.
+    pub projection: O::Linear,
+}
+
 /// What the experts of a row are chosen by, and their shares made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpertScores {
     /// The softmax over all of them.
     Softmax,
-    /// The sigmoid of each. Chosen are the largest after a correction, within those groups whose two largest sum to the most.
-    Sigmoid { groups: usize, chosen_groups: usize },
+    /// The sigmoid of each, chosen after a correction.
+    Sigmoid,
+}
+
+impl ExpertScores {
+    /// Of a group so many of the largest scores are summed, to choose groups by.
+    #[must_use]
+    pub fn summed_of_a_group(self) -> usize {
+        match self {
+            Self::Softmax => 1,
+            Self::Sigmoid => 2,
+        }
+    }
+}
+
+/// Experts in groups: only those of the best are chosen from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertGroups {
+    pub count: usize,
+    pub chosen: usize,
+}
+
+impl ExpertGroups {
+    /// All in one.
+    pub const ONE: Self = Self { count: 1, chosen: 1 };
 }
 
 /// What is added to the sum of sigmoids that shares are divided by, as published models do: where all are nothing, so are their shares.
@@ -336,6 +377,7 @@ pub struct ExpertShape {
     /// Between the matrices of every expert.
     pub gate: Gate,
     pub scores: ExpertScores,
+    pub groups: ExpertGroups,
     /// The shares of a row's experts sum to one; otherwise each keeps its own score.
     pub renormalised: bool,
     /// What the shares are multiplied with then.
@@ -347,17 +389,21 @@ impl ExpertShape {
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "f32 is the precision of shares")]
     pub fn of(mixture: &Mixture) -> Option<Self> {
-        let (scores, renormalised) = match mixture.routing {
-            Routing::Softmax { renormalised } => (ExpertScores::Softmax, renormalised),
+        let (scores, groups, renormalised) = match mixture.routing {
+            Routing::Softmax { renormalised } => (ExpertScores::Softmax, ExpertGroups::ONE, renormalised),
+            Routing::GroupedSoftmax { groups, chosen_groups, renormalised } => {
+                let groups = ExpertGroups { count: groups, chosen: chosen_groups };
+                (ExpertScores::Softmax, groups, renormalised)
+            }
             // Of shares that are renormalised, all experts but the chosen ones cancel.
-            Routing::SoftmaxOfChosen => (ExpertScores::Softmax, true),
+            Routing::SoftmaxOfChosen => (ExpertScores::Softmax, ExpertGroups::ONE, true),
             Routing::Sigmoid { groups, chosen_groups, renormalised, correction: _ } => {
-                (ExpertScores::Sigmoid { groups, chosen_groups }, renormalised)
+                let groups = ExpertGroups { count: groups, chosen: chosen_groups };
+                (ExpertScores::Sigmoid, groups, renormalised)
             }
         };
-        let grouped = matches!(scores, ExpertScores::Sigmoid { groups, .. } if groups > MAX_EXPERT_GROUPS);
         let gate = Gate::of(mixture.activation)?;
-        (mixture.latent.is_none() && !grouped).then_some(Self {
+        (mixture.latent.is_none() && groups.count <= MAX_EXPERT_GROUPS).then_some(Self {
             count: mixture.count,
             per_row: mixture.per_token,
             width: mixture.width,
@@ -365,6 +411,7 @@ impl ExpertShape {
             shared_gate: mixture.shared_gate,
             gate,
             scores,
+            groups,
             renormalised,
             scale: mixture.routed_scaling_factor as f32,
         })
@@ -623,6 +670,19 @@ pub trait Operations: std::fmt::Debug {
         scale: f32,
         hidden: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
+    /// `joined[row] = [norm(hidden[row]); norm(state)]`, each as it is where there are no norms; `hidden` is zeros then, for
+    /// [`project_add`](Self::project_add) to add to.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn join_state(
+        &mut self,
+        rows: &Rows,
+        draft: &DraftWeights<Self>,
+        norm_eps: f32,
+        hidden: &mut Self::Buffer,
+        joined: &mut Self::Buffer,
+    ) -> Result<(), EngineError>;
     /// `q, k, v = rope(head_norm(W · norm(hidden) + b))`; k and v go to the pool, q is returned.
     ///
     /// # Errors
@@ -805,8 +865,31 @@ pub trait Operations: std::fmt::Debug {
         true
     }
     /// Marks in the order of the operations.
-    fn timeline(&self) -> Box<dyn Timeline> {
+    fn timeline(&self) -> Box<dyn Timeline + Send> {
         Box::new(MonotonicTimeline::default())
+    }
+    /// `hidden = 0`, for what a rank of a tensor parallel group adds to the others'.
+    ///
+    /// # Errors
+    /// When the device has no such groups, or fails.
+    fn zero(&mut self, _rows: &Rows, _hidden: &mut Self::Buffer) -> Result<(), EngineError> {
+        super::refuse_ranks(&self.device_name())
+    }
+    /// `hidden = Σ hidden` over the ranks of a tensor parallel group.
+    ///
+    /// # Errors
+    /// As [`zero`](Self::zero), and when a rank was lost.
+    fn all_reduce(
+        &mut self,
+        _rows: &Rows,
+        _rank: &mut Rank,
+        _hidden: &mut Self::Buffer,
+    ) -> Result<(), EngineError> {
+        super::refuse_ranks(&self.device_name())
+    }
+    /// An element of a buffer, where buffers lie in the memory of this process.
+    fn element(&self, _buffer: &Self::Buffer, _row: usize, _column: usize) -> Option<f32> {
+        None
     }
     /// Waits, and copies the first `rows` rows of a buffer to the host.
     ///
@@ -815,4 +898,14 @@ pub trait Operations: std::fmt::Debug {
     fn read(&mut self, buffer: &Self::Buffer, rows: usize) -> Result<Vec<Vec<f32>>, EngineError>;
     /// Bytes read and written by the operations since the last call, counted where they ran, without waiting; activations are not.
     fn take_bytes_moved(&mut self) -> Bytes;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Operation;
+
+    #[test]
+    fn an_operation_is_found_at_its_own_number() {
+        assert!(Operation::ALL.iter().enumerate().all(|(at, operation)| *operation as usize == at));
+    }
 }

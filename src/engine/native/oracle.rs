@@ -16,11 +16,12 @@ use latent::by_head;
 
 use super::adapters::LoraWeights;
 use super::operations::{
-    ACTIVATION_GROUP, AttentionShape, AttentionWeights, CLAMPED_SWIGLU_SLOPE, Embedding, ExpertMlp,
-    ExpertWeights, ExpertsMet, FusedLayout, Gate, LatentShape, LatentWeights, LinearPart, Operations,
-    PoolShape, StepLaunch,
+    ACTIVATION_GROUP, AttentionShape, AttentionWeights, CLAMPED_SWIGLU_SLOPE, DraftWeights, Embedding,
+    ExpertMlp, ExpertWeights, ExpertsMet, FusedLayout, Gate, LatentShape, LatentWeights, LinearPart,
+    Operations, PoolShape, StepLaunch,
 };
 use super::ragged_batch::{Rows, SequenceRows};
+use super::ranks::Rank;
 use super::rope::{RopeTables, rotate};
 use super::{kv_format, random_kv};
 use crate::engine::EngineError;
@@ -44,6 +45,8 @@ pub struct Oracle {
 pub enum Fault {
     /// The next token of the vocabulary is embedded.
     Embed,
+    /// The norm of the hidden state that a drafting layer takes has too large an ε, or where it has none the state is doubled.
+    DraftInput,
     /// The norm of this operation has too large an ε.
     NormQkv,
     GateUp,
@@ -327,6 +330,31 @@ impl Operations for Oracle {
         Ok(())
     }
 
+    fn join_state(
+        &mut self,
+        rows: &Rows,
+        draft: &DraftWeights<Self>,
+        norm_eps: f32,
+        hidden: &mut PlainBuffer,
+        joined: &mut PlainBuffer,
+    ) -> Result<(), EngineError> {
+        let [of_embedding, of_state] =
+            draft.norms.as_ref().map_or([None; 2], |[embedding, state]| [Some(embedding), Some(state)]);
+        let eps = self.eps(Fault::DraftInput, norm_eps);
+        let state = match of_state {
+            Some(norm) => normed(&draft.state, norm, eps),
+            None if self.is_faulty(Fault::DraftInput) => draft.state.iter().map(|x| 2.0 * x).collect(),
+            None => draft.state.clone(),
+        };
+        let embeddings = self.norm(hidden, 0..rows.len(), of_embedding.map(|norm| (norm, norm_eps)));
+        for (row, embedding) in embeddings.into_iter().enumerate() {
+            joined.row_mut(row).copy_from_slice(&[embedding.as_slice(), &state].concat());
+            hidden.row_mut(row).fill(0.0);
+        }
+        self.moved += 4 * of_state.map_or(0, Vec::len) as u64;
+        Ok(())
+    }
+
     fn norm_qkv(
         &mut self,
         rows: &Rows,
@@ -466,6 +494,20 @@ impl Operations for Oracle {
         }
         self.moved += 4 * sinks.map_or(0, Vec::len) as u64;
         Ok(())
+    }
+
+    fn zero(&mut self, rows: &Rows, hidden: &mut PlainBuffer) -> Result<(), EngineError> {
+        hidden.values[..rows.len() * hidden.width].fill(0.0);
+        Ok(())
+    }
+
+    fn all_reduce(
+        &mut self,
+        rows: &Rows,
+        rank: &mut Rank,
+        hidden: &mut PlainBuffer,
+    ) -> Result<(), EngineError> {
+        rank.sum(&mut hidden.values[..rows.len() * hidden.width])
     }
 
     fn project_add(

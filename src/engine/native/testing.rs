@@ -34,9 +34,10 @@ pub fn operation_tolerance(operation: Operation, sample: &Sample) -> f64 {
     let plain_inputs = matches!(sample.dtype, Dtype::F32 | Dtype::F16);
     let plain = match operation {
         Operation::Embed => return 0.0,
-        Operation::Attention | Operation::Output | Operation::Down => true,
+        Operation::Attention | Operation::Output | Operation::Down | Operation::AllReduce => true,
         Operation::GateUp
         | Operation::Head
+        | Operation::DraftInput
         | Operation::Router
         | Operation::ExpertGateUp
         | Operation::ExpertDown
@@ -426,6 +427,13 @@ pub fn operations_alone<O: Operations>(
         let embedding = model.table.as_ref().map_or(Embedding::Head(&model.head), Embedding::Table);
         operations.embed(rows, embedding, model.embedding_scale, &mut out)?;
         step.push((Operation::Embed, operations.read(&out, count)?));
+
+        if let Some(draft) = &model.draft {
+            let mut joined = operations.buffer(count, 2 * widths.hidden)?;
+            operations.join_state(rows, draft, widths.attention.norm_eps, &mut out, &mut joined)?;
+            operations.project_add(rows, &draft.projection, None, &joined, &mut out)?;
+            step.push((Operation::DraftInput, operations.read(&out, count)?));
+        }
 
         let mut attended = operations.buffer(count, shape.attended_width())?;
         let sinks = layer.sinks.as_ref();

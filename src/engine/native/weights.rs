@@ -4,12 +4,14 @@
 //! fused layer has come, so no second copy of the model is ever held.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use super::forward::{LayerWeights, Mlp, ModelWeights, Projections};
 use super::operations::{
-    AttentionShape, AttentionWeights, ExpertMlp, ExpertShape, ExpertWeights, FusedLayout, Gate, LatentShape,
-    LatentWeights, LinearPart, Operations,
+    AttentionShape, AttentionWeights, DraftWeights, ExpertMlp, ExpertShape, ExpertWeights, FusedLayout, Gate,
+    LatentShape, LatentWeights, LinearPart, Operations,
 };
+use super::random_kv;
 use super::rope::rotary_of_latents;
 use crate::engine::{EngineError, error_mapping};
 use crate::weights::{OpenModel, Packing, StoredMatrix, StoredTensor};
@@ -77,7 +79,7 @@ pub fn dequantised(tensor: StoredTensor) -> StoredTensor {
 }
 
 /// Layers in the making.
-struct Assembly<'a, O: Operations> {
+pub(super) struct Assembly<'a, O: Operations> {
     architecture: &'a Architecture,
     /// Tensors whose layer is not complete.
     waiting: HashMap<String, StoredTensor>,
@@ -85,21 +87,34 @@ struct Assembly<'a, O: Operations> {
     names: MixtureNames,
     /// Experts of the next layer: each is packed when its last matrix has come.
     routed: Vec<ExpertMlp<O>>,
+    /// The rows of a tied head that a rank of a tensor parallel group has, beside the whole table.
+    vocabulary: Option<Range<usize>>,
 }
 
 impl<'a, O: Operations> Assembly<'a, O> {
-    fn new(architecture: &'a Architecture) -> Self {
+    pub(super) fn new(architecture: &'a Architecture) -> Self {
         Self {
             architecture,
             waiting: HashMap::new(),
             layers: Vec::with_capacity(architecture.layers),
             names: MixtureNames::of(architecture.family),
             routed: Vec::new(),
+            vocabulary: None,
         }
     }
 
+    /// Those of a rank of a tensor parallel group, of whose vocabulary a tied head has so many rows.
+    pub(super) fn of_rank(architecture: &'a Architecture, vocabulary: Range<usize>) -> Self {
+        Self { vocabulary: Some(vocabulary), ..Self::new(architecture) }
+    }
+
     /// Takes a tensor. Tensors come in the order of the inventory, so the first of the next layer means that the last is complete.
-    fn take(&mut self, operations: &mut O, name: &str, tensor: StoredTensor) -> Result<(), EngineError> {
+    pub(super) fn take(
+        &mut self,
+        operations: &mut O,
+        name: &str,
+        tensor: StoredTensor,
+    ) -> Result<(), EngineError> {
         let next = format!("{MODEL}.layers.{}.", self.layers.len() + 1);
         if name.starts_with(&next) {
             self.complete_layer(operations)?;
@@ -112,7 +127,14 @@ impl<'a, O: Operations> Assembly<'a, O> {
     fn complete_expert(&mut self, operations: &mut O) -> Result<(), EngineError> {
         let expert = format!("{}.experts.{}", self.mixture_prefix(), self.routed.len());
         let names = self.names.matrices;
-        if names.iter().all(|name| self.waiting.contains_key(&format!("{expert}.{name}.weight"))) {
+        let layer = self.architecture.layer(self.layers.len());
+        let kinds: &[&str] = match layer.feed_forward.mixture() {
+            Some(mixture) if mixture.bias => &["weight", "bias"],
+            _ => &["weight"],
+        };
+        let is_here =
+            |(name, kind): (&&str, &&str)| self.waiting.contains_key(&format!("{expert}.{name}.{kind}"));
+        if names.iter().all(|name| kinds.iter().all(|kind| is_here((name, kind)))) {
             let packed = self.expert(operations, &expert, names)?;
             self.routed.push(packed);
         }
@@ -193,7 +215,15 @@ impl<'a, O: Operations> Assembly<'a, O> {
         let mut router = self.matrix(&format!("{prefix}.{}.weight", self.names.router));
         if shape.shared_gate {
             let gate = self.matrix(&format!("{prefix}.{}.weight", self.names.shared_gate));
-            router = router.extended(gate).expect("the inventory stores both as the same plain floats");
+            let float = matches!(router.packing(), Packing::F32 | Packing::F16 | Packing::Bf16);
+            let both = if float && router.packing() == gate.packing() {
+                [router, gate]
+            } else {
+                // A file may have either in any of its formats.
+                [router, gate].map(|matrix| StoredMatrix::quantize(&matrix, Packing::F32))
+            };
+            let [rows, gate] = both;
+            router = rows.extended(gate).expect("both are floats of one kind, as wide as hidden states");
         }
         let shared = if shape.shared_width > 0 {
             let shared = format!("{prefix}.{}", self.names.shared);
@@ -343,11 +373,17 @@ impl<'a, O: Operations> Assembly<'a, O> {
         name.map(|name| operations.vector(self.norm(&format!("{layer}.{name}")))).transpose()
     }
 
-    fn finish(mut self, operations: &mut O) -> Result<ModelWeights<O>, EngineError> {
+    pub(super) fn finish(mut self, operations: &mut O) -> Result<ModelWeights<O>, EngineError> {
         self.complete_layer(operations)?;
         let embedding = self.matrix(&format!("{MODEL}.embed_tokens.weight"));
         let (table, head) = if self.architecture.tied_head {
-            (None, embedding)
+            match self.vocabulary.take() {
+                Some(rows) => {
+                    let head = embedding.slice_rows(rows);
+                    (Some(operations.table(embedding)?), head)
+                }
+                None => (None, embedding),
+            }
         } else {
             (Some(operations.table(embedding)?), self.matrix("lm_head.weight"))
         };
@@ -358,6 +394,7 @@ impl<'a, O: Operations> Assembly<'a, O> {
         }
         Ok(ModelWeights {
             table,
+            draft: self.draft(operations)?,
             // Hidden states are kept divided by the residual multiplier, so that what layers add is added as it is.
             embedding_scale: to_f32(multipliers.embedding / multipliers.residual),
             norm: operations.vector(norm)?,
@@ -365,6 +402,24 @@ impl<'a, O: Operations> Assembly<'a, O> {
             softcap: multipliers.logits_softcap.map(to_f32),
             layers: self.layers,
         })
+    }
+
+    /// What makes the input of a layer that drafts.
+    fn draft(&mut self, operations: &mut O) -> Result<Option<DraftWeights<O>>, EngineError> {
+        let Some(draft) = self.architecture.draft else { return Ok(None) };
+        let norms = draft.norms().map(|norms| {
+            let [embedding, state] = norms.map(|norm| self.norm(&format!("{MODEL}.{norm}")));
+            Ok::<_, EngineError>([operations.vector(embedding)?, operations.vector(state)?])
+        });
+        let norms = norms.transpose()?;
+        let mut state = vec![0.0; self.architecture.hidden_size];
+        random_kv::fill(0, 0, 0, false, &mut state);
+        let projection = self.part(&format!("{MODEL}.{}", draft.projection()));
+        Ok(Some(DraftWeights {
+            norms,
+            state: operations.vector(state)?,
+            projection: operations.linear(vec![projection], FusedLayout::Stacked)?,
+        }))
     }
 
     /// Gives the parts of a layer that some families store as one the names that others have for them: so many rows each.

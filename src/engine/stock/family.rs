@@ -42,6 +42,12 @@ pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Res
             "candle-transformers has no loader for them; take --engine native, a GGUF file or unquantised weights",
         );
     }
+    if a.draft.is_some() {
+        return refuse(
+            "layers that draft for a model".to_owned(),
+            "candle-transformers has none; take --engine native",
+        );
+    }
     check_family(a, dtype)?;
     check_shape(a, quantized)?;
     if quantized && !matches!(a.family, Family::Llama | Family::Qwen3) {

@@ -1,7 +1,7 @@
 //! The tensors of a GGUF file, block by block, under the names and in the row order of the Hugging Face checkpoint.
 //!
 //! Enters: a checked file. Leaves: matrices in a [`Packing`] that the native engine streams, read a few megabytes at a time.
-//! `q8_0`, `q4_0`, `q4_k`, `q5_k`, `q6_k` and plain floats keep their bits; every other block is dequantised by candle and packed as `q8_0`.
+//! `q8_0`, `q4_0`, `q4_k`, `q5_k`, `q6_k`, mxfp4 and plain floats keep their bits; every other block is dequantised by candle and packed as `q8_0`.
 //!
 //! *Source* of the order of rows: `LlamaModel.permute` of llama.cpp's
 //! converter, `w.reshape(heads, 2, head_dim / 2, columns).swapaxes(1, 2)`.
@@ -13,14 +13,18 @@ use candle_core::Device;
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use half::{bf16, f16};
 
-use super::header::{FileTensor, GgufError, Header, file_tensor};
+use super::header::{FileTensor, GgufError, Header, file_shape, file_tensor};
 use super::{GgufModel, bad_file};
 use crate::weights::loading::{SizedFile, WeightsError};
-use crate::weights::stored_matrix::{BLOCK, Packing, StoredData, StoredMatrix, SuperBlock};
+use crate::weights::stored_matrix::{BLOCK, Packing, StoredData, StoredMatrix, SuperBlock, e8m0};
 use hbmark_core::model::{Family, TensorInfo};
 
 /// Bytes read at once: large enough for full disk speed, small compared with any model.
 const BAND_BYTES: usize = 4 << 20;
+
+/// The one block format that the engine multiplies and candle does not read, and bytes of its blocks of 32.
+pub(super) const MXFP4: &str = "mxfp4";
+const MXFP4_BYTES: usize = 17;
 
 /// Where the tensors of a file are, by the file's names.
 #[derive(Debug)]
@@ -123,7 +127,8 @@ impl GgufModel {
     /// Where the tensor of a checkpoint lies: of one that the file has for all experts, the expert's part.
     fn place(&self, info: &TensorInfo) -> Result<TensorLocation, WeightsError> {
         let own = || FileTensor { name: info.name.clone(), expert: None };
-        let FileTensor { name, expert } = file_tensor(&info.name).unwrap_or_else(own);
+        let FileTensor { name, expert } =
+            file_tensor(self.architecture.family, &info.name).unwrap_or_else(own);
         let path = || self.path().to_path_buf();
         let Some(place) = self.places.0.get(&name) else {
             return Err(WeightsError::Missing {
@@ -137,7 +142,7 @@ impl GgufModel {
             (Some(expert), Some((&experts, shape))) if expert < experts && shape == info.shape => {
                 (expert as u64, experts as u64)
             }
-            (None, _) if place.shape == info.shape => (0, 1),
+            (None, _) if file_shape(&place.shape) == file_shape(&info.shape) => (0, 1),
             _ => {
                 let (found, expected) = (place.shape.clone(), info.shape.clone());
                 return Err(WeightsError::WrongShape { path: path(), name, found, expected });
@@ -173,6 +178,7 @@ impl GgufModel {
             "bf16" => StoredData::Bf16(words(bytes, bf16::from_le_bytes)),
             "q8_0" => q8_0(bytes),
             "q4_0" => q4_0(bytes),
+            MXFP4 => mxfp4(bytes),
             _ => {
                 if let Packing::Super(format) = packing(storage) {
                     StoredData::Super { format, blocks: bytes.to_vec() }
@@ -243,6 +249,7 @@ fn is_finite(storage: &str, bytes: &[u8]) -> bool {
         "f32" => return bytes.chunks_exact(4).all(f32),
         "bf16" => return bytes.chunks_exact(2).all(bf16),
         "q8_k" => return bytes.chunks_exact(292).all(|block| f32(&block[..4])),
+        MXFP4 => return bytes.chunks_exact(MXFP4_BYTES).all(|block| block[0] != e8m0::NAN),
         "f16" | "q4_0" | "q5_0" | "q8_0" => 0..2,
         "q4_1" | "q5_1" | "q8_1" | "q4_k" | "q5_k" => 0..4,
         "q2_k" => 80..84,
@@ -261,6 +268,7 @@ fn packing(storage: &str) -> Packing {
         "f16" => Packing::F16,
         "bf16" => Packing::Bf16,
         "q4_0" => Packing::Q4_0,
+        MXFP4 => Packing::Mxfp4,
         _ => SuperBlock::ALL
             .into_iter()
             .find(|format| format.name() == storage)
@@ -292,6 +300,9 @@ fn ggml_dtype(storage: &str) -> Option<GgmlDType> {
 
 /// Bytes of a row of whole blocks.
 fn row_bytes(storage: &str, columns: usize) -> usize {
+    if storage == MXFP4 {
+        return columns / BLOCK * MXFP4_BYTES;
+    }
     ggml_dtype(storage).map_or(1, |dtype| columns / dtype.block_size() * dtype.type_size())
 }
 
@@ -311,16 +322,28 @@ fn q8_0(bytes: &[u8]) -> StoredData {
 fn q4_0(bytes: &[u8]) -> StoredData {
     let blocks = bytes.as_chunks::<18>().0;
     let scales = blocks.iter().map(|block| f16::from_le_bytes([block[0], block[1]])).collect();
+    StoredData::Q4_0 { nibbles: neighbours(blocks.iter().map(|block| &block[2..])), scales }
+}
+
+/// ggml's `block_mxfp4`: the power of two, then 16 bytes as in `q4_0`.
+fn mxfp4(bytes: &[u8]) -> StoredData {
+    let blocks = bytes.as_chunks::<MXFP4_BYTES>().0;
+    let scales = blocks.iter().map(|block| block[0]).collect();
+    StoredData::Mxfp4 { nibbles: neighbours(blocks.iter().map(|block| &block[1..])), scales }
+}
+
+/// Nibbles with neighbouring columns in a byte, of blocks that keep columns j and j + 16 together.
+fn neighbours<'a>(blocks: impl ExactSizeIterator<Item = &'a [u8]>) -> Vec<u8> {
     let mut nibbles = Vec::with_capacity(blocks.len() * (BLOCK / 2));
     for block in blocks {
         // Columns 0..16 are the low halves of all bytes, columns 16..32 the high ones.
         for shift in [0, 4] {
-            for [even, odd] in block[2..].as_chunks::<2>().0 {
+            for [even, odd] in block.as_chunks::<2>().0 {
                 nibbles.push(((even >> shift) & 0xF) | (((odd >> shift) & 0xF) << 4));
             }
         }
     }
-    StoredData::Q4_0 { nibbles, scales }
+    nibbles
 }
 
 #[cfg(test)]

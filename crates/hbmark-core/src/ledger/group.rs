@@ -18,7 +18,7 @@ mod tests;
 
 use std::fmt;
 
-pub use part::{Stage, stages};
+pub use part::{Stage, TensorPart, stages, tensor_parts};
 pub use predict::predict_group;
 
 use crate::model::{Architecture, Inventory, Mixer, Role};

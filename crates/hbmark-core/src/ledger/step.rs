@@ -133,6 +133,8 @@ pub struct Ledger {
     expert_bytes: u64,
     /// One row of an embedding table that is not also the head; 0 when it is.
     embedding_row_bytes: u64,
+    /// The embedding table, whether it is also the head or not.
+    table_bytes: u64,
     /// Elements of the linear layers every token passes, head excluded.
     shared_elements: u64,
     /// Elements of all routed experts of all layers.
@@ -166,6 +168,7 @@ impl Ledger {
             shared_bytes: 0,
             expert_bytes: 0,
             embedding_row_bytes: 0,
+            table_bytes: 0,
             shared_elements: 0,
             expert_elements: 0,
             head_elements: 0,
@@ -177,10 +180,12 @@ impl Ledger {
             let (bytes, elements) = (tensor.bytes.0, tensor.elements());
             match tensor.role {
                 Role::Embedding if tied => {
+                    ledger.table_bytes += bytes;
                     ledger.shared_bytes += bytes;
                     ledger.head_elements += elements;
                 }
                 Role::Embedding => {
+                    ledger.table_bytes += bytes;
                     ledger.embedding_row_bytes += bytes / (architecture.vocab_size.max(1) as u64);
                 }
                 Role::Head => {
@@ -382,6 +387,22 @@ impl Ledger {
         let vocabulary = if self.head_elements == 0 { 0 } else { arch.vocab_size as u64 };
         let logits = shape.logits().saturating_mul(vocabulary * 4);
         self.resident + times(kept, shape.batch as u64) + Bytes(activations.max(logits))
+    }
+
+    /// What the ranks of a tensor parallel group hold more than one device does: the embedding on each, latents, and heads of K and V that are fewer
+    /// than the ranks.
+    #[must_use]
+    pub fn repeated_on_ranks(&self, shape: StepShape, ranks: usize) -> Bytes {
+        if ranks <= 1 {
+            return Bytes(0);
+        }
+        let a = &self.architecture;
+        let copies = match a.latent {
+            Some(_) => ranks,
+            None => ranks.div_ceil(a.kv_heads.max(1)),
+        };
+        let kept = times(self.kept(shape.positions_after()), shape.batch as u64);
+        times(kept, copies as u64 - 1) + times(Bytes(self.table_bytes), ranks as u64 - 1)
     }
 
     /// Bytes of one activation: engines with an f32 cache keep f32, all others 16 bits.

@@ -7,11 +7,11 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Quantization;
 use super::layer::{
     Activation, Attention, Dense, FeedForward, Layer, Mixer, Mixture, Norms, QkNorm, Reach, Rotary, Routing,
     Stack,
 };
+use super::{DraftLayer, Quantization};
 
 /// A model family: the set of tensor names and the forward that a checkpoint follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -275,6 +275,9 @@ pub struct Architecture {
     /// keys, and [`Architecture::layer`] what each layer has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stack: Option<Stack>,
+    /// This is the layer that drafts for a model ([`Architecture::draft`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft: Option<DraftLayer>,
 }
 
 impl Architecture {

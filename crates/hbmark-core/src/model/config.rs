@@ -384,6 +384,7 @@ pub(super) fn decoder(fields: &Fields, conventions: &Conventions) -> Result<Arch
         eos_tokens: eos_tokens(fields)?,
         multipliers: Multipliers::default(),
         stack: None,
+        draft: None,
     })
 }
 

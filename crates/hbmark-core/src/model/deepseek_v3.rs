@@ -99,7 +99,6 @@ pub(super) fn experts(fields: &Fields, layers: usize) -> Result<(Experts, Mixtur
     let by_softmax = fields.get("model_type") == Some(&json!("deepseek_v2"));
     if by_softmax {
         fields.only("scoring_func", &json!("softmax"))?;
-        fields.only("topk_method", &json!("greedy"))?;
         fields.only("norm_topk_prob", &json!(false))?;
     } else {
         fields.only("scoring_func", &json!("sigmoid"))?;
@@ -107,7 +106,11 @@ pub(super) fn experts(fields: &Fields, layers: usize) -> Result<(Experts, Mixtur
     }
     let count = fields.need_integer("n_routed_experts", 1..=limits::EXPERTS)?;
     let per_token = experts_per_token(fields, count)?;
-    let (groups, chosen_groups) = groups(fields, count, per_token)?;
+    let by_groups = !by_softmax || fields.get("topk_method") == Some(&json!("group_limited_greedy"));
+    if !by_groups {
+        fields.only("topk_method", &json!("greedy"))?;
+    }
+    let (groups, chosen_groups) = if by_groups { groups(fields, count, per_token)? } else { (1, 1) };
     let ffn_size = fields.need_integer("moe_intermediate_size", 1..=limits::FFN)?;
     let shared_count = fields.integer("n_shared_experts", 0..=limits::EXPERTS)?.unwrap_or(0);
     let first = fields.need_integer("first_k_dense_replace", 0..=layers)?;
@@ -117,7 +120,9 @@ pub(super) fn experts(fields: &Fields, layers: usize) -> Result<(Experts, Mixtur
         count,
         per_token,
         width: ffn_size,
-        routing: if by_softmax {
+        routing: if by_softmax && by_groups {
+            Routing::GroupedSoftmax { groups, chosen_groups, renormalised: false }
+        } else if by_softmax {
             Routing::Softmax { renormalised: false }
         } else {
             let renormalised = fields.flag("norm_topk_prob", true)?;

@@ -14,6 +14,10 @@ pub enum ModelError {
     )]
     NoSuchPath { path: PathBuf },
 
+    /// A model has no such drafting layer.
+    #[error("there is no `+{kind}` layer of this model: {why}")]
+    NoDraftLayer { kind: &'static str, why: &'static str },
+
     /// A file that is neither a config nor a GGUF file.
     #[error(
         "{path} is no model: --model takes a name (`hbmark models`), a folder or its config.json, a hub id or a .gguf file"

@@ -6,5 +6,5 @@ mod names;
 mod shape;
 
 pub use header::{BlockType, GgufError, Header, TensorEntry, Value, block_type, read};
-pub use names::{FileTensor, expected_tensors, file_tensor};
+pub use names::{FileTensor, expected_tensors, file_shape, file_tensor};
 pub use shape::{architecture, shape};

@@ -364,6 +364,8 @@ fn one() -> f64 {
 pub enum Routing {
     /// Over all experts, then the best.
     Softmax { renormalised: bool },
+    /// Over all experts, then the best within the groups whose best are largest.
+    GroupedSoftmax { groups: usize, chosen_groups: usize, renormalised: bool },
     /// Over the best.
     SoftmaxOfChosen,
     /// Each by itself; with a correction that only chooses, and within the best groups where there are several.

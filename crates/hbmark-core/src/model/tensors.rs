@@ -66,6 +66,13 @@ impl Architecture {
         let mut list = List { format, layer: None, latent_biases: self.biases, tensors };
         let names = Names::of(self.family);
         list.table(names.embedding, &[self.vocab_size, self.hidden_size], Role::Embedding);
+        if let Some(draft) = self.draft {
+            let module = |name| format!("model.{name}");
+            for norm in draft.norms().into_iter().flatten() {
+                list.norm(&format!("{}.weight", module(norm)), self.hidden_size);
+            }
+            list.in_16_bits(&module(draft.projection()), self.hidden_size, 2 * self.hidden_size);
+        }
         for layer in 0..self.layers {
             list.layer = Some(layer);
             let prefix = format!("{}.{layer}", names.layers);
@@ -176,6 +183,8 @@ struct StorageFormat {
     matrices: Matrices,
     /// Everything that is not a linear layer.
     float: Float,
+    /// As a GGUF file has it.
+    own_file: bool,
 }
 
 impl StorageFormat {
@@ -185,7 +194,7 @@ impl StorageFormat {
             && let Ok(storage) = own.storage()
         {
             let float = if architecture.native_dtype == Some(Dtype::F16) { Float::F16 } else { Float::Bf16 };
-            return Self { matrices: Matrices::Own(storage), float };
+            return Self { matrices: Matrices::Own(storage), float, own_file: false };
         }
         let ggml = |linear, tables| Matrices::Ggml { linear, tables };
         let (matrices, float) = match dtype {
@@ -209,7 +218,7 @@ impl StorageFormat {
             Dtype::Q5K => (ggml(GgmlBlock::Q5_K, GgmlBlock::Q6_K), Float::F32),
             Dtype::Q6K => (ggml(GgmlBlock::Q6_K, GgmlBlock::Q6_K), Float::F32),
         };
-        Self { matrices, float }
+        Self { matrices, float, own_file: dtype == Dtype::Gguf }
     }
 
     /// The published format of a module, where it has one.
@@ -285,6 +294,10 @@ impl List {
 
     /// Whether the experts of a layer are one tensor: as published, and split by writers of quantised checkpoints but gpt-oss's own.
     fn stacks_experts(&self, experts: &str, family: Family) -> bool {
+        // A file has gate and up of all experts apart, and readers take each expert by itself.
+        if self.format.own_file {
+            return false;
+        }
         family == Family::GptOss || self.format.published(&format!("{experts}.0.up_proj")).is_none()
     }
 
@@ -335,7 +348,8 @@ impl List {
             None => self.packed_here(&format!("{name}.weight"), out, input, role),
         }
         if bias {
-            self.float(&format!("{name}.bias"), &[out], Role::Bias);
+            let role = if role == Role::Expert { Role::ExpertBias } else { Role::Bias };
+            self.float(&format!("{name}.bias"), &[out], role);
         }
     }
 
@@ -343,7 +357,15 @@ impl List {
     /// unless a checkpoint has it otherwise.
     fn expansion(&mut self, name: &str, out: usize, input: usize) {
         match self.format.matrices {
-            Matrices::Plain | Matrices::Own(_) => self.linear(name, out, input, Role::Matrix, false),
+            Matrices::Own(_) => self.linear(name, out, input, Role::Matrix, false),
+            _ => self.in_16_bits(name, out, input),
+        }
+    }
+
+    /// A linear layer that no quantised checkpoint has in fewer bits.
+    fn in_16_bits(&mut self, name: &str, out: usize, input: usize) {
+        match self.format.matrices {
+            Matrices::Plain => self.linear(name, out, input, Role::Matrix, false),
             _ => self.push(format!("{name}.weight"), &[out, input], Float::Bf16, Role::Matrix),
         }
     }

@@ -33,6 +33,7 @@ pub fn dense(family: Family, shape: [usize; 7]) -> Architecture {
         eos_tokens: Vec::new(),
         multipliers: Multipliers::default(),
         stack: None,
+        draft: None,
     }
 }
 

@@ -61,6 +61,12 @@ pub enum EngineKind {
     StockPool,
 }
 
+/// Between the name of the native engine and its ranks.
+const RANKS: &str = "-tp";
+
+/// The largest tensor parallel group.
+pub const MAX_RANKS: usize = 64;
+
 impl EngineKind {
     /// All of them.
     pub const ALL: &[Self] = &[Self::Stock, Self::Native, Self::StockGraph, Self::StockPool];
@@ -76,15 +82,55 @@ impl EngineKind {
         }
     }
 
-    /// The engine of a name.
+    /// The engine of a name; a tensor parallel group of ranks is the engine of each of them.
     #[must_use]
     pub fn of(name: &str) -> Option<Self> {
+        if Self::ranks(name) > 1 {
+            return Some(Self::Native);
+        }
         Self::ALL.iter().copied().find(|kind| kind.name() == name)
+    }
+
+    /// The name of the native engine over so many ranks of a tensor parallel group.
+    #[must_use]
+    pub fn of_ranks(ranks: usize) -> String {
+        match ranks {
+            0 | 1 => Self::Native.name().to_owned(),
+            ranks => format!("{}{RANKS}{ranks}", Self::Native.name()),
+        }
+    }
+
+    /// The ranks of an engine's name; 1 where it has no group.
+    #[must_use]
+    pub fn ranks(name: &str) -> usize {
+        let ranks = name.strip_prefix(Self::Native.name()).and_then(|rest| rest.strip_prefix(RANKS));
+        let ranks = ranks.filter(|digits| !digits.starts_with('0')).and_then(|digits| digits.parse().ok());
+        ranks.filter(|ranks| (2..=MAX_RANKS).contains(ranks)).unwrap_or(1)
     }
 
     /// Whether it is candle's forward, whichever way it is run.
     #[must_use]
     pub fn is_stock(self) -> bool {
         matches!(self, Self::Stock | Self::StockGraph | Self::StockPool)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_part_of_the_name_of_the_native_engine() {
+        for ranks in [2, 8, MAX_RANKS] {
+            let name = EngineKind::of_ranks(ranks);
+            assert_eq!((EngineKind::of(&name), EngineKind::ranks(&name)), (Some(EngineKind::Native), ranks));
+        }
+        assert_eq!(
+            (EngineKind::of_ranks(2), EngineKind::of_ranks(1)),
+            ("native-tp2".into(), "native".into())
+        );
+        for other in ["native-tp1", "native-tp0", "native-tp02", "native-tp65", "native-tp", "stock-tp2"] {
+            assert_eq!((EngineKind::of(other), EngineKind::ranks(other)), (None, 1), "{other}");
+        }
     }
 }

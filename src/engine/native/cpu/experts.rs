@@ -12,7 +12,7 @@
 use std::ops::Range;
 
 use super::super::operations::{
-    ExpertMlp, ExpertScores, ExpertShape, ExpertWeights, MAX_EXPERT_GROUPS, SMALLEST_SUM,
+    ExpertGroups, ExpertMlp, ExpertScores, ExpertShape, ExpertWeights, MAX_EXPERT_GROUPS, SMALLEST_SUM,
 };
 use super::gates::activated;
 use super::linear::{self, FusedMatrix, multiply_picked, panels_per_unit};
@@ -104,15 +104,11 @@ fn choose(
                 choice.expert = expert;
             }
         }
-        (None, ExpertScores::Softmax) => largest(logits.iter().copied(), chosen),
-        (None, ExpertScores::Sigmoid { groups, chosen_groups }) => {
+        // The larger a logit, the larger its softmax.
+        (None, ExpertScores::Softmax) => choose_in_groups(shape, |expert| logits[expert], chosen),
+        (None, ExpertScores::Sigmoid) => {
             let biased = |expert: usize| sigmoid(logits[expert]) + bias.map_or(0.0, |bias| bias[expert]);
-            let (of_group, best) =
-                (logits.len() / groups, best_groups(groups, chosen_groups, logits.len(), biased));
-            let score = |expert: usize| {
-                if best >> (expert / of_group) & 1 == 1 { biased(expert) } else { f32::NEG_INFINITY }
-            };
-            largest((0..logits.len()).map(score), chosen);
+            choose_in_groups(shape, biased, chosen);
         }
     }
     for choice in chosen.iter_mut() {
@@ -120,7 +116,7 @@ fn choose(
     }
     match shape.scores {
         ExpertScores::Softmax => weigh_by_softmax(logits, shape.renormalised, chosen),
-        ExpertScores::Sigmoid { .. } => {
+        ExpertScores::Sigmoid => {
             let mut sum = 0.0;
             for choice in chosen.iter_mut() {
                 choice.share = sigmoid(choice.share);
@@ -139,12 +135,22 @@ fn choose(
     chosen.sort_unstable_by_key(|choice| choice.expert);
 }
 
-/// The groups of experts whose two largest scores sum to the most, as bits, the first of equal ones.
-fn best_groups(groups: usize, chosen: usize, count: usize, score: impl Fn(usize) -> f32) -> u32 {
+/// The largest scores of the best groups.
+fn choose_in_groups(shape: &ExpertShape, score: impl Fn(usize) -> f32, chosen: &mut [Choice]) {
+    let (of_group, best) = (shape.count / shape.groups.count, best_groups(shape, &score));
+    let in_best = |expert: usize| best >> (expert / of_group) & 1 == 1;
+    let score = |expert| if in_best(expert) { score(expert) } else { f32::NEG_INFINITY };
+    largest((0..shape.count).map(score), chosen);
+}
+
+/// The groups of experts whose largest score, or the sum of the two largest, is largest, as bits, the first of equal ones.
+fn best_groups(shape: &ExpertShape, score: impl Fn(usize) -> f32) -> u32 {
+    let ExpertGroups { count: groups, chosen } = shape.groups;
     if groups == chosen {
         return u32::MAX;
     }
-    let of_group = count / groups;
+    let of_group = shape.count / groups;
+    let sums_two = of_group > 1 && shape.scores.summed_of_a_group() > 1;
     let mut sums = [f32::NEG_INFINITY; MAX_EXPERT_GROUPS];
     for (group, sum) in sums[..groups].iter_mut().enumerate() {
         let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
@@ -153,7 +159,7 @@ fn best_groups(groups: usize, chosen: usize, count: usize, score: impl Fn(usize)
             second = second.max(first.min(score));
             first = first.max(score);
         }
-        *sum = if of_group > 1 { first + second } else { first };
+        *sum = if sums_two { first + second } else { first };
     }
     let mut best = [Choice::default(); MAX_EXPERT_GROUPS];
     largest(sums[..groups].iter().copied(), &mut best[..chosen]);
@@ -422,6 +428,7 @@ mod tests {
             shared_gate: false,
             gate: Gate::Silu,
             scores: ExpertScores::Softmax,
+            groups: ExpertGroups::ONE,
             renormalised,
             scale: 1.0,
         }
@@ -478,8 +485,13 @@ mod tests {
         // The logits of these sigmoids.
         let logits = [0.5f32, 0.85, 0.9, 0.2, 0.6, 0.7].map(|score: f32| (score / (1.0 - score)).ln());
         let chosen = |groups, chosen_groups, renormalised, correction: Option<&[f32]>, scripted| {
-            let scores = ExpertScores::Sigmoid { groups, chosen_groups };
-            let shape = ExpertShape { scores, scale: 2.0, ..shape(6, 2, renormalised) };
+            let groups = ExpertGroups { count: groups, chosen: chosen_groups };
+            let shape = ExpertShape {
+                scores: ExpertScores::Sigmoid,
+                groups,
+                scale: 2.0,
+                ..shape(6, 2, renormalised)
+            };
             let mut chosen = vec![Choice::default(); 2];
             choose(&logits, &shape, correction, scripted, &mut chosen);
             chosen.iter().map(|choice| (choice.expert, choice.share)).collect::<Vec<_>>()
@@ -496,6 +508,17 @@ mod tests {
             &chosen(3, 1, true, Some(&correction), Some(&[5, 1])),
             &[(1, 1.7 / 1.55), (5, 1.4 / 1.55)],
         );
+    }
+
+    #[test]
+    fn groups_of_a_softmax_are_chosen_by_their_best_alone_and_shares_are_of_all_experts() {
+        // e^logit is 5, 5, 1, 6, 2, 1: the two best of a group would sum to 10, 7 and 3.
+        let logits = [5.0f32, 5.0, 1.0, 6.0, 2.0, 1.0].map(f32::ln);
+        let groups = ExpertGroups { count: 3, chosen: 1 };
+        let mut chosen = vec![Choice::default(); 2];
+        choose(&logits, &ExpertShape { groups, ..shape(6, 2, false) }, None, None, &mut chosen);
+        let chosen: Vec<_> = chosen.iter().map(|choice| (choice.expert, choice.share)).collect();
+        assert_close(&chosen, &[(2, 0.05), (3, 0.3)]);
     }
 
     #[test]

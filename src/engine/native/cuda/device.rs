@@ -71,7 +71,7 @@ pub trait Device: std::fmt::Debug {
     /// Shared memory that a block can have if it asks.
     fn shared_bytes(&self) -> usize;
     /// Marks on the stream of this device.
-    fn timeline(&self) -> Box<dyn Timeline>;
+    fn timeline(&self) -> Box<dyn Timeline + Send>;
 
     /// Memory with undefined contents.
     ///

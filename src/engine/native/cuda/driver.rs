@@ -31,7 +31,7 @@ macro_rules! kernels {
 }
 
 /// The compiled kernels, each file with what the names of its kernels begin with.
-const MODULES: [(&[&str], &[u8]); 16] = [
+const MODULES: [(&[&str], &[u8]); 17] = [
     (&["add_normed"], kernels!("add_normed")),
     (&["decode_attention"], kernels!("decode_attention")),
     (&["embed"], kernels!("embed")),
@@ -39,6 +39,7 @@ const MODULES: [(&[&str], &[u8]); 16] = [
     (&["fill_kv"], kernels!("fill_kv")),
     (&["gate_up"], kernels!("gate_up")),
     (&["head"], kernels!("head")),
+    (&["join_state"], kernels!("join_state")),
     (&["latent_finish", "latent_product", "latent_tiled", "latent_turn"], kernels!("latent")),
     (&["latent_attention"], kernels!("latent_attention")),
     (&["norm_qkv"], kernels!("norm_qkv")),
@@ -309,7 +310,7 @@ impl Device for Driver {
         self.shared_bytes
     }
 
-    fn timeline(&self) -> Box<dyn Timeline> {
+    fn timeline(&self) -> Box<dyn Timeline + Send> {
         Box::new(EventTimeline::new(self.stream.clone(), &self.name))
     }
 

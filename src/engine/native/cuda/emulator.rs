@@ -335,7 +335,7 @@ impl Device for Emulated {
         self.shared_bytes
     }
 
-    fn timeline(&self) -> Box<dyn Timeline> {
+    fn timeline(&self) -> Box<dyn Timeline + Send> {
         Box::new(MonotonicTimeline::default())
     }
 

@@ -259,10 +259,6 @@ impl<D: Device> Route<'_, D> {
             return launch_mismatch(device, "experts_router", what);
         }
         let bias = experts.router_bias.as_ref();
-        let (sigmoid, groups, chosen_groups) = match shape.scores {
-            ExpertScores::Softmax => (0, 1, 1),
-            ExpertScores::Sigmoid { groups, chosen_groups } => (1, groups, chosen_groups),
-        };
         let routing = [
             Address(self.logits),
             Address(self.scripted),
@@ -274,9 +270,9 @@ impl<D: Device> Route<'_, D> {
             Address(self.tiles_met),
             size(shape.count),
             size(usize::from(shape.shared_gate)),
-            size(sigmoid),
-            size(groups),
-            size(chosen_groups),
+            size(usize::from(shape.scores == ExpertScores::Sigmoid)),
+            size(shape.groups.count),
+            size(shape.groups.chosen),
             size(usize::from(shape.renormalised)),
             F32(shape.scale),
             size(plan.tile_rows),
@@ -479,7 +475,7 @@ impl<D: Device> ExpertDown<'_, D> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::native::operations::Gate;
+    use crate::engine::native::operations::{ExpertGroups, Gate};
 
     #[test]
     fn a_tile_has_all_of_few_rows_or_twice_the_average_of_many() {
@@ -491,6 +487,7 @@ mod tests {
             shared_gate: true,
             gate: Gate::Silu,
             scores: ExpertScores::Softmax,
+            groups: ExpertGroups::ONE,
             renormalised: true,
             scale: 1.0,
         };

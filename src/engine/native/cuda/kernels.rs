@@ -351,6 +351,52 @@ impl<D: Device> AddNormed<'_, D> {
     }
 }
 
+/// `joined[row] = [norm(hidden[row]); norm(state)]`, and zeros for the hidden states.
+#[derive(Debug)]
+pub struct JoinState<'a, D: Device> {
+    pub rows: usize,
+    pub hidden: &'a DeviceTensor<D>,
+    pub state: &'a DeviceTensor<D>,
+    pub norms: Option<&'a [DeviceTensor<D>; 2]>,
+    pub norm_eps: f32,
+    pub joined: &'a DeviceTensor<D>,
+}
+
+impl<D: Device> JoinState<'_, D> {
+    /// Enqueues it; bytes of the norms.
+    ///
+    /// # Errors
+    /// When the shapes do not fit or the device refuses.
+    pub fn launch(&self, device: &mut D) -> Result<u64, EngineError> {
+        let Self { rows, hidden, state, norms, norm_eps, joined } = self;
+        let vectors = norms.iter().flat_map(|norms| norms.iter()).chain([*state]);
+        let unlike = vectors.map(|vector| vector.width).find(|width| *width != hidden.width);
+        if unlike.is_some() || joined.width != 2 * hidden.width || hidden.rows.min(joined.rows) < *rows {
+            let what = format!("{rows} rows of {} to {}, {unlike:?}", hidden.width, joined.width);
+            return launch_mismatch(device, "join_state", what);
+        }
+        let [of_hidden, of_state] =
+            norms.map_or([0; 2], |norms| norms.each_ref().map(|norm| D::address(&norm.memory)));
+        device.launch(&KernelLaunch {
+            kernel: "join_state".into(),
+            grid: [word(*rows), 1, 1],
+            threads: THREADS,
+            shared_bytes: 0,
+            arguments: vec![
+                Address(D::address(&hidden.memory)),
+                Address(D::address(&state.memory)),
+                Address(of_hidden),
+                Address(of_state),
+                F32(*norm_eps),
+                Address(D::address(&joined.memory)),
+                size(*rows),
+                size(hidden.width),
+            ],
+        })?;
+        Ok(norms.iter().flat_map(|norms| norms.iter()).map(|norm| 4 * norm.width as u64).sum())
+    }
+}
+
 /// `out = gate(G · norm(hidden) + b) ∘ (U · norm(hidden) + b)`.
 #[derive(Debug)]
 pub struct GateUp<'a, D: Device> {

@@ -15,7 +15,9 @@ use super::device_matrix::{KernelFormat, Matrix, floats};
 use super::experts::{
     COUNTED_LAYERS, DeviceScript, ExpertDown, ExpertGateUp, ExpertPlan, ExpertTable, Route,
 };
-use super::kernels::{AddNormed, DeviceTensor, Embed, FillKv, GateUp, Head, NormQkv, ProjectAdd, Tuning};
+use super::kernels::{
+    AddNormed, DeviceTensor, Embed, FillKv, GateUp, Head, JoinState, NormQkv, ProjectAdd, Tuning,
+};
 use super::latent::{
     DeviceRows, FinishLatent, HeadProduct, LatentAttention, LatentCut, LatentDown,
     MAX_WIDTH as MAX_LATENT_WIDTH, TurnQueries,
@@ -23,8 +25,8 @@ use super::latent::{
 use super::step::{Pool, Scratch, StepState};
 use super::tensor_core_linear::{self, TiledWorkspace};
 use crate::engine::native::operations::{
-    AttentionShape, AttentionWeights, Embedding, ExpertMlp, ExpertWeights, ExpertsMet, FusedLayout, Gate,
-    LatentWeights, LinearPart, Operations, PoolShape, StepLaunch,
+    AttentionShape, AttentionWeights, DraftWeights, Embedding, ExpertMlp, ExpertWeights, ExpertsMet,
+    FusedLayout, Gate, LatentWeights, LinearPart, Operations, PoolShape, StepLaunch,
 };
 use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::rope::RopeTables;
@@ -574,6 +576,20 @@ impl<D: Device> Operations for CudaOperations<D> {
         Ok(())
     }
 
+    fn join_state(
+        &mut self,
+        rows: &Rows,
+        draft: &DraftWeights<Self>,
+        norm_eps: f32,
+        hidden: &mut DeviceTensor<D>,
+        joined: &mut DeviceTensor<D>,
+    ) -> Result<(), EngineError> {
+        let (state, norms) = (&draft.state, draft.norms.as_ref());
+        let kernel = JoinState { rows: rows.len(), hidden, state, norms, norm_eps, joined };
+        self.moved += kernel.launch(&mut self.device)?;
+        Ok(())
+    }
+
     fn norm_qkv(
         &mut self,
         rows: &Rows,
@@ -976,7 +992,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         false
     }
 
-    fn timeline(&self) -> Box<dyn Timeline> {
+    fn timeline(&self) -> Box<dyn Timeline + Send> {
         self.device.timeline()
     }
 

@@ -140,25 +140,25 @@ fn scores(logits: &[f64], shape: &ExpertShape, bias: Option<&[f32]>) -> Vec<f64>
             let add = |expert: usize| bias.map_or(0.0, |bias| f64::from(bias[expert]));
             softmax(&logits.iter().enumerate().map(|(expert, logit)| logit + add(expert)).collect::<Vec<_>>())
         }
-        ExpertScores::Sigmoid { .. } => logits.iter().map(|logit| sigmoid(*logit)).collect(),
+        ExpertScores::Sigmoid => logits.iter().map(|logit| sigmoid(*logit)).collect(),
     }
 }
 
-/// What experts are chosen by: of sigmoids, scores with their bias, and less than any outside of the best groups.
+/// What experts are chosen by: scores, of sigmoids with their bias, and less than any outside of the best groups.
 fn ranked(scores: &[f64], shape: &ExpertShape, bias: Option<&[f32]>) -> Vec<f64> {
     let mut ranked = scores.to_vec();
-    if let ExpertScores::Sigmoid { groups, chosen_groups } = shape.scores {
+    if shape.scores == ExpertScores::Sigmoid {
         for (ranked, bias) in ranked.iter_mut().zip(bias.unwrap_or_default()) {
             *ranked += f64::from(*bias);
         }
-        let of_group = scores.len() / groups;
-        let two_best = |group: &[f64]| largest(group, 2).iter().map(|expert| group[*expert]).sum();
-        let sums: Vec<f64> = ranked.chunks(of_group).map(two_best).collect();
-        let best = largest(&sums, chosen_groups);
-        for (expert, score) in ranked.iter_mut().enumerate() {
-            if !best.contains(&(expert / of_group)) {
-                *score = f64::NEG_INFINITY;
-            }
+    }
+    let (of_group, summed) = (scores.len() / shape.groups.count, shape.scores.summed_of_a_group());
+    let best = |group: &[f64]| largest(group, summed).iter().map(|expert| group[*expert]).sum();
+    let sums: Vec<f64> = ranked.chunks(of_group).map(best).collect();
+    let best = largest(&sums, shape.groups.chosen);
+    for (expert, score) in ranked.iter_mut().enumerate() {
+        if !best.contains(&(expert / of_group)) {
+            *score = f64::NEG_INFINITY;
         }
     }
     ranked
@@ -170,7 +170,7 @@ fn weighed(scores: &[f64], mut chosen: Vec<usize>, shape: &ExpertShape) -> Vec<(
     let sum = match (shape.renormalised, shape.scores) {
         (false, _) => 1.0,
         (true, ExpertScores::Softmax) => chosen.iter().map(|expert| scores[*expert]).sum(),
-        (true, ExpertScores::Sigmoid { .. }) => {
+        (true, ExpertScores::Sigmoid) => {
             chosen.iter().map(|expert| scores[*expert]).sum::<f64>() + f64::from(SMALLEST_SUM)
         }
     };

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::*;
 use crate::engine::native::NativeSession;
-use crate::engine::native::operations::{ExpertMlp, ExpertScores, ExpertShape};
+use crate::engine::native::operations::{ExpertGroups, ExpertMlp, ExpertScores, ExpertShape};
 use crate::engine::{DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch};
 use crate::measure::quality::relative_error;
 use crate::weights::Packing;
@@ -168,6 +168,7 @@ fn rows_go_through_their_experts_and_the_shared_one_and_are_added_by_their_share
             shared_gate: true,
             gate: Gate::Silu,
             scores: ExpertScores::Softmax,
+            groups: ExpertGroups::ONE,
             renormalised: false,
             scale: 1.0,
         },
@@ -211,12 +212,8 @@ fn rows_go_through_their_experts_and_the_shared_one_and_are_added_by_their_share
 
     // Sigmoids of these logits are a / (1 + a): 1/2, 4/5, 3/4 and 1/2, 2/3, 3/4. A correction of the first brings it among the two largest,
     // and its share is that without it.
-    weights.shape = ExpertShape {
-        scores: ExpertScores::Sigmoid { groups: 1, chosen_groups: 1 },
-        renormalised: false,
-        scale: 2.0,
-        ..weights.shape
-    };
+    weights.shape =
+        ExpertShape { scores: ExpertScores::Sigmoid, renormalised: false, scale: 2.0, ..weights.shape };
     weights.router_bias = Some(vec![0.275, 0.0, 0.0]);
     let one = silu * 2.0 * (2.0 * 0.5 + 3.0 * 0.8) + silu * 7.0 * 0.5;
     let other = -(silu * 2.0 * (2.0 * 0.5 + 5.0 * 0.75) + silu * 7.0 * 0.75);
@@ -226,7 +223,7 @@ fn rows_go_through_their_experts_and_the_shared_one_and_are_added_by_their_share
     assert_eq!(moved, 4 * (2 + 4 * 2 + 4 * (2 * 2 + 2) + 3));
 
     // Each expert a group of its own, of which the best is chosen; a row must then have one of them.
-    weights.shape.scores = ExpertScores::Sigmoid { groups: 3, chosen_groups: 1 };
+    weights.shape.groups = ExpertGroups { count: 3, chosen: 1 };
     (weights.shape.per_row, weights.shape.renormalised, weights.router_bias) = (1, true, None);
     let mut inner = buffer(&[&[0.0; 2], &[0.0; 2]]);
     let mut out = buffer(&[&[0.0, 0.0], &[0.0, 0.0]]);
@@ -476,5 +473,5 @@ fn the_oracle_gives_the_logits_of_transformers_on_every_fixture_model() {
         }
         compared += 1;
     }
-    assert_eq!(compared, 29);
+    assert_eq!(compared, 30);
 }

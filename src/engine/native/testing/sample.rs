@@ -10,9 +10,9 @@ use rand_chacha::ChaCha8Rng;
 use crate::engine::native::{kv_format, random_kv};
 use crate::weights::{Packing, StoredMatrix, StoredTensor};
 use hbmark_core::model::{
-    Activation, Architecture, Attention, Biases, Dense, Dtype, Family, FeedForward, Format, FormatRule,
-    LatentAttention, Layer, Mixer, Mixture, Multipliers, Norms, QkNorm, Quantization, Reach, Role, Rope,
-    RopeScaling, Rotary, Routing, Scales, Stack, TensorInfo, YarnShape,
+    Activation, Architecture, Attention, Biases, Dense, DraftLayer, Dtype, Family, FeedForward, Format,
+    FormatRule, LatentAttention, Layer, Mixer, Mixture, Multipliers, Norms, QkNorm, Quantization, Reach,
+    Role, Rope, RopeScaling, Rotary, Routing, Scales, Stack, TensorInfo, YarnShape,
 };
 
 /// The dtypes of weights that the native engine multiplies with, but for those in blocks of 256, whose models are wider.
@@ -126,7 +126,7 @@ impl Sample {
             sample.architecture.quantization = None;
         }
         let shared = gated || latent || family == Family::Glm4Moe;
-        let groups = if by_sigmoid { random.random_range(1..=3) } else { 1 };
+        let groups = if oss { 1 } else { random.random_range(1..=3) };
         let count = random.random_range(3..=11_usize).div_ceil(groups) * groups;
         let chosen_groups = random.random_range(1..=groups);
         let per_token = random.random_range(1..=(count / groups * chosen_groups).min(5));
@@ -134,17 +134,14 @@ impl Sample {
             count,
             per_token,
             width: random.random_range(17..=90_usize).next_multiple_of(block),
-            routing: if by_sigmoid {
-                Routing::Sigmoid {
-                    correction: random.random_bool(0.7),
-                    groups,
-                    chosen_groups,
-                    renormalised: random.random_bool(0.7),
+            routing: match (by_sigmoid, oss, groups) {
+                (true, ..) => {
+                    let (correction, renormalised) = (random.random_bool(0.7), random.random_bool(0.7));
+                    Routing::Sigmoid { correction, groups, chosen_groups, renormalised }
                 }
-            } else if oss {
-                Routing::SoftmaxOfChosen
-            } else {
-                Routing::Softmax { renormalised: !gated }
+                (_, true, _) => Routing::SoftmaxOfChosen,
+                (.., 1) => Routing::Softmax { renormalised: !gated },
+                _ => Routing::GroupedSoftmax { groups, chosen_groups, renormalised: !gated },
             },
             // Low enough that some of the gates and of what goes up are beyond it.
             activation: if oss { Activation::ClampedSwiglu { limit: 1.5 } } else { Activation::Silu },
@@ -266,6 +263,9 @@ impl Sample {
             })
             .collect();
         a.stack = Some(Stack::new(layers));
+        if family != Family::Granite {
+            a.draft = nth(&[Some(DraftLayer::Mtp), None, Some(DraftLayer::Eagle), None], seed / 2);
+        }
         sample.architecture = a;
         sample
     }
@@ -442,6 +442,7 @@ fn architecture(seed: u64, random: &mut ChaCha8Rng) -> Architecture {
         eos_tokens: Vec::new(),
         multipliers: Multipliers::default(),
         stack: None,
+        draft: None,
     }
 }
 

@@ -8,7 +8,7 @@ use super::*;
 use crate::engine::native::operations::AttentionShape;
 use crate::engine::native::oracle::Oracle;
 use hbmark_core::ledger::Ledger;
-use hbmark_core::model::{Family, Mixer, Reach, Routing};
+use hbmark_core::model::{DraftLayer, Family, Mixer, Reach, Routing};
 
 fn scenario_of(sample: &Sample, scripts: &[Script]) -> Scenario {
     let block_size = sample::nth(&BLOCK_SIZES, sample.seed);
@@ -64,6 +64,11 @@ fn mixtures_cover_every_family_and_dtype_and_are_what_the_engine_runs() {
         assert!(has(&|routing| {
             matches!(routing, Routing::Sigmoid { groups, chosen_groups, .. } if (chosen_groups < groups) == grouped)
         }));
+        assert!(has(&|routing| match routing {
+            Routing::GroupedSoftmax { groups, chosen_groups, .. } => grouped && chosen_groups < groups,
+            Routing::Softmax { .. } => !grouped,
+            _ => false,
+        }));
     }
 }
 
@@ -84,6 +89,8 @@ fn varied_samples_have_everything_and_are_what_the_engine_runs() {
         first(&|shape| shape.rope.is_none()),
         first(&|shape| shape.softcap.is_some()),
         samples.iter().filter(|sample| sample.architecture.multipliers.logits_softcap.is_some()).count(),
+        samples.iter().filter(|sample| sample.architecture.draft == Some(DraftLayer::Mtp)).count(),
+        samples.iter().filter(|sample| sample.architecture.draft == Some(DraftLayer::Eagle)).count(),
     ] {
         assert!((4..20).contains(&count), "{count}");
     }

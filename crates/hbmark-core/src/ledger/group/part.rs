@@ -4,6 +4,8 @@
 //! and an [`Inventory`] with its bytes, from which a [`Ledger`](super::super::Ledger) counts as for any model. Of GPUs with unequal parts the
 //! first has the most.
 
+use std::ops::Range;
+
 use super::{Group, GroupError, Shared, check, sizes, whole};
 use crate::model::{
     Architecture, Experts, Family, FeedForward, Inventory, Layer, Mixer, QkNorm, Role, Stack, TensorInfo,
@@ -55,6 +57,51 @@ pub fn stages(
         first_layer += layers;
     }
     Ok(stages)
+}
+
+/// What of a tensor one GPU of a tensor parallel group has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TensorPart {
+    Whole,
+    /// All of it on the first GPU, and nothing on the others: what is added to a sum is added once.
+    OnFirst,
+    /// Some rows: of the first dimension.
+    Rows(Range<usize>),
+    /// The `index`-th of so many equal parts of its columns.
+    Columns {
+        index: usize,
+        of: usize,
+    },
+}
+
+/// The part of each tensor that GPU `rank` of a tensor parallel group has, in the order of the inventory.
+///
+/// # Errors
+/// As [`stages`].
+pub fn tensor_parts(
+    architecture: &Architecture,
+    inventory: &Inventory,
+    ranks: usize,
+    rank: usize,
+) -> Result<Vec<TensorPart>, GroupError> {
+    let group = Group { tensor: ranks, ..Group::ONE };
+    check(architecture, inventory, group)?;
+    let blocks_of_experts = blocks_of_experts(architecture, inventory);
+    let splitter = Splitter { architecture, inventory, group, rank, blocks_of_experts };
+    let part = |tensor: &TensorInfo| {
+        let rows = tensor.shape.first().copied().unwrap_or(1);
+        Ok(match splitter.split(tensor)? {
+            Split::Whole | Split::Elsewhere | Split::Stacked(_) => TensorPart::Whole,
+            Split::AddedOnce => TensorPart::OnFirst,
+            Split::Columns(_) => TensorPart::Columns { index: rank, of: ranks },
+            Split::Rows(Share { here, of, repeated }) => {
+                let first = if repeated { rank * of / ranks } else { (rank * of.div_ceil(ranks)).min(of) };
+                let row = |at: usize| at * rows / of;
+                TensorPart::Rows(row(first)..row(first + here))
+            }
+        })
+    };
+    inventory.tensors.iter().map(part).collect()
 }
 
 /// The inner width of a dense feed-forward.

@@ -514,3 +514,46 @@ fn stored_scales_are_split_along_their_own_axes() {
         "{refused}"
     );
 }
+
+#[test]
+fn parts_of_all_gpus_are_the_tensor_and_as_many_bytes_as_a_stage_counts() {
+    let models =
+        [shapes::llama_3_1_8b(), shapes::qwen3_0_6b(), shapes::qwen3_30b_a3b(), shapes::mixtral_8x7b()];
+    for (architecture, ranks) in models.iter().flat_map(|model| [1, 2, 8].map(|ranks| (model, ranks))) {
+        let inventory = architecture.inventory(Dtype::Bf16);
+        let parts: Vec<Vec<TensorPart>> =
+            (0..ranks).map(|rank| tensor_parts(architecture, &inventory, ranks, rank).unwrap()).collect();
+        for (index, tensor) in inventory.tensors.iter().enumerate() {
+            let mut next = 0;
+            for (rank, parts) in parts.iter().enumerate() {
+                match &parts[index] {
+                    TensorPart::Rows(rows) => {
+                        assert_eq!(rows.start, next, "{} of {ranks}: {}", rank, tensor.name);
+                        next = rows.end;
+                    }
+                    TensorPart::Columns { index, of } => assert_eq!((*index, *of), (rank, ranks)),
+                    TensorPart::Whole | TensorPart::OnFirst => {}
+                }
+            }
+            assert!(next == 0 || next == tensor.shape[0], "{}: {next}", tensor.name);
+        }
+        let stage = &stages(architecture, &inventory, tensor(ranks), ranks - 1).unwrap()[0];
+        let held: u64 = inventory
+            .tensors
+            .iter()
+            .zip(&parts[ranks - 1])
+            .map(|(tensor, part)| match part {
+                TensorPart::Rows(rows) => tensor.bytes.0 * rows.len() as u64 / tensor.shape[0] as u64,
+                TensorPart::Columns { of, .. } => tensor.bytes.0 / *of as u64,
+                TensorPart::Whole | TensorPart::OnFirst => tensor.bytes.0,
+            })
+            .sum();
+        assert_eq!(held, stage.inventory.total_bytes().0, "{ranks}");
+    }
+    // Fewer heads of K and V than GPUs: each is on two of them.
+    let few = Architecture { kv_heads: 4, ..shapes::llama_3_1_8b() };
+    let inventory = few.inventory(Dtype::Bf16);
+    let keys = inventory.tensors.iter().position(|tensor| tensor.name.contains("k_proj")).unwrap();
+    let of = |rank| tensor_parts(&few, &inventory, 8, rank).unwrap()[keys].clone();
+    assert_eq!([0, 1, 6, 7].map(of), [0..128, 0..128, 384..512, 384..512].map(TensorPart::Rows));
+}

@@ -313,3 +313,15 @@ fn a_ragged_step_of_equal_parts_costs_what_the_uniform_step_does() {
         assert!(((chunks - head) / ledger.prefill(1, 5000).flops.0 - 1.0).abs() < 1e-9);
     }
 }
+
+#[test]
+fn ranks_repeat_the_embedding_and_heads_that_are_fewer() {
+    let llama = shapes::llama_3_1_8b();
+    let ledger = Ledger::new(&llama, &llama.inventory(Dtype::Bf16), Dtype::Bf16);
+    let step = StepShape::decode(2, 100);
+    let table = 128_256 * 4096 * 2;
+    assert_eq!(ledger.repeated_on_ranks(step, 1), Bytes(0));
+    assert_eq!(ledger.repeated_on_ranks(step, 4), Bytes(3 * table));
+    // Eight heads of K and V on 16 ranks: each twice, for 101 positions of two sequences in 32 layers.
+    assert_eq!(ledger.repeated_on_ranks(step, 16), Bytes(15 * table + 32 * 2 * 101 * 2 * 8 * 128 * 2));
+}

@@ -79,6 +79,7 @@ pub(super) fn dense(header: &Header) -> Result<Architecture, GgufError> {
         quantization: None,
         multipliers: Multipliers::default(),
         stack: None,
+        draft: None,
         native_dtype: Some(Dtype::Gguf),
         eos_tokens: eos_tokens(header)?,
     })

@@ -131,7 +131,7 @@ pub struct BlockType {
     pub bytes: u64,
 }
 
-/// Type codes of `ggml.h`: name, elements and bytes of a block, and whether candle can compute with it.
+/// Type codes of `ggml.h`: name, elements and bytes of a block, and whether an engine computes with it.
 const BLOCK_TYPES: [(u32, &str, u64, u64, bool); 33] = [
     (0, "f32", 1, 4, true),
     (1, "f16", 1, 2, true),
@@ -164,7 +164,7 @@ const BLOCK_TYPES: [(u32, &str, u64, u64, bool); 33] = [
     (30, "bf16", 1, 2, true),
     (34, "tq1_0", 256, 54, false),
     (35, "tq2_0", 256, 66, false),
-    (39, "mxfp4", 32, 17, false),
+    (39, "mxfp4", 32, 17, true),
     (40, "nvfp4", 64, 36, false),
 ];
 
@@ -461,7 +461,7 @@ pub fn block_type(code: u32) -> Option<BlockType> {
 }
 
 impl Header {
-    /// Refuses block formats that candle cannot compute with.
+    /// Refuses block formats that no engine computes with.
     ///
     /// # Errors
     /// [`GgufError::Unsupported`] with the first such tensor.

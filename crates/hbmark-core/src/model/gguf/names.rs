@@ -2,7 +2,7 @@
 //!
 //! *Source*: `tensor_mapping.py` of the gguf project.
 
-use crate::model::{Architecture, Dtype, Role};
+use crate::model::{Architecture, Dtype, Family, Role};
 
 /// Tensors outside the layers: checkpoint's name, file's name.
 const TOP: [(&str, &str); 3] = [
@@ -12,7 +12,7 @@ const TOP: [(&str, &str); 3] = [
 ];
 
 /// Modules of a layer.
-const IN_LAYER: [(&str, &str); 13] = [
+const IN_LAYER: [(&str, &str); 18] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -26,6 +26,11 @@ const IN_LAYER: [(&str, &str); 13] = [
     ("mlp.down_proj", "ffn_down"),
     ("mlp.gate", "ffn_gate_inp"),
     ("block_sparse_moe.gate", "ffn_gate_inp"),
+    ("mlp.router", "ffn_gate_inp"),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
 ];
 
 /// Matrices of an expert, which a file has for all experts of a layer in one tensor.
@@ -46,9 +51,9 @@ pub struct FileTensor {
     pub expert: Option<usize>,
 }
 
-/// The file's tensor for a name in the checkpoint, where GGUF has one.
+/// The file's tensor for a name in the checkpoint of a family, where GGUF has one.
 #[must_use]
-pub fn file_tensor(name: &str) -> Option<FileTensor> {
+pub fn file_tensor(family: Family, name: &str) -> Option<FileTensor> {
     let of = |table: &[(&'static str, &'static str)], module: &str| {
         table.iter().find(|(checkpoint, _)| *checkpoint == module).map(|(_, file)| *file)
     };
@@ -56,15 +61,31 @@ pub fn file_tensor(name: &str) -> Option<FileTensor> {
         return Some(FileTensor { name: file.to_owned(), expert: None });
     }
     let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
-    let (module, kind) = rest.rsplit_once('.')?;
+    let (module, kind) = match rest {
+        "self_attn.sinks" => (rest, "weight"),
+        _ => rest.rsplit_once('.')?,
+    };
     let (file, expert) = match module.split_once(".experts.") {
         Some(("mlp" | "block_sparse_moe", expert)) => {
             let (expert, matrix) = expert.split_once('.')?;
             (of(&OF_EXPERT, matrix)?, Some(expert.parse().ok()?))
         }
+        _ if module == "self_attn.sinks" => ("attn_sinks", None),
+        _ if module == "post_attention_layernorm" && family == Family::GptOss => {
+            ("post_attention_norm", None)
+        }
         _ => (of(&IN_LAYER, module)?, None),
     };
     Some(FileTensor { name: format!("blk.{layer}.{file}.{kind}"), expert })
+}
+
+/// The shape that a file has for a tensor of its own: a matrix of one row is a vector.
+#[must_use]
+pub fn file_shape(shape: &[usize]) -> &[usize] {
+    match shape {
+        [1, row @ ..] => row,
+        _ => shape,
+    }
 }
 
 /// Every tensor of a file of this architecture: name, shape, role, layer.
@@ -73,9 +94,10 @@ pub fn expected_tensors(architecture: &Architecture) -> Vec<(String, Vec<usize>,
     let experts = architecture.experts.as_ref().map_or(0, |experts| experts.count);
     let listed = architecture.inventory(Dtype::Gguf).tensors.into_iter().filter_map(|info| {
         // What has no name there is looked for by its own, and so is missed.
-        let tensor = file_tensor(&info.name).unwrap_or(FileTensor { name: info.name, expert: None });
+        let tensor = file_tensor(architecture.family, &info.name)
+            .unwrap_or(FileTensor { name: info.name, expert: None });
         let shape = match tensor.expert {
-            None => info.shape,
+            None => file_shape(&info.shape).to_vec(),
             Some(0) => [&[experts], info.shape.as_slice()].concat(),
             Some(_) => return None,
         };
@@ -122,9 +144,29 @@ mod tests {
         let mixtral = shapes::mixtral_8x7b();
         assert_eq!(shape_of(&mixtral, "blk.0.ffn_down_exps.weight"), Some(vec![8, 4096, 14_336]));
         assert_eq!(
-            file_tensor("model.layers.3.block_sparse_moe.experts.5.w3.weight"),
+            file_tensor(Family::Mixtral, "model.layers.3.block_sparse_moe.experts.5.w3.weight"),
             Some(FileTensor { name: "blk.3.ffn_up_exps.weight".to_owned(), expert: Some(5) })
         );
+    }
+
+    #[test]
+    fn gpt_oss_and_qwen2_moe_have_names_of_their_own() {
+        let file = |family, name: &str| file_tensor(family, &format!("model.layers.1.{name}")).unwrap();
+        for (name, wanted, expert) in [
+            ("post_attention_layernorm.weight", "blk.1.post_attention_norm.weight", None),
+            ("self_attn.sinks", "blk.1.attn_sinks.weight", None),
+            ("mlp.router.bias", "blk.1.ffn_gate_inp.bias", None),
+            ("mlp.experts.7.down_proj.bias", "blk.1.ffn_down_exps.bias", Some(7)),
+        ] {
+            assert_eq!(file(Family::GptOss, name), FileTensor { name: wanted.to_owned(), expert });
+        }
+        let gate = file(Family::Qwen2Moe, "mlp.shared_expert_gate.weight");
+        assert_eq!(
+            (gate.name.as_str(), file_shape(&[1, 2048])),
+            ("blk.1.ffn_gate_inp_shexp.weight", &[2048][..])
+        );
+        let shared = file(Family::Qwen2Moe, "mlp.shared_expert.up_proj.weight");
+        assert_eq!((shared.name.as_str(), shared.expert), ("blk.1.ffn_up_shexp.weight", None));
     }
 
     #[test]
@@ -135,7 +177,7 @@ mod tests {
             "model.layers.0.mlp.experts.x.up_proj.weight",
             "model.layers.0.other.experts.0.up_proj.weight",
         ] {
-            assert_eq!(file_tensor(foreign), None);
+            assert_eq!(file_tensor(Family::Llama, foreign), None);
         }
     }
 }

@@ -7,8 +7,8 @@ use super::dimensions::{count, dense, eos_tokens, float, has, missing, rope_scal
 use super::header::{GgufError, Header, TensorEntry};
 use crate::model::{
     Activation, Architecture, Attention, Biases, Dense, Dtype, Experts, Family, FeedForward, Inventory,
-    LatentAttention, Layer, Mixer, Mixture, Multipliers, Norms, QkNorm, Reach, Role, Rope, Rotary, Routing,
-    Stack, TensorInfo,
+    LatentAttention, Layer, Mixer, Mixture, Multipliers, Norms, QkNorm, Reach, Role, Rope, RopeScaling,
+    Rotary, Routing, Stack, TensorInfo,
 };
 
 const MAX_LAYERS: usize = 1_024;
@@ -18,14 +18,16 @@ const MAX_HEAD_DIM: usize = 1 << 13;
 const MAX_POSITIONS: usize = 1 << 27;
 const MAX_EXPERTS: usize = 1 << 16;
 
-/// Dimensions of a file that engines run: dense models and mixtures of the llama and qwen3 families, and qwen2.
+/// Dimensions of a file that engines run: dense models and mixtures of the llama, qwen2 and qwen3 families, and gpt-oss.
 ///
 /// # Errors
 /// When the architecture is another, or a dimension is missing or out of range.
 pub fn architecture(header: &Header) -> Result<Architecture, GgufError> {
     let (name, mixture) = family(header)?;
     match mixture {
-        None | Some(Family::Mixtral | Family::Qwen3Moe) => read(header, name, mixture),
+        None | Some(Family::GptOss | Family::Mixtral | Family::Qwen2Moe | Family::Qwen3Moe) => {
+            read(header, name, mixture)
+        }
         Some(_) => Err(unknown(name)),
     }
 }
@@ -52,6 +54,7 @@ fn family(header: &Header) -> Result<(&str, Option<Family>), GgufError> {
     let family = match (name, routed) {
         ("llama" | "qwen2" | "qwen3", false) => None,
         ("llama", true) => Some(Family::Mixtral),
+        ("qwen2moe", true) => Some(Family::Qwen2Moe),
         ("qwen3moe", true) => Some(Family::Qwen3Moe),
         ("gpt-oss", true) => Some(Family::GptOss),
         ("gemma3", false) => Some(Family::Gemma3),
@@ -113,17 +116,22 @@ impl Reader<'_> {
         let further = count(self.header, &self.key("nextn_predict_layers"), 0, 16)?.unwrap_or(0);
         let layers = self.need("block_count", MAX_LAYERS)?.saturating_sub(further);
         let norm_key = self.key("attention.layer_norm_rms_epsilon");
-        let rope = Rope {
+        let mut rope = Rope {
             theta: float(self.header, &self.key("rope.freq_base"), 1.0, 1e12)?.unwrap_or(10_000.0),
             scaling: rope_scaling(self.header, self.name)?,
         };
+        if let (Family::GptOss, RopeScaling::Yarn { shape, .. }) = (self.family, &mut rope.scaling) {
+            // As its configs have it; no key of a file says so.
+            shape.truncate = false;
+        }
+        let biases = self.biases();
         let latent = self.latent()?;
         let mixture = self.mixture(layers)?;
         let stack = (0..layers)
             .map(|layer| {
                 let mixer = match latent {
                     Some(latent) => Mixer::Latent { heads, latent, indexer: None },
-                    None => Mixer::Attention(self.attention(layer, heads, head_dim, rope)?),
+                    None => Mixer::Attention(self.attention(layer, heads, head_dim, rope, biases)?),
                 };
                 let norms = if self.family == Family::Gemma3 { Norms::BeforeAndAfter } else { Norms::Before };
                 Ok(Layer { mixer, feed_forward: self.feed_forward(layer, mixture)?, norms })
@@ -147,7 +155,7 @@ impl Reader<'_> {
             norm_eps: float(self.header, &norm_key, 0.0, 1.0)?.ok_or_else(|| missing(&norm_key))?,
             rope,
             qk_norm: has(self.header, "blk.0.attn_q_norm.weight"),
-            biases: Biases::default(),
+            biases,
             tied_head: !has(self.header, "output.weight"),
             windows: Vec::new(),
             experts: mixture.map(|mixture| Experts::of(&mixture, dense)),
@@ -157,7 +165,17 @@ impl Reader<'_> {
             eos_tokens: eos_tokens(self.header)?,
             multipliers: Multipliers::default(),
             stack: Some(Stack::new(stack)),
+            draft: None,
         })
+    }
+
+    /// Those of the first layer.
+    fn biases(&self) -> Biases {
+        Biases {
+            qkv: has(self.header, "blk.0.attn_q.bias"),
+            o: has(self.header, "blk.0.attn_output.bias"),
+            mlp: self.family == Family::GptOss,
+        }
     }
 
     fn latent(&self) -> Result<Option<LatentAttention>, GgufError> {
@@ -192,6 +210,7 @@ impl Reader<'_> {
         heads: usize,
         key_dim: usize,
         rope: Rope,
+        biases: Biases,
     ) -> Result<Attention, GgufError> {
         let value_dim = self.count("attention.value_length", MAX_HEAD_DIM)?.unwrap_or(key_dim);
         let keys = self.needed(layer, &["attn_k"])?;
@@ -227,7 +246,7 @@ impl Reader<'_> {
             } else {
                 QkNorm::None
             },
-            biases: Biases::default(),
+            biases,
             shares_key: false,
             output_gate: false,
             sinks: self.family == Family::GptOss,
@@ -261,11 +280,16 @@ impl Reader<'_> {
                 Family::DeepseekV3 | Family::Glm4Moe | Family::MinimaxM2 => {
                     Routing::Sigmoid { correction: true, groups: 1, chosen_groups: 1, renormalised: true }
                 }
+                Family::Qwen2Moe => Routing::Softmax { renormalised: false },
                 _ => Routing::Softmax { renormalised: true },
             },
-            activation: Activation::Silu,
+            activation: match self.family {
+                // As its configs have it; no key of a file has the limit.
+                Family::GptOss => Activation::ClampedSwiglu { limit: 7.0 },
+                _ => Activation::Silu,
+            },
             shared_width: shared.and_then(|tensor| tensor.shape.last().copied()).unwrap_or(0),
-            shared_gate: false,
+            shared_gate: self.family == Family::Qwen2Moe && shared.is_some(),
             bias: self.family == Family::GptOss,
             latent: None,
             routed_scaling_factor: 1.0,
@@ -346,7 +370,7 @@ fn layer_role(name: &str) -> Option<Role> {
     let (module, ending) = name.rsplit_once('.')?;
     match (module, ending) {
         (_, "weight" | "bias") if module.ends_with("_norm") => Some(Role::Norm),
-        ("ffn_gate_inp" | "exp_probs_b", "weight" | "bias") => Some(Role::Router),
+        ("ffn_gate_inp" | "ffn_gate_inp_shexp" | "exp_probs_b", "weight" | "bias") => Some(Role::Router),
         ("attn_sinks", _) => Some(Role::Bias),
         (_, "weight") if module.ends_with("_exps") => Some(Role::Expert),
         (_, "bias") if module.ends_with("_exps") => Some(Role::ExpertBias),

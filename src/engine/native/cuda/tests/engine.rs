@@ -25,8 +25,17 @@ const ROUNDED_TOLERANCE: f64 = 2e-2;
 const MIXTURE_TOLERANCE: f64 = 3e-2;
 
 /// The fixtures with experts.
-const MIXTURES: [&str; 8] =
-    ["qwen3-moe", "qwen2-moe", "mixtral", "glm4-moe", "minimax-m2", "gpt-oss", "deepseek-v2", "deepseek-v3"];
+const MIXTURES: [&str; 9] = [
+    "qwen3-moe",
+    "qwen2-moe",
+    "mixtral",
+    "glm4-moe",
+    "minimax-m2",
+    "gpt-oss",
+    "deepseek-v2",
+    "deepseek-v2-groups",
+    "deepseek-v3",
+];
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models")

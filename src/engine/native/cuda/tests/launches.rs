@@ -44,7 +44,7 @@ impl Device for Recorder {
     fn shared_bytes(&self) -> usize {
         227 << 10
     }
-    fn timeline(&self) -> Box<dyn Timeline> {
+    fn timeline(&self) -> Box<dyn Timeline + Send> {
         Box::new(MonotonicTimeline::default())
     }
     fn allocate(&mut self, bytes: usize) -> Result<Place, EngineError> {

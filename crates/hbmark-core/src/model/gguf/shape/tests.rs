@@ -227,6 +227,8 @@ fn gpt_oss_has_windows_on_even_layers_and_routed_biases() {
     let routed = inventory.bytes_of(Role::Expert).0 + inventory.bytes_of(Role::ExpertBias).0;
     let rest = inventory.total_bytes().0 - routed - 201_088 * 2880 / 32 * 34;
     assert_eq!(ledger.decode(1, 0).bytes.weights, Bytes(rest + routed / 8));
+    let layer = architecture.layer(1);
+    assert_eq!(layer.feed_forward.mixture().unwrap().activation, Activation::ClampedSwiglu { limit: 7.0 });
 }
 
 #[test]
@@ -257,8 +259,10 @@ fn files_that_are_not_understood_are_refused_by_name() {
 }
 
 #[test]
-fn what_candle_has_no_kernels_for_is_refused_only_where_it_would_run() {
-    let file = gpt_oss();
-    assert!(file.0.check_computable().unwrap_err().to_string().contains("stored as mxfp4"));
-    assert!(qwen3_30b(q4_k_m).0.check_computable().is_ok());
+fn what_no_engine_has_kernels_for_is_refused_only_where_it_would_run() {
+    const IQ4_NL: u32 = 20;
+    let file = qwen3_30b(|_, _| IQ4_NL);
+    assert!(file.0.check_computable().unwrap_err().to_string().contains("stored as iq4_nl"));
+    assert!(shape(&file.0).is_ok());
+    assert!(gpt_oss().0.check_computable().is_ok());
 }

@@ -1,0 +1,468 @@
+//! Tensor parallel groups of a CPU: each rank is a group of threads with its part of every layer.
+//!
+//! Enters: an [`OpenModel`] and the number of ranks. Leaves: a [`Session`] like any other. Heads, channels of feed-forwards and the vocabulary are
+//! split as vLLM splits them ([`tensor_parts`]); norms, routers and the embedding are on every rank. All ranks run the same steps over caches of their
+//! own heads, and meet where a layer adds to the residual ([`Rank`]). A rank that fails ends the step on all of them.
+#![expect(unsafe_code, reason = "members of a team have a rank each")]
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use super::cpu::CpuOperations;
+use super::cpu::simd::InstructionSet;
+use super::cpu::thread_team::{DisjointSlice, Team};
+use super::forward::{ModelWeights, ModelWidths};
+use super::ranks::Rank;
+use super::weights::Assembly;
+use super::{NativeSession, kv_format, refuse};
+use crate::engine::{
+    EngineError, MemoryUse, OperationTime, ScriptedRouting, SequenceId, Session, StepBatch, StepProfiler,
+    SyntheticKv, Timeline, error_mapping,
+};
+use crate::weights::{OpenModel, StoredTensor};
+use hbmark_core::ledger::group::{Group, TensorPart, stages, tensor_parts};
+use hbmark_core::model::{
+    Architecture, Dtype, FeedForward, Inventory, Mixer, Norms, QkNorm, Role, TensorInfo,
+};
+use hbmark_core::result::{Capabilities, EngineKind};
+use hbmark_core::units::Bytes;
+
+/// What the ranks of a group have of a model.
+#[derive(Debug)]
+pub struct RankShapes {
+    pub architectures: Vec<Architecture>,
+    /// Rows of the head.
+    pub vocabulary: Vec<Range<usize>>,
+    /// Of each tensor, by its name without what its storage adds, the part of each rank.
+    parts: HashMap<String, Vec<TensorPart>>,
+}
+
+impl RankShapes {
+    /// Those of so many ranks.
+    ///
+    /// # Errors
+    /// When the model cannot be split so, with the sizes that it can be split into.
+    pub fn new(model: &OpenModel, dtype: Dtype, ranks: usize) -> Result<Self, EngineError> {
+        let architecture = &model.architecture;
+        check(architecture)?;
+        let inventory = model.inventory(dtype);
+        let group = Group { tensor: ranks, ..Group::ONE };
+        let refused = |problem: hbmark_core::ledger::GroupError| EngineError::Unsupported {
+            engine: super::NAME.into(),
+            what: format!("a tensor parallel group of {ranks}"),
+            why: problem.to_string(),
+        };
+        let mut shapes = Self {
+            architectures: Vec::with_capacity(ranks),
+            vocabulary: Vec::with_capacity(ranks),
+            parts: HashMap::new(),
+        };
+        let listed: Vec<&TensorInfo> = inventory.tensors.iter().collect();
+        for rank in 0..ranks {
+            let [stage] = &stages(architecture, &inventory, group, rank).map_err(refused)?[..] else {
+                unreachable!("one stage")
+            };
+            shapes.architectures.push(stage.architecture.clone());
+            let parts = tensor_parts(architecture, &inventory, ranks, rank).map_err(refused)?;
+            for (tensor, part) in listed.iter().zip(parts) {
+                let head = if architecture.tied_head { Role::Embedding } else { Role::Head };
+                if tensor.role == head
+                    && let TensorPart::Rows(rows) = &part
+                {
+                    shapes.vocabulary.push(rows.clone());
+                }
+                // Every rank looks tokens up itself.
+                let part = if tensor.role == Role::Embedding { TensorPart::Whole } else { part };
+                if !matches!(tensor.role, Role::Scale | Role::ExpertScale) {
+                    shapes.parts.entry(plain_name(&tensor.name)).or_default().push(part);
+                }
+            }
+        }
+        if shapes.vocabulary.iter().any(Range::is_empty) {
+            return refuse(
+                format!("a vocabulary of {} on {ranks} ranks", architecture.vocab_size),
+                "the last of them would have none of it",
+            );
+        }
+        Ok(shapes)
+    }
+
+    /// What a rank has of a tensor; `None` for nothing.
+    ///
+    /// # Errors
+    /// When that would cut a group of weights that share a scale.
+    pub(super) fn part(
+        &self,
+        rank: usize,
+        name: &str,
+        tensor: &StoredTensor,
+    ) -> Result<Option<StoredTensor>, EngineError> {
+        let part = self.parts.get(&plain_name(name)).map(|parts| &parts[rank]);
+        Ok(match (part, tensor) {
+            (Some(TensorPart::OnFirst), _) if rank > 0 => None,
+            (Some(TensorPart::Rows(rows)), StoredTensor::Matrix(matrix)) => {
+                Some(StoredTensor::Matrix(matrix.slice_rows(rows.clone())))
+            }
+            (Some(TensorPart::Rows(rows)), StoredTensor::Vector(values)) => {
+                Some(StoredTensor::Vector(values[rows.clone()].to_vec()))
+            }
+            (Some(TensorPart::Columns { index, of }), StoredTensor::Matrix(matrix)) => {
+                let Some(columns) = matrix.slice_columns(*index, *of) else {
+                    return refuse(
+                        format!("{name} of {} columns in {} on {of} ranks", matrix.columns, matrix.storage()),
+                        "a part would cut columns that share a scale",
+                    );
+                };
+                Some(StoredTensor::Matrix(columns))
+            }
+            _ => Some(tensor.clone()),
+        })
+    }
+}
+
+/// The name of a tensor without what quantised checkpoints put behind it.
+fn plain_name(name: &str) -> String {
+    let stored = ["_packed", "_blocks"].iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name);
+    stored.strip_suffix(".qweight").map_or_else(|| stored.to_owned(), |module| format!("{module}.weight"))
+}
+
+/// Checks that what a layer adds is a sum of what ranks add.
+fn check(architecture: &Architecture) -> Result<(), EngineError> {
+    let what = |index: usize| {
+        let layer = architecture.layer(index);
+        let fused = matches!(layer.mixer, Mixer::Attention(a) if a.fused)
+            || matches!(layer.feed_forward, FeedForward::Dense(dense) if dense.fused);
+        match layer.mixer {
+            _ if layer.norms != Norms::Before => Some("norms of what a layer adds"),
+            Mixer::Attention(a) if a.qk_norm == QkNorm::FullWidth => {
+                Some("norms over the heads of all ranks")
+            }
+            _ if fused => Some("matrices that are stored as one"),
+            _ if architecture.family.stores_experts_by_input() => Some("experts that are stored as one"),
+            _ => None,
+        }
+    };
+    match (0..architecture.layers).find_map(what) {
+        Some(what) => refuse(
+            format!("tensor parallel groups of the {:?} family", architecture.family),
+            format!("it has {what}; `hbmark predict --tensor-parallel-size` knows the model"),
+        ),
+        None => Ok(()),
+    }
+}
+
+/// A rank that is being loaded.
+struct Loading<'a> {
+    operations: CpuOperations,
+    assembly: Option<Assembly<'a, CpuOperations>>,
+    weights: Option<ModelWeights<CpuOperations>>,
+    failed: Option<EngineError>,
+}
+
+/// What a rank has once it is loaded.
+type Loaded = (CpuOperations, ModelWeights<CpuOperations>);
+
+/// A job on the thread of each rank that has not failed.
+fn on_each<'a>(
+    team: &mut Team,
+    ranks: &mut [Loading<'a>],
+    job: &(dyn Fn(usize, &mut Loading<'a>) -> Result<(), EngineError> + Sync),
+) {
+    let slots = DisjointSlice::new(ranks);
+    team.run(&|worker| {
+        let rank = worker.index;
+        // SAFETY: each member has its own rank.
+        let own = unsafe { &mut slots.part(rank..rank + 1)[0] };
+        if own.failed.is_none() {
+            own.failed = job(rank, own).err();
+        }
+    });
+}
+
+/// Loads every rank's part in one pass over the weights. Each packs its own, so that memory lies where the rank runs.
+fn load(
+    team: &mut Team,
+    model: &OpenModel,
+    dtype: Dtype,
+    threads: usize,
+    shapes: &RankShapes,
+    loaded: &mut dyn FnMut(Bytes),
+) -> Result<(Vec<Loaded>, Inventory), EngineError> {
+    let mut ranks = Vec::with_capacity(shapes.architectures.len());
+    for (rank, architecture) in shapes.architectures.iter().enumerate() {
+        ranks.push(Loading {
+            operations: CpuOperations::on_processors(threads, rank * threads, InstructionSet::best())?,
+            assembly: Some(Assembly::of_rank(architecture, shapes.vocabulary[rank].clone())),
+            weights: None,
+            failed: None,
+        });
+    }
+    let streamed = model.stream(dtype, &mut |name, tensor| {
+        loaded(tensor.bytes());
+        on_each(team, &mut ranks, &|rank, own| {
+            let Loading { operations, assembly: Some(assembly), .. } = own else { return Ok(()) };
+            let part = shapes.part(rank, name, &tensor)?;
+            part.map_or(Ok(()), |part| assembly.take(operations, name, part))
+        });
+        Ok(())
+    });
+    let failed = |ranks: &mut Vec<Loading<'_>>| {
+        ranks.iter_mut().find_map(|rank| rank.failed.take()).map_or(Ok(()), Err)
+    };
+    failed(&mut ranks)?;
+    let inventory = streamed.map_err(|error| error_mapping::of_loading("cpu", error))?;
+    on_each(team, &mut ranks, &|_, own| {
+        let Loading { operations, assembly, weights, .. } = own;
+        if let Some(assembly) = assembly.take() {
+            *weights = Some(assembly.finish(operations)?);
+        }
+        Ok(())
+    });
+    failed(&mut ranks)?;
+    let ranks = ranks.into_iter().filter_map(|rank| Some((rank.operations, rank.weights?)));
+    Ok((ranks.collect(), inventory))
+}
+
+/// A model on the ranks of a group.
+pub struct ParallelSession {
+    /// Runs a job on a thread of each rank; the first is the caller's.
+    team: Team,
+    ranks: Vec<NativeSession<CpuOperations>>,
+    places: Vec<Rank>,
+    vocabulary: Vec<Range<usize>>,
+    architecture: Architecture,
+    inventory: Inventory,
+    capabilities: Capabilities,
+    /// Of the last job, rank by rank.
+    outcomes: Vec<Result<(), EngineError>>,
+    /// Of the last step, rank by rank.
+    next: Vec<Vec<u32>>,
+    lost: bool,
+}
+
+impl std::fmt::Debug for ParallelSession {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ParallelSession").field("ranks", &self.ranks).finish_non_exhaustive()
+    }
+}
+
+impl ParallelSession {
+    /// Loads a model onto so many ranks, which share the threads.
+    ///
+    /// # Errors
+    /// When the model cannot be split so, there are fewer threads than ranks, or the weights cannot be loaded.
+    pub fn load(
+        model: &OpenModel,
+        (dtype, kv_dtype): (Dtype, Dtype),
+        (ranks, threads): (usize, usize),
+        block_size: usize,
+        loaded: &mut dyn FnMut(Bytes),
+    ) -> Result<Self, EngineError> {
+        kv_format::check(kv_dtype, model.architecture.latent.is_some())?;
+        let shapes = RankShapes::new(model, dtype, ranks)?;
+        if threads < ranks {
+            return refuse(
+                format!("a tensor parallel group of {ranks} on {threads} threads"),
+                "a rank needs a thread of its own",
+            );
+        }
+        let each = threads / ranks;
+        let mut team = Team::on_processors(ranks, 0, each).map_err(|error| EngineError::Device {
+            device: "cpu".into(),
+            detail: format!("cannot start {ranks} ranks: {error}"),
+        })?;
+        let (loaded, inventory) = load(&mut team, model, dtype, each, &shapes, loaded)?;
+        let places = Rank::group(ranks);
+        let session = |(rank, (operations, weights)): (usize, Loaded)| {
+            let architecture = &shapes.architectures[rank];
+            let mut session = NativeSession::of_weights(
+                operations,
+                architecture,
+                weights,
+                inventory.clone(),
+                kv_dtype,
+                block_size,
+            )?;
+            let vocab = shapes.vocabulary[rank].len();
+            let widths = ModelWidths { vocab, ..ModelWidths::of(architecture) };
+            session.forward = session.forward.of_rank(places[rank].clone(), widths);
+            Ok(session)
+        };
+        let sessions =
+            loaded.into_iter().enumerate().map(session).collect::<Result<Vec<_>, EngineError>>()?;
+        let own = super::capabilities(&model.architecture, "cpu", true);
+        Ok(Self {
+            team,
+            outcomes: (0..ranks).map(|_| Ok(())).collect(),
+            next: vec![Vec::new(); ranks],
+            ranks: sessions,
+            places,
+            vocabulary: shapes.vocabulary,
+            architecture: model.architecture.clone(),
+            inventory,
+            capabilities: Capabilities { engine: EngineKind::of_ranks(ranks), ..own },
+            lost: false,
+        })
+    }
+
+    /// The same on every rank at once.
+    fn on_all(
+        &mut self,
+        job: impl Fn(usize, &mut NativeSession<CpuOperations>) -> Result<(), EngineError> + Sync,
+    ) -> Result<(), EngineError> {
+        if self.lost {
+            return Err(EngineError::Device {
+                device: "cpu".into(),
+                detail: "a rank of the tensor parallel group failed before".into(),
+            });
+        }
+        let ranks = DisjointSlice::new(&mut self.ranks);
+        let outcomes = DisjointSlice::new(&mut self.outcomes);
+        let places = &self.places;
+        self.team.run(&|worker| {
+            let rank = worker.index;
+            // SAFETY: each member has its own rank.
+            let (session, outcome) =
+                unsafe { (&mut ranks.part(rank..rank + 1)[0], &mut outcomes.part(rank..rank + 1)[0]) };
+            *outcome = job(rank, session);
+            if outcome.is_err() {
+                places[rank].leave();
+            }
+        });
+        let failed = |outcome: &Result<(), EngineError>| outcome.is_err();
+        if !self.outcomes.iter().any(failed) {
+            return Ok(());
+        }
+        let missed = |outcome: &Result<(), EngineError>| matches!(outcome, Err(EngineError::RankLost { .. }));
+        // What all refuse alike is no fault of any: they are where they were.
+        let refused = |outcome: &Result<(), EngineError>| matches!(outcome, Err(error) if !error.is_sticky());
+        if self.outcomes.iter().all(refused) {
+            self.places[0].restore();
+        } else {
+            self.lost = true;
+        }
+        // The reason, and not that others missed a rank.
+        let reason = self.outcomes.iter().position(|outcome| failed(outcome) && !missed(outcome));
+        let at = reason.or_else(|| self.outcomes.iter().position(failed)).unwrap_or(0);
+        std::mem::replace(&mut self.outcomes[at], Ok(()))
+    }
+}
+
+impl Session for ParallelSession {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+    fn architecture(&self) -> &Architecture {
+        &self.architecture
+    }
+    fn inventory(&self) -> &Inventory {
+        &self.inventory
+    }
+    fn kv_dtype(&self) -> Dtype {
+        self.ranks[0].kv_dtype()
+    }
+
+    fn step(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
+        self.ranks[0].check_batch(batch)?;
+        self.on_all(|_, session| session.step(batch))
+    }
+
+    fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
+        let mut all: Vec<Vec<f32>> = Vec::new();
+        for rank in &mut self.ranks {
+            let own = rank.logits()?;
+            if all.is_empty() {
+                all = own;
+            } else {
+                all.iter_mut().zip(own).for_each(|(all, own)| all.extend(own));
+            }
+        }
+        Ok(all)
+    }
+
+    fn next_tokens(&mut self, tokens: &mut Vec<u32>) -> Result<(), EngineError> {
+        for (rank, next) in self.ranks.iter_mut().zip(&mut self.next) {
+            next.clear();
+            rank.next_tokens(next)?;
+        }
+        for output in 0..self.next[0].len() {
+            let mut best: Option<(f32, usize)> = None;
+            for ((rank, next), rows) in self.ranks.iter().zip(&self.next).zip(&self.vocabulary) {
+                let own = next[output] as usize;
+                let Some(logit) = rank.forward.logit(&rank.operations, output, own) else { continue };
+                // The first of equal ones, as on one device.
+                if best.is_none_or(|(largest, _)| logit > largest) {
+                    best = Some((logit, rows.start + own));
+                }
+            }
+            let token = best.ok_or(EngineError::NoStepRun)?.1;
+            tokens.push(u32::try_from(token).expect("a vocabulary fits 32 bits"));
+        }
+        Ok(())
+    }
+
+    fn timeline(&mut self) -> &mut dyn Timeline {
+        self.ranks[0].timeline()
+    }
+
+    fn release(&mut self, sequence: SequenceId) {
+        self.ranks.iter_mut().for_each(|rank| rank.release(sequence));
+    }
+
+    fn synthetic_kv(&mut self) -> Option<&mut dyn SyntheticKv> {
+        Some(self)
+    }
+    fn profiler(&mut self) -> Option<&mut dyn StepProfiler> {
+        Some(self)
+    }
+
+    fn memory(&mut self) -> MemoryUse {
+        MemoryUse { weights: self.inventory.total_bytes(), peak: None }
+    }
+
+    fn bytes_moved(&mut self) -> Option<Bytes> {
+        self.ranks.iter_mut().map(NativeSession::bytes_moved).try_fold(Bytes(0), |sum, own| Some(sum + own?))
+    }
+
+    fn experts_met(&mut self) -> Option<f64> {
+        // All meet the same.
+        self.ranks.iter_mut().map(NativeSession::experts_met).fold(None, Option::or)
+    }
+
+    fn script_experts(&mut self, script: Option<ScriptedRouting>) -> Option<ScriptedRouting> {
+        let before: Vec<_> = self.ranks.iter_mut().map(|rank| rank.script_experts(script)).collect();
+        before[0]
+    }
+
+    fn preallocate_blocks(&mut self, blocks: usize) -> Result<(), EngineError> {
+        self.on_all(|_, session| session.preallocate_blocks(blocks))
+    }
+}
+
+impl SyntheticKv for ParallelSession {
+    fn fill_kv(&mut self, sequence: SequenceId, positions: usize, seed: u64) -> Result<(), EngineError> {
+        self.on_all(|_, session| session.fill_kv(sequence, positions, seed))
+    }
+}
+
+impl StepProfiler for ParallelSession {
+    /// Times of the first rank, with the bytes of all. What it waits for the others is in the sums.
+    fn profile(&mut self, batch: &StepBatch) -> Result<Vec<OperationTime>, EngineError> {
+        self.ranks[0].check_batch(batch)?;
+        let profiles: Vec<Mutex<Vec<OperationTime>>> = self.ranks.iter().map(|_| Mutex::default()).collect();
+        self.on_all(|rank, session| {
+            *profiles[rank].lock().unwrap_or_else(PoisonError::into_inner) = session.profile(batch)?;
+            Ok(())
+        })?;
+        let mut profiles =
+            profiles.into_iter().map(|own| own.into_inner().unwrap_or_else(PoisonError::into_inner));
+        let mut first = profiles.next().unwrap_or_default();
+        for own in profiles {
+            for (row, own) in first.iter_mut().zip(own) {
+                row.bytes = row.bytes + own.bytes;
+            }
+        }
+        Ok(first)
+    }
+}

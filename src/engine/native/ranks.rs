@@ -1,0 +1,156 @@
+//! The ranks of a tensor parallel group in one process, and the sum of what each of them has.
+//!
+//! Enters: values of each rank. Leaves: their sum on all of them, to the bit the same, since it is made in the order of the ranks. A rank that fails
+//! leaves the group, and no other waits for it.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use super::waiting::WaitWord;
+use crate::engine::EngineError;
+
+/// What the ranks share.
+#[derive(Debug)]
+struct Group {
+    /// Of each rank, what it brought to this sum and to the one before: a rank may write the next while others still read the last.
+    brought: Vec<[RwLock<Vec<f32>>; 2]>,
+    arrived: AtomicUsize,
+    generation: WaitWord,
+    /// The number of a rank that left, and 1; 0 while all are there.
+    left: AtomicUsize,
+}
+
+/// One rank of a group.
+#[derive(Debug, Clone)]
+pub struct Rank {
+    group: Arc<Group>,
+    index: usize,
+    sums: usize,
+}
+
+impl Rank {
+    /// The ranks of a group.
+    #[must_use]
+    pub fn group(size: usize) -> Vec<Self> {
+        let group = Arc::new(Group {
+            brought: (0..size).map(|_| <[RwLock<Vec<f32>>; 2]>::default()).collect(),
+            arrived: AtomicUsize::new(0),
+            generation: WaitWord::default(),
+            left: AtomicUsize::new(0),
+        });
+        (0..size).map(|index| Self { group: Arc::clone(&group), index, sums: 0 }).collect()
+    }
+
+    /// Which it is.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Ranks of its group.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.group.brought.len()
+    }
+
+    /// `values[i] = Σ values[i]` of all ranks, each of which calls this with as many values.
+    ///
+    /// # Errors
+    /// When a rank left the group.
+    pub fn sum(&mut self, values: &mut [f32]) -> Result<(), EngineError> {
+        let turn = self.sums % 2;
+        self.sums += 1;
+        {
+            let mut own =
+                self.group.brought[self.index][turn].write().unwrap_or_else(PoisonError::into_inner);
+            own.clear();
+            own.extend_from_slice(values);
+        }
+        self.meet()?;
+        values.fill(0.0);
+        for brought in &self.group.brought {
+            let brought = brought[turn].read().unwrap_or_else(PoisonError::into_inner);
+            values.iter_mut().zip(brought.iter()).for_each(|(sum, value)| *sum += value);
+        }
+        Ok(())
+    }
+
+    /// Leaves the group: this rank failed.
+    pub fn leave(&self) {
+        self.group.left.store(self.index + 1, Ordering::Release);
+        // Whoever waits looks who is there.
+        self.group.generation.set(self.group.generation.get().wrapping_add(1));
+    }
+
+    /// Takes back all that left, while none of the group is at a sum.
+    pub fn restore(&self) {
+        self.group.left.store(0, Ordering::Release);
+        self.group.arrived.store(0, Ordering::Release);
+    }
+
+    fn meet(&self) -> Result<(), EngineError> {
+        let Group { arrived, generation, left, .. } = &*self.group;
+        let current = generation.get();
+        if arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.size() {
+            arrived.store(0, Ordering::Relaxed);
+            generation.set(current.wrapping_add(1));
+        } else if left.load(Ordering::Acquire) == 0 {
+            generation.await_change(current);
+        }
+        match left.load(Ordering::Acquire) {
+            0 => Ok(()),
+            rank => Err(EngineError::RankLost { rank: rank - 1, of: self.size() }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rank_has_the_sum_of_all_in_their_order() {
+        for size in [1, 2, 3, 5] {
+            let found: Vec<Vec<u32>> = std::thread::scope(|scope| {
+                let threads: Vec<_> = Rank::group(size)
+                    .into_iter()
+                    .map(|mut rank| {
+                        scope.spawn(move || {
+                            let mut all = Vec::new();
+                            for turn in 0..200 {
+                                let own = |i: usize| ((rank.index() + 1) * (i + 3 + turn)) as f32 / 7.0;
+                                let mut values: Vec<f32> = (0..=turn % 9).map(own).collect();
+                                rank.sum(&mut values).unwrap();
+                                all.extend(values.into_iter().map(f32::to_bits));
+                            }
+                            all
+                        })
+                    })
+                    .collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            let mut wanted = Vec::new();
+            for turn in 0..200 {
+                let own = |rank: usize, i: usize| ((rank + 1) * (i + 3 + turn)) as f32 / 7.0;
+                let sum = |i: usize| (0..size).fold(0.0, |sum, rank| sum + own(rank, i));
+                wanted.extend((0..=turn % 9).map(sum).map(f32::to_bits));
+            }
+            assert!(found.iter().all(|found| *found == wanted), "{size} ranks");
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_a_rank_that_left() {
+        let mut ranks = Rank::group(3);
+        let lost = ranks.remove(1);
+        let errors: Vec<String> = std::thread::scope(|scope| {
+            let threads: Vec<_> = ranks
+                .iter_mut()
+                .map(|rank| scope.spawn(|| rank.sum(&mut [1.0]).unwrap_err().to_string()))
+                .collect();
+            lost.leave();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(errors.iter().all(|error| error.contains("rank 1 of 3")), "{errors:?}");
+    }
+}

@@ -1,0 +1,125 @@
+//! A matrix cut into equal parts of its columns, where no group of columns that share a scale is cut.
+//!
+//! Enters: a [`StoredMatrix`]. Leaves: one with a row for each part of each row, as they are stored, of which a rank of a tensor parallel group
+//! takes its own.
+
+use half::{bf16, f16};
+
+use super::{StoredData, StoredMatrix};
+
+impl StoredMatrix {
+    /// Part `part` of `parts` of its columns; `None` where that would cut a group, or columns are no equal parts.
+    #[must_use]
+    pub fn slice_columns(&self, part: usize, parts: usize) -> Option<Self> {
+        let width = self.columns / parts;
+        let group = match &self.data {
+            // One scale for whole rows, which all parts have.
+            StoredData::Int8 { .. } | StoredData::Fp8 { block: None, .. } => 1,
+            _ => self.packing().group(self.columns),
+        };
+        if !self.columns.is_multiple_of(parts) || !width.is_multiple_of(group) {
+            return None;
+        }
+        let of_rows = |scales: &[f32]| scales.to_vec();
+        let cut = Cut { rows: self.rows, part, parts };
+        let data = match &self.data {
+            StoredData::F32(values) => StoredData::F32(cut.of::<f32>(values)),
+            StoredData::F16(values) => StoredData::F16(cut.of::<f16>(values)),
+            StoredData::Bf16(values) => StoredData::Bf16(cut.of::<bf16>(values)),
+            StoredData::Int8 { quants, scales } => {
+                StoredData::Int8 { quants: cut.of(quants), scales: of_rows(scales) }
+            }
+            StoredData::Fp8 { codes, scales, block } => StoredData::Fp8 {
+                codes: cut.of(codes),
+                scales: if block.is_some() { cut.of(scales) } else { of_rows(scales) },
+                block: *block,
+            },
+            StoredData::Q8_0 { quants, scales } => {
+                StoredData::Q8_0 { quants: cut.of(quants), scales: cut.of(scales) }
+            }
+            StoredData::Q4_0 { nibbles, scales } => {
+                StoredData::Q4_0 { nibbles: cut.of(nibbles), scales: cut.of(scales) }
+            }
+            StoredData::Mxfp8 { codes, scales } => {
+                StoredData::Mxfp8 { codes: cut.of(codes), scales: cut.of(scales) }
+            }
+            StoredData::Mxfp4 { nibbles, scales } => {
+                StoredData::Mxfp4 { nibbles: cut.of(nibbles), scales: cut.of(scales) }
+            }
+            StoredData::Nvfp4 { nibbles, scales, tensor_scale } => StoredData::Nvfp4 {
+                nibbles: cut.of(nibbles),
+                scales: cut.of(scales),
+                tensor_scale: *tensor_scale,
+            },
+            StoredData::Int4 { group, .. } if group % 2 == 1 => return None,
+            StoredData::Int4 { nibbles, scales, zeros, group } => StoredData::Int4 {
+                nibbles: cut.of(nibbles),
+                scales: cut.of(scales),
+                zeros: cut.of(zeros),
+                group: *group,
+            },
+            StoredData::Super { format, blocks } => {
+                StoredData::Super { format: *format, blocks: cut.of(blocks) }
+            }
+        };
+        Some(Self { rows: self.rows, columns: width, data })
+    }
+}
+
+/// One of equal parts of each row.
+struct Cut {
+    rows: usize,
+    part: usize,
+    parts: usize,
+}
+
+impl Cut {
+    fn of<T: Copy>(&self, values: &[T]) -> Vec<T> {
+        let width = values.len() / (self.rows * self.parts);
+        values.chunks_exact(width).skip(self.part).step_by(self.parts).flatten().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::weights::Packing;
+    use crate::weights::stored_matrix::SuperBlock;
+
+    fn matrix(rows: usize, columns: usize, packing: Packing) -> StoredMatrix {
+        let value = |i: usize| ((i * 37 % 101) as f32 - 50.0) / 13.0;
+        let values: Vec<f32> = (0..rows * columns).map(value).collect();
+        StoredMatrix::from_f32_rows(rows, columns, &values, packing)
+    }
+
+    fn row(matrix: &StoredMatrix, row: usize) -> Vec<f32> {
+        let mut values = vec![0.0; matrix.columns];
+        matrix.row(row, &mut values);
+        values
+    }
+
+    #[test]
+    fn parts_of_a_row_side_by_side_are_the_row_in_every_format() {
+        let fp8 = [None, Some([2, 128])].map(|block| Packing::Fp8 { block });
+        let int4 = [32, 128].map(|group| Packing::Int4 { group });
+        let plain = [Packing::F32, Packing::F16, Packing::Bf16, Packing::Int8];
+        let grouped = [Packing::Q8_0, Packing::Q4_0, Packing::Mxfp8, Packing::Mxfp4, Packing::Nvfp4];
+        let all = plain.into_iter().chain(grouped).chain(fp8).chain(int4);
+        for packing in all.chain(SuperBlock::ALL.map(Packing::Super)) {
+            let whole = matrix(3, 512, packing);
+            let parts = [0, 1].map(|part| whole.slice_columns(part, 2).unwrap());
+            for r in 0..3 {
+                assert_eq!([row(&parts[0], r), row(&parts[1], r)].concat(), row(&whole, r), "{packing:?}");
+            }
+            assert_eq!(parts[0].packing(), whole.packing());
+        }
+    }
+
+    #[test]
+    fn no_group_is_cut() {
+        assert!(matrix(2, 64, Packing::Q8_0).slice_columns(0, 4).is_none());
+        assert!(matrix(2, 512, Packing::Super(SuperBlock::Q4K)).slice_columns(0, 4).is_none());
+        assert!(matrix(2, 9, Packing::F32).slice_columns(0, 2).is_none());
+        assert!(matrix(2, 96, Packing::Int4 { group: 32 }).slice_columns(1, 2).is_none());
+    }
+}
