@@ -519,7 +519,8 @@ fn stored_scales_are_split_along_their_own_axes() {
 fn parts_of_all_gpus_are_the_tensor_and_as_many_bytes_as_a_stage_counts() {
     let models =
         [shapes::llama_3_1_8b(), shapes::qwen3_0_6b(), shapes::qwen3_30b_a3b(), shapes::mixtral_8x7b()];
-    for (architecture, ranks) in models.iter().flat_map(|model| [1, 2, 8].map(|ranks| (model, ranks))) {
+    let groups = models.iter().flat_map(|model| [1, 2, 4, 8].map(|ranks| (model, ranks)));
+    for (architecture, ranks) in groups.filter(|(model, ranks)| *ranks <= model.kv_heads) {
         let inventory = architecture.inventory(Dtype::Bf16);
         let parts: Vec<Vec<TensorPart>> =
             (0..ranks).map(|rank| tensor_parts(architecture, &inventory, ranks, rank).unwrap()).collect();
