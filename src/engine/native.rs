@@ -20,7 +20,6 @@ pub mod ranks;
 pub mod rope;
 pub mod routing_script;
 pub mod testing;
-pub mod waiting;
 mod weights;
 
 use std::collections::HashMap;

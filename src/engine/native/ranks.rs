@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use super::waiting::WaitWord;
+use super::cpu::thread_team::spin_until;
 use crate::engine::EngineError;
 
 /// What the ranks share.
@@ -15,7 +15,7 @@ struct Group {
     /// Of each rank, what it brought to this sum and to the one before: a rank may write the next while others still read the last.
     brought: Vec<[RwLock<Vec<f32>>; 2]>,
     arrived: AtomicUsize,
-    generation: WaitWord,
+    generation: AtomicUsize,
     /// The number of a rank that left, and 1; 0 while all are there.
     left: AtomicUsize,
 }
@@ -35,7 +35,7 @@ impl Rank {
         let group = Arc::new(Group {
             brought: (0..size).map(|_| <[RwLock<Vec<f32>>; 2]>::default()).collect(),
             arrived: AtomicUsize::new(0),
-            generation: WaitWord::default(),
+            generation: AtomicUsize::new(0),
             left: AtomicUsize::new(0),
         });
         (0..size).map(|index| Self { group: Arc::clone(&group), index, sums: 0 }).collect()
@@ -78,8 +78,6 @@ impl Rank {
     /// Leaves the group: this rank failed.
     pub fn leave(&self) {
         self.group.left.store(self.index + 1, Ordering::Release);
-        // Whoever waits looks who is there.
-        self.group.generation.set(self.group.generation.get().wrapping_add(1));
     }
 
     /// Takes back all that left, while none of the group is at a sum.
@@ -90,12 +88,12 @@ impl Rank {
 
     fn meet(&self) -> Result<(), EngineError> {
         let Group { arrived, generation, left, .. } = &*self.group;
-        let current = generation.get();
+        let current = generation.load(Ordering::Acquire);
         if arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.size() {
             arrived.store(0, Ordering::Relaxed);
-            generation.set(current.wrapping_add(1));
-        } else if left.load(Ordering::Acquire) == 0 {
-            generation.await_change(current);
+            generation.store(current.wrapping_add(1), Ordering::Release);
+        } else {
+            spin_until(|| generation.load(Ordering::Acquire) != current || left.load(Ordering::Acquire) > 0);
         }
         match left.load(Ordering::Acquire) {
             0 => Ok(()),

@@ -1,7 +1,7 @@
 //! A persistent team of pinned threads.
 //!
 //! Enters: a job, a function of the worker that runs it. Leaves: nothing, when all members are done with it. No thread is spawned per operation: members
-//! wait for the next job ([`WaitWord`]). The caller is a member too. Work of a job is divided into
+//! spin for the next job for a while and park when none comes. The caller is a member too. Work of a job is divided into
 //! units: each member has a contiguous range of its own (whose memory it touched first), and takes units of others when that is
 //! done, so that a slow core does not delay the step. Results do not depend on which member does a unit.
 #![expect(unsafe_code, reason = "a job borrowed from the caller is shared with the members")]
@@ -11,13 +11,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
-use crate::engine::native::waiting::WaitWord;
-
 #[cfg(target_os = "linux")]
 use rustix::thread::CpuSet;
 
 /// Phases of one job with shared work; each has its own counters.
 pub const PHASES: usize = 4;
+
+/// Turns of a spinning member before it parks: some hundred microseconds, well beyond the time between two operations.
+const SPINS_BEFORE_PARKING: u32 = 20_000;
+
+/// Turns of a waiting member before it yields: the member it waits for may have lost its core.
+const SPINS_BEFORE_YIELDING: u32 = 4_000;
 
 /// A counter on a cache line of its own.
 #[derive(Debug, Default)]
@@ -30,9 +34,10 @@ type Job<'a> = dyn Fn(&Worker<'_>) + Sync + 'a;
 struct Shared {
     members: usize,
     /// Number of the current job; a change starts it.
-    epoch: WaitWord,
+    epoch: Counter,
     /// Members still at the current job.
-    busy: WaitWord,
+    busy: Counter,
+    parked: Counter,
     barrier: Barrier,
     /// Units taken so far from each member's range, per phase.
     taken: Vec<[Counter; PHASES]>,
@@ -46,22 +51,35 @@ unsafe impl Sync for Shared {}
 // SAFETY: the reference in `job` is only used while `Team::run` keeps its referent alive.
 unsafe impl Send for Shared {}
 
-/// A barrier for members that are all running.
+/// A barrier for members that are all running: it spins.
 #[derive(Debug, Default)]
 struct Barrier {
     arrived: Counter,
-    generation: WaitWord,
+    generation: Counter,
 }
 
 impl Barrier {
     fn wait(&self, members: usize) {
-        let generation = self.generation.get();
+        let generation = self.generation.0.load(Ordering::Acquire);
         if self.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == members {
             self.arrived.0.store(0, Ordering::Relaxed);
-            self.generation.set(generation.wrapping_add(1));
+            self.generation.0.store(generation.wrapping_add(1), Ordering::Release);
             return;
         }
-        self.generation.await_change(generation);
+        spin_until(|| self.generation.0.load(Ordering::Acquire) != generation);
+    }
+}
+
+/// Waits for what another thread does.
+pub(in crate::engine::native) fn spin_until(ready: impl Fn() -> bool) {
+    let mut spins = 0u32;
+    while !ready() {
+        spins += 1;
+        if spins.is_multiple_of(SPINS_BEFORE_YIELDING) {
+            std::thread::yield_now();
+        } else {
+            std::hint::spin_loop();
+        }
     }
 }
 
@@ -143,8 +161,9 @@ impl Team {
         let members = members.max(1);
         let shared = Arc::new(Shared {
             members,
-            epoch: WaitWord::default(),
-            busy: WaitWord::default(),
+            epoch: Counter::default(),
+            busy: Counter::default(),
+            parked: Counter::default(),
             barrier: Barrier::default(),
             taken: (0..members).map(|_| Default::default()).collect(),
             stop: AtomicBool::new(false),
@@ -190,8 +209,13 @@ impl Team {
         let pointer = unsafe { std::mem::transmute::<&Job<'_>, &'static Job<'static>>(job) };
         // SAFETY: no member runs: `busy` is 0 at the end of every job, and `&mut self` excludes a second caller.
         unsafe { *shared.job.get() = Some(pointer) };
-        shared.busy.set(u32::try_from(count - 1).unwrap_or(u32::MAX));
-        shared.epoch.set(shared.epoch.get().wrapping_add(1));
+        shared.busy.0.store(count - 1, Ordering::Relaxed);
+        // Sequentially consistent with the member's `parked` increment and its last load of `epoch`: either it reads the new epoch, or
+        // this reads it as parked.
+        shared.epoch.0.fetch_add(1, Ordering::SeqCst);
+        if shared.parked.0.load(Ordering::SeqCst) > 0 {
+            self.threads.iter().for_each(|thread| thread.thread().unpark());
+        }
         let own = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             job(&Worker { index: 0, count, shared });
         }));
@@ -199,15 +223,16 @@ impl Team {
             // The others may wait at a barrier for this one: nothing can continue.
             std::process::abort();
         }
-        shared.busy.await_value(0);
+        spin_until(|| shared.busy.0.load(Ordering::Acquire) == 0);
     }
 }
 
 impl Drop for Team {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.epoch.set(self.shared.epoch.get().wrapping_add(1));
+        self.shared.epoch.0.fetch_add(1, Ordering::SeqCst);
         for thread in self.threads.drain(..) {
+            thread.thread().unpark();
             // A member that panicked has printed its message.
             let _ = thread.join();
         }
@@ -222,7 +247,7 @@ fn member(shared: &Shared, index: usize, processor: Option<usize>) {
     }
     let mut seen = 0;
     loop {
-        seen = shared.epoch.await_change(seen);
+        seen = next_epoch(shared, seen);
         if shared.stop.load(Ordering::SeqCst) {
             return;
         }
@@ -236,7 +261,29 @@ fn member(shared: &Shared, index: usize, processor: Option<usize>) {
                 std::process::abort();
             }
         }
-        shared.busy.count_down();
+        shared.busy.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Waits for an epoch after `seen`: spinning at first, then parked.
+fn next_epoch(shared: &Shared, seen: usize) -> usize {
+    let mut spins = 0u32;
+    loop {
+        let epoch = shared.epoch.0.load(Ordering::Acquire);
+        if epoch != seen {
+            return epoch;
+        }
+        spins += 1;
+        if spins < SPINS_BEFORE_PARKING {
+            std::hint::spin_loop();
+            continue;
+        }
+        shared.parked.0.fetch_add(1, Ordering::SeqCst);
+        if shared.epoch.0.load(Ordering::SeqCst) == seen {
+            std::thread::park();
+        }
+        shared.parked.0.fetch_sub(1, Ordering::SeqCst);
+        spins = 0;
     }
 }
 
@@ -357,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_team_works_after_it_has_slept_and_leaves_no_thread_behind() {
+    fn a_team_works_after_it_has_parked_and_leaves_no_thread_behind() {
         let total = AtomicU64::new(0);
         let mut team = Team::new(3).unwrap();
         let shared = Arc::downgrade(&team.shared);
@@ -365,9 +412,7 @@ mod tests {
             team.run(&|_| {
                 total.fetch_add(1, Ordering::Relaxed);
             });
-            while team.shared.epoch.sleeping() < 2 {
-                std::thread::yield_now();
-            }
+            spin_until(|| team.shared.parked.0.load(Ordering::SeqCst) == 2);
         }
         assert_eq!(total.load(Ordering::Relaxed), 9);
         drop(team);
