@@ -22,3 +22,4 @@ pub use loading::{LoadedWeights, WeightsError};
 pub use open::{OpenModel, Weights, open, open_shape};
 pub use quantised::streamed_as;
 pub use stored_matrix::{Packing, StoredData, StoredMatrix, StoredTensor};
+pub(crate) use stream::name_of_weights;

@@ -209,7 +209,7 @@ impl TensorPlan {
 }
 
 /// The name that a tensor has where it is not quantised, but for blocks of all experts.
-fn name_of_weights(info: &TensorInfo) -> String {
+pub(crate) fn name_of_weights(info: &TensorInfo) -> String {
     match info.name.strip_suffix(".weight_packed").or_else(|| info.name.strip_suffix(".qweight")) {
         Some(module) => format!("{module}.weight"),
         None => info.name.clone(),

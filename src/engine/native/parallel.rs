@@ -20,11 +20,9 @@ use crate::engine::{
     EngineError, MemoryUse, OperationTime, ScriptedRouting, SequenceId, Session, StepBatch, StepProfiler,
     SyntheticKv, Timeline, error_mapping,
 };
-use crate::weights::{OpenModel, StoredTensor};
+use crate::weights::{OpenModel, StoredTensor, name_of_weights};
 use hbmark_core::ledger::group::{Group, TensorPart, stages, tensor_parts};
-use hbmark_core::model::{
-    Architecture, Dtype, FeedForward, Inventory, Mixer, Norms, QkNorm, Role, TensorInfo,
-};
+use hbmark_core::model::{Architecture, Dtype, FeedForward, Inventory, Mixer, Norms, QkNorm, Role};
 use hbmark_core::result::{Capabilities, EngineKind};
 use hbmark_core::units::Bytes;
 
@@ -34,7 +32,7 @@ pub struct RankShapes {
     pub architectures: Vec<Architecture>,
     /// Rows of the head.
     pub vocabulary: Vec<Range<usize>>,
-    /// Of each tensor, by its name without what its storage adds, the part of each rank.
+    /// Of each tensor, by the name under which it is streamed, the part of each rank.
     parts: HashMap<String, Vec<TensorPart>>,
 }
 
@@ -58,14 +56,13 @@ impl RankShapes {
             vocabulary: Vec::with_capacity(ranks),
             parts: HashMap::new(),
         };
-        let listed: Vec<&TensorInfo> = inventory.tensors.iter().collect();
         for rank in 0..ranks {
             let [stage] = &stages(architecture, &inventory, group, rank).map_err(refused)?[..] else {
                 unreachable!("one stage")
             };
             shapes.architectures.push(stage.architecture.clone());
             let parts = tensor_parts(architecture, &inventory, ranks, rank).map_err(refused)?;
-            for (tensor, part) in listed.iter().zip(parts) {
+            for (tensor, part) in inventory.tensors.iter().zip(parts) {
                 let head = if architecture.tied_head { Role::Embedding } else { Role::Head };
                 if tensor.role == head
                     && let TensorPart::Rows(rows) = &part
@@ -75,7 +72,7 @@ impl RankShapes {
                 // Every rank looks tokens up itself.
                 let part = if tensor.role == Role::Embedding { TensorPart::Whole } else { part };
                 if !matches!(tensor.role, Role::Scale | Role::ExpertScale) {
-                    shapes.parts.entry(plain_name(&tensor.name)).or_default().push(part);
+                    shapes.parts.entry(name_of_weights(tensor)).or_default().push(part);
                 }
             }
         }
@@ -98,7 +95,7 @@ impl RankShapes {
         name: &str,
         tensor: &StoredTensor,
     ) -> Result<Option<StoredTensor>, EngineError> {
-        let part = self.parts.get(&plain_name(name)).map(|parts| &parts[rank]);
+        let part = self.parts.get(name).map(|parts| &parts[rank]);
         Ok(match (part, tensor) {
             (Some(TensorPart::OnFirst), _) if rank > 0 => None,
             (Some(TensorPart::Rows(rows)), StoredTensor::Matrix(matrix)) => {
@@ -119,12 +116,6 @@ impl RankShapes {
             _ => Some(tensor.clone()),
         })
     }
-}
-
-/// The name of a tensor without what quantised checkpoints put behind it.
-fn plain_name(name: &str) -> String {
-    let stored = ["_packed", "_blocks"].iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name);
-    stored.strip_suffix(".qweight").map_or_else(|| stored.to_owned(), |module| format!("{module}.weight"))
 }
 
 /// Checks that what a layer adds is a sum of what ranks add.
