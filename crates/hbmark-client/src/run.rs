@@ -173,6 +173,8 @@ struct Stream {
     /// The kernel's stamp of the newest piece with output.
     stamp: Option<u64>,
     kept: bool,
+    /// It stands in the list of connections with more to read.
+    unread: bool,
 }
 
 impl Stream {
@@ -189,6 +191,7 @@ impl Stream {
             heard: 0,
             stamp: None,
             kept: false,
+            unread: false,
         }
     }
 
@@ -359,10 +362,14 @@ impl<'a> Client<'a> {
             self.live.run.plan_exhausted |= self.next == self.job.traffic.plan.len();
             self.prepare(present + self.until_due(present));
             self.sleep(&mut events)?;
-            for (slot, closing) in std::mem::take(&mut self.unread) {
+            let unread = self.unread.len();
+            for at in 0..unread {
+                let (slot, closing) = self.unread[at];
+                self.streams[slot].unread = false;
                 self.ready(slot, closing, &mut buffer);
                 self.dispatch_due();
             }
+            self.unread.drain(..unread);
             for event in &events {
                 if event.token() == TIMER {
                     let _ = self.timer.wait();
@@ -674,8 +681,13 @@ impl<'a> Client<'a> {
                     self.output_tokens += stream.answer.progress() - before;
                     match step {
                         Step::More if !more && !closing => return,
-                        // It is not announced again.
-                        Step::More if present - begun > TURN => return self.unread.push((slot, closing)),
+                        // It is not announced again, unless more comes: then it is in the list already, and has one turn.
+                        Step::More if present - begun > TURN => {
+                            if !std::mem::replace(&mut stream.unread, true) {
+                                self.unread.push((slot, closing));
+                            }
+                            return;
+                        }
                         Step::More => {}
                         Step::Done => return self.answered(slot),
                         Step::Failed(failure) => return self.failed(slot, failure),
