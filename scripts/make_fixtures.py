@@ -64,6 +64,9 @@ GREEDY_LEAD_QUANTIZED = 0.15
 # The least that switching a feature off must move the 70-token logits (whose standard deviation is 1 to 4).
 FEATURE_EFFECT = 0.1
 
+# What the six frequencies of a head of 16, three quarters of which turn, are divided by.
+LONG_FACTORS = [1.0, 1.1, 1.5, 2.4, 5.0, 9.5]
+
 Config = dict[str, object]
 
 
@@ -276,6 +279,38 @@ FIXTURES = [
         ),
         features={"window": reconfigured(sliding_window=None)},
         v4=v4_spelling(),
+    ),
+    # A factor for each frequency, as Phi-3.5 and Phi-4-mini have. Engines that serve take the long ones at every length, transformers only
+    # for prompts beyond the original context: both lists are the same here.
+    Fixture(
+        "phi3-longrope",
+        Phi3Config(
+            **shape(
+                64,
+                4,
+                2,
+                209,
+                pad_token_id=None,
+                original_max_position_embeddings=32,
+                rope_parameters={
+                    "rope_type": "longrope",
+                    "rope_theta": 10000.0,
+                    "partial_rotary_factor": 0.75,
+                    "original_max_position_embeddings": 32,
+                    "long_factor": LONG_FACTORS,
+                    "short_factor": LONG_FACTORS,
+                },
+            )
+        ),
+        features={
+            "longrope": reconfigured(
+                rope_parameters=default_rope(10000.0) | {"partial_rotary_factor": 0.75}
+            ),
+        },
+        v4=v4_spelling(
+            # Phi writes the original context beside it.
+            rope_scaling={"type": "longrope", "long_factor": LONG_FACTORS, "short_factor": LONG_FACTORS}
+        ),
     ),
     # A dense layer between two with experts.
     Fixture(

@@ -30,7 +30,7 @@ use forward::{Forward, ModelWeights, ModelWidths};
 use operations::{ExpertShape, Gate, LatentShape, Operation, Operations, PoolShape};
 use parallel::{ParallelSession, RankShapes};
 use ragged_batch::Rows;
-use rope::{RopeTables, distinct_ropes};
+use rope::RopeTables;
 
 use super::{
     AdapterId, DeviceChoice, DeviceOptions, EngineError, MemoryUse, OperationTime, ScriptedRouting,
@@ -40,7 +40,7 @@ use crate::engine::{LoraSession, StepProfiler, SyntheticKv};
 use crate::weights::{Adapter, OpenModel, Packing, StoredTensor};
 use hbmark_core::model::{
     Architecture, Attention, Dense, Dtype, Family, FeedForward, Format, Inventory, LatentAttention, Mixer,
-    Norms, QkNorm, Quantization, Reach, Role, RopeScaling, Scales, Target, TensorInfo,
+    Norms, QkNorm, Quantization, Reach, Role, Scales, Target, TensorInfo,
 };
 use hbmark_core::result::{Capabilities, Ragged};
 use hbmark_core::units::{Bytes, Nanos};
@@ -124,9 +124,6 @@ pub fn check(architecture: &Architecture, dtype: Dtype) -> Result<(), EngineErro
         {
             return refuse_expansion(&format.dtype().to_string());
         }
-    }
-    if distinct_ropes(a).any(|rotary| matches!(rotary.rope.scaling, RopeScaling::LongRope { .. })) {
-        return refuse("longrope scaling", "it has none, linear, llama3 and yarn");
     }
     Ok(())
 }

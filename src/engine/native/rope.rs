@@ -5,7 +5,7 @@
 //!
 //! *Source*: Su et al., RoFormer (arXiv 2104.09864), equation 34, in the half-split order of Hugging Face checkpoints; llama3 scaling as
 //! in the Llama 3.1 model card's reference (`low_freq_factor`, `high_freq_factor`, `original_max_position_embeddings`); Peng et al., `YaRN`
-//! (arXiv 2309.00071), sections 3.2 to 3.4, with the ends of the ramp as `transformers` rounds them.
+//! (arXiv 2309.00071), sections 3.2 to 3.4, with the ends of the ramp as `transformers` rounds them; Ding et al., `LongRoPE` (arXiv 2402.13753).
 
 use std::f64::consts::TAU;
 
@@ -46,11 +46,11 @@ impl RopeTables {
     /// The frequencies of an architecture, for no position yet.
     ///
     /// # Errors
-    /// When a scaling is one that the native engine does not compute.
+    /// When longrope has no factor for each frequency.
     pub fn new(architecture: &Architecture) -> Result<Self, EngineError> {
         // Of latent attention, what turns is a vector of its own.
         let width = architecture.latent.map_or(architecture.head_dim, |latent| latent.qk_rope_head_dim);
-        let table = |rope| RopeTable::new(rope, width);
+        let table = |rope| RopeTable::new(rope, width, &architecture.rope_factors);
         Ok(Self { tables: distinct_ropes(architecture).map(table).collect::<Result<_, _>>()? })
     }
 
@@ -93,11 +93,11 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// The frequencies of a rotary embedding over heads of so many elements, for no position yet.
+    /// The frequencies of a rotary embedding over heads of so many elements, for no position yet; `factors` divide them under longrope.
     ///
     /// # Errors
-    /// When the scaling is one that the native engine does not compute.
-    pub fn new(rotary: Rotary, head_dim: usize) -> Result<Self, EngineError> {
+    /// When longrope has no factor for each frequency.
+    pub fn new(rotary: Rotary, head_dim: usize, factors: &[f64]) -> Result<Self, EngineError> {
         let Rotary { rope, dims, .. } = rotary;
         let half = dims / 2;
         let theta = rope.theta;
@@ -124,11 +124,15 @@ impl RopeTable {
                 };
                 (0..half).map(scale).collect()
             }
+            RopeScaling::LongRope { attention_factor, .. } if factors.len() == half => {
+                magnitude = attention_factor;
+                factors.iter().enumerate().map(|(i, factor)| plain(i) / factor).collect()
+            }
             RopeScaling::LongRope { .. } => {
                 return Err(EngineError::Unsupported {
                     engine: "native".into(),
-                    what: "longrope scaling".into(),
-                    why: "the native engine has none, linear, llama3 and yarn".into(),
+                    what: format!("longrope with {} factors for {half} frequencies", factors.len()),
+                    why: "each frequency has one".into(),
                 });
             }
         };

@@ -80,13 +80,20 @@ pub enum RopeScaling {
         #[serde(flatten, default)]
         shape: YarnShape,
     },
-    /// A factor for each frequency, by the length of the context (Phi); carried for `predict`, which needs no frequencies.
+    /// `LongRoPE` (Phi): every frequency divided by a factor of its own, [`Architecture::rope_factors`].
     LongRope {
         original_max_positions: usize,
+        /// Multiplies cosines and sines.
+        #[serde(default = "RopeScaling::neutral")]
+        attention_factor: f64,
     },
 }
 
 impl RopeScaling {
+    fn neutral() -> f64 {
+        1.0
+    }
+
     /// As configs spell it.
     #[must_use]
     pub fn name(&self) -> &'static str {
@@ -257,6 +264,9 @@ pub struct Architecture {
     pub max_positions: usize,
     pub norm_eps: f64,
     pub rope: Rope,
+    /// Under [`RopeScaling::LongRope`], what each frequency is divided by.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rope_factors: Vec<f64>,
     pub qk_norm: bool,
     pub biases: Biases,
     /// The embedding table doubles as `lm_head`.

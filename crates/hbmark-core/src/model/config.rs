@@ -25,7 +25,7 @@ use super::{
 use crate::input::{self, InputError};
 
 pub(super) use fields::Fields;
-pub(super) use rope::{mscale_all_dim, scaling};
+pub(super) use rope::{long_factors, mscale_all_dim, scaling};
 pub(super) use windows::{Windows, layer_kinds};
 
 /// Bounds on a config; each is several times the largest published model, and far from overflow.
@@ -385,6 +385,7 @@ pub(super) fn decoder(fields: &Fields, conventions: &Conventions) -> Result<Arch
         multipliers: Multipliers::default(),
         stack: None,
         draft: None,
+        rope_factors: Vec::new(),
     })
 }
 

@@ -234,7 +234,8 @@ fn gemma_3_ropes(fields: &Fields) -> Result<Ropes, ModelError> {
     let theta = fields.float("rope_theta", limits::THETA)?.unwrap_or(1e6);
     let positions = fields.integer("max_position_embeddings", 1..=limits::POSITIONS)?.unwrap_or(131_072);
     let scaled = fields.section("rope_scaling")?;
-    let scaling = scaled.map_or(Ok(RopeScaling::None), |section| scaling(&section, positions, &[]))?;
+    let scaling =
+        scaled.map_or(Ok(RopeScaling::None), |section| scaling(&section, positions, positions, &[]))?;
     let local = fields.float("rope_local_base_freq", limits::THETA)?.unwrap_or(1e4);
     let local = Rope { theta: local, scaling: RopeScaling::None };
     Ok(Ropes { full: whole(Rope { theta, scaling }), local: whole(local) })
@@ -251,7 +252,7 @@ fn ropes_of_kinds(fields: &Fields, extra: &[&str]) -> Result<Ropes, ModelError> 
             return Err(both.missing(kind, "an object with `rope_theta`"));
         };
         let theta = section.need_float("rope_theta", limits::THETA)?;
-        let scaling = scaling(&section, limits::POSITIONS, extra)?;
+        let scaling = scaling(&section, limits::POSITIONS, limits::POSITIONS, extra)?;
         let share = section.float("partial_rotary_factor", 0.0..=1.0)?.unwrap_or(1.0);
         Ok(Share { rope: Rope { theta, scaling }, share })
     };

@@ -1,6 +1,6 @@
 //! Phi-3 and Phi-4: Q, K and V in one matrix, gate and up in another.
 
-use super::config::{Conventions, FamilySpec, Fields, Windows, decoder, rotary_dims};
+use super::config::{Conventions, FamilySpec, Fields, Windows, decoder, long_factors, rotary_dims};
 use super::{
     Activation, Architecture, Attention, Dense, Family, FeedForward, Layer, Mixer, ModelError, Norms, Reach,
     Rotary, Stack,
@@ -19,6 +19,7 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     let a = decoder(fields, &conventions)?;
     let dense = Dense { width: a.ffn_size, activation: Activation::Silu, bias: false, fused: true };
     let dims = rotary_dims(fields, a.head_dim, 1.0)?;
+    let rope_factors = long_factors(fields, a.rope.scaling, a.max_positions, dims)?;
     let layers = (0..a.layers).map(|layer| Layer {
         mixer: Mixer::Attention(Attention {
             reach: a.window(layer).map_or(Reach::Full, |tokens| Reach::Window { tokens }),
@@ -30,5 +31,5 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
         norms: Norms::Before,
     });
     let stack = Some(Stack::new(layers));
-    Ok(Architecture { stack, ..a })
+    Ok(Architecture { stack, rope_factors, ..a })
 }

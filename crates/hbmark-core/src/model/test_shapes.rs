@@ -34,6 +34,7 @@ pub fn dense(family: Family, shape: [usize; 7]) -> Architecture {
         multipliers: Multipliers::default(),
         stack: None,
         draft: None,
+        rope_factors: Vec::new(),
     }
 }
 

@@ -443,6 +443,7 @@ fn architecture(seed: u64, random: &mut ChaCha8Rng) -> Architecture {
         multipliers: Multipliers::default(),
         stack: None,
         draft: None,
+        rope_factors: Vec::new(),
     }
 }
 

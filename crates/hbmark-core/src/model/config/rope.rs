@@ -27,6 +27,11 @@ pub(super) fn read(
         return Err(fields.bad("rope_scaling", "the same object as `rope_parameters`, or only one of them"));
     }
     let section = new.or(old);
+    // Phi writes the original context beside the rope's object.
+    let original = match fields.integer("original_max_position_embeddings", 1..=limits::POSITIONS)? {
+        Some(original) if extra.contains(&"long_factor") => original,
+        _ => positions,
+    };
 
     let outer = fields.float("rope_theta", limits::THETA)?;
     let inner = section.as_ref().map(|s| s.float("rope_theta", limits::THETA)).transpose()?.flatten();
@@ -40,15 +45,17 @@ pub(super) fn read(
 
     let scaling = match section {
         None => RopeScaling::None,
-        Some(section) => scaling(&section, positions, extra)?,
+        Some(section) => scaling(&section, positions, original, extra)?,
     };
     Ok(Rope { theta, scaling })
 }
 
-/// The scaling that an object asks for; `extra` are keys in it that the family reads itself.
+/// The scaling that an object asks for, in a model of so many positions, which had `original` before it was scaled where the object does not
+/// say; `extra` are keys in it that the family reads itself.
 pub(in crate::model) fn scaling(
     section: &Fields,
     positions: usize,
+    original: usize,
     extra: &[&str],
 ) -> Result<RopeScaling, ModelError> {
     if !extra.contains(&"partial_rotary_factor") {
@@ -69,7 +76,7 @@ pub(in crate::model) fn scaling(
     };
 
     let factor = || section.need_float("factor", limits::ROPE_FACTOR);
-    let original = "original_max_position_embeddings";
+    let key_of_original = "original_max_position_embeddings";
     match kind {
         "default" => {
             accept_only(section, kind, &[])?;
@@ -80,7 +87,7 @@ pub(in crate::model) fn scaling(
             Ok(RopeScaling::Linear { factor: factor()? })
         }
         "llama3" => {
-            accept_only(section, kind, &["factor", "low_freq_factor", "high_freq_factor", original])?;
+            accept_only(section, kind, &["factor", "low_freq_factor", "high_freq_factor", key_of_original])?;
             let low_freq_factor = section.need_float("low_freq_factor", limits::ROPE_FACTOR)?;
             let high_freq_factor = section.need_float("high_freq_factor", limits::ROPE_FACTOR)?;
             // Llama 4 has them equal, and no frequency between them.
@@ -89,7 +96,7 @@ pub(in crate::model) fn scaling(
                 return Err(section
                     .bad("high_freq_factor", format!("more than `low_freq_factor` ({low_freq_factor})")));
             }
-            let original_max_positions = section.need_integer(original, 1..=limits::POSITIONS)?;
+            let original_max_positions = section.need_integer(key_of_original, 1..=limits::POSITIONS)?;
             Ok(RopeScaling::Llama3 {
                 factor: factor()?,
                 low_freq_factor,
@@ -99,21 +106,53 @@ pub(in crate::model) fn scaling(
         }
         "yarn" => {
             let keys = ["beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor"];
-            accept_only(section, kind, &[&keys[..], &["factor", "truncate", original]].concat())?;
+            accept_only(section, kind, &[&keys[..], &["factor", "truncate", key_of_original]].concat())?;
             let original_max_positions =
-                section.integer(original, 1..=limits::POSITIONS)?.unwrap_or(positions);
+                section.integer(key_of_original, 1..=limits::POSITIONS)?.unwrap_or(original);
             let factor = factor()?;
             Ok(RopeScaling::Yarn { factor, original_max_positions, shape: yarn_shape(section, factor)? })
         }
-        // The frequencies are a list in the config, which no byte depends on.
         "longrope" if extra.contains(&"long_factor") => {
+            accept_only(section, kind, &["factor", "attention_factor", key_of_original])?;
             let original_max_positions =
-                section.integer(original, 1..=limits::POSITIONS)?.unwrap_or(positions);
-            Ok(RopeScaling::LongRope { original_max_positions })
+                section.integer(key_of_original, 1..=limits::POSITIONS)?.unwrap_or(original);
+            let factor = section.float("factor", limits::ROPE_FACTOR)?;
+            let factor = factor.unwrap_or(positions as f64 / original_max_positions as f64);
+            let attention_factor = section.float("attention_factor", MSCALE)?.unwrap_or_else(|| {
+                // A context of one token has no logarithm to divide by.
+                let grown = factor > 1.0 && original_max_positions > 1;
+                let of_original = (original_max_positions as f64).ln();
+                if grown { (1.0 + factor.ln() / of_original).sqrt() } else { 1.0 }
+            });
+            Ok(RopeScaling::LongRope { original_max_positions, attention_factor })
         }
         // Gemma 4: partial, with the frequencies of the whole head.
         "proportional" if extra.contains(&"partial_rotary_factor") => Ok(RopeScaling::None),
         _ => Err(section.unsupported(key, SUPPORTED)),
+    }
+}
+
+/// What each frequency is divided by under `longrope`, for a part of a head of so many dimensions that turns: `long_factor` where a model's own
+/// context is longer than the original one, as vLLM does at any length of a request; `transformers` goes by each request's.
+pub(in crate::model) fn long_factors(
+    fields: &Fields,
+    scaling: RopeScaling,
+    positions: usize,
+    dims: usize,
+) -> Result<Vec<f64>, ModelError> {
+    let RopeScaling::LongRope { original_max_positions, .. } = scaling else { return Ok(Vec::new()) };
+    let Some(section) = fields.section("rope_parameters")?.or(fields.section("rope_scaling")?) else {
+        return Ok(Vec::new());
+    };
+    let key = if positions > original_max_positions { "long_factor" } else { "short_factor" };
+    let wanted = format!("{} numbers above 0, one for each pair that turns", dims / 2);
+    let list = section.list(key, dims / 2)?.ok_or_else(|| section.missing(key, wanted.clone()))?;
+    let factors: Vec<f64> =
+        list.iter().filter_map(Value::as_f64).filter(|factor| limits::ROPE_FACTOR.contains(factor)).collect();
+    if list.len() == dims / 2 && factors.len() == list.len() {
+        Ok(factors)
+    } else {
+        Err(section.bad(key, wanted))
     }
 }
 

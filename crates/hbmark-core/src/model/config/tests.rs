@@ -583,6 +583,62 @@ fn what_would_change_a_number_is_refused_by_name() {
     assert!(refusal("mistral-7b-v0.3", &[("attention_bias", json!(true))]).contains("`attention_bias`"));
 }
 
+/// Phi-4-mini as it is published, with its factors made short: <https://huggingface.co/microsoft/Phi-4-mini-instruct>.
+fn phi4_mini(changes: &[(&str, Value)]) -> Result<Architecture, ModelError> {
+    let mut config = json!({
+        "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "hidden_act": "silu", "hidden_size": 3072,
+        "intermediate_size": 8192, "max_position_embeddings": 131_072, "num_attention_heads": 24, "num_hidden_layers": 32,
+        "num_key_value_heads": 8, "original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75,
+        "rms_norm_eps": 1e-5, "rope_theta": 10_000.0, "sliding_window": 262_144, "tie_word_embeddings": true,
+        "torch_dtype": "bfloat16", "vocab_size": 200_064, "eos_token_id": 199_999,
+        "rope_scaling": {"type": "longrope", "long_factor": vec![2.0; 48], "short_factor": vec![1.0; 48]},
+    });
+    for (key, value) in changes {
+        config[key] = value.clone();
+    }
+    parse_config(&config.to_string(), Path::new("config.json"))
+}
+
+#[test]
+fn longrope_takes_the_factors_of_the_models_own_context() {
+    let a = phi4_mini(&[]).unwrap();
+    assert_eq!(a.inventory(Dtype::Bf16).parameters(), 3_836_021_760, "as its card says: 3.8 B");
+    assert_eq!(a.rope_factors, [2.0; 48], "96 of 128 dimensions turn, 131,072 positions of 4,096");
+    // √(1 + ln 32 / ln 4096)
+    let RopeScaling::LongRope { original_max_positions: 4096, attention_factor } = a.rope.scaling else {
+        panic!("{:?}", a.rope.scaling)
+    };
+    assert!((attention_factor - 1.190_238).abs() < 1e-6, "{attention_factor}");
+
+    let short = phi4_mini(&[("max_position_embeddings", json!(4096))]).unwrap();
+    assert_eq!(short.rope_factors, [1.0; 48]);
+    let RopeScaling::LongRope { attention_factor, .. } = short.rope.scaling else { panic!("longrope") };
+    assert!((attention_factor - 1.0).abs() < 1e-12);
+
+    let own = json!({"type": "longrope", "attention_factor": 1.5, "factor": 2.0, "long_factor": vec![2.0; 48], "short_factor": []});
+    let own = phi4_mini(&[("rope_scaling", own)]).unwrap();
+    assert!(
+        matches!(own.rope.scaling, RopeScaling::LongRope { attention_factor, .. } if attention_factor.to_bits() == 1.5_f64.to_bits())
+    );
+
+    for (list, why) in [
+        (json!(vec![2.0; 47]), "too few"),
+        (json!(vec![2.0; 49]), "too many"),
+        (json!([vec![2.0; 47], vec![0.0]].concat()), "zero"),
+        (json!([vec![2.0; 47], vec![-1.0]].concat()), "negative"),
+        (json!(vec!["2"; 48]), "text"),
+        (json!(2.0), "a number"),
+        (Value::Null, "none"),
+    ] {
+        let scaling = json!({"type": "longrope", "long_factor": list, "short_factor": vec![1.0; 48]});
+        let message = phi4_mini(&[("rope_scaling", scaling)]).unwrap_err().to_string();
+        assert!(message.contains("long_factor"), "{why}: {message}");
+    }
+    let scaling = json!({"type": "longrope", "long_factor": vec![2.0; 48], "mscale": 2.0});
+    let message = phi4_mini(&[("rope_scaling", scaling)]).unwrap_err().to_string();
+    assert!(message.contains("mscale"), "{message}");
+}
+
 #[test]
 fn neutral_values_of_foreign_keys_are_accepted() {
     let neutral =

@@ -80,6 +80,7 @@ pub(super) fn dense(header: &Header) -> Result<Architecture, GgufError> {
         multipliers: Multipliers::default(),
         stack: None,
         draft: None,
+        rope_factors: Vec::new(),
         native_dtype: Some(Dtype::Gguf),
         eos_tokens: eos_tokens(header)?,
     })

@@ -166,6 +166,7 @@ impl Reader<'_> {
             multipliers: Multipliers::default(),
             stack: Some(Stack::new(stack)),
             draft: None,
+            rope_factors: Vec::new(),
         })
     }
 
