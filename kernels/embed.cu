@@ -5,7 +5,7 @@
 // Shapes: table as a matrix of linear.cuh; hidden [rows, columns] f32. Grid: (rows). Block: any.
 // Bytes: rows * vectors * 16 read, rows * columns * 4 written.
 
-#include "elements.cuh"
+#include "blocks.cuh"
 
 template <class T>
 __device__ inline void embed(const void* table, const unsigned* tokens, float* hidden, float scale, int columns, int stride) {
@@ -18,7 +18,7 @@ __device__ inline void embed(const void* table, const unsigned* tokens, float* h
 
 #define KERNEL(dtype, T)                                                                                                            \
     HBMARK_KERNEL(embed_##dtype, const uint4* table, const float*, const unsigned* tokens,                \
-                  float* hidden, float scale, int columns, int vectors) {                                               \
+                  float* hidden, float scale, int columns, int vectors, int) {                                          \
         embed<T>(table, tokens, hidden, scale, columns, vectors * 16 / sizeof(T));                                                         \
     }
 KERNEL(bf16, Bf16)
@@ -26,8 +26,37 @@ KERNEL(f16, F16)
 KERNEL(f32, float)
 #undef KERNEL
 
+// A thread a vector. Lanes of a warp come together, those behind the last vector with that one.
+template <class F>
+__device__ inline void embed_blocks(const LinearWeights& table, const unsigned* tokens, float* hidden, float scale, int columns) {
+    launch_dependents();
+    wait_for_dependency();
+    const unsigned token = tokens[blockIdx.x];
+    float* to = hidden + (size_t)blockIdx.x * columns;
+    for (int turn = threadIdx.x; turn - (int)(threadIdx.x % WARP) < table.vectors; turn += blockDim.x) {
+        const int vector = min(turn, table.vectors - 1);
+        unsigned words[F::WORDS];
+#pragma unroll
+        for (int w = 0; w < F::WORDS; ++w) words[w] = *(const unsigned*)word_beside<F>(table, token, vector, w);
+        float values[F::COLUMNS];
+        F::values(widened<F>(table.data[(size_t)token * table.vectors + vector], words, vector), values);
+        const int first = vector * F::COLUMNS;
+#pragma unroll
+        for (int i = 0; i < F::COLUMNS; ++i)
+            if (turn == vector && first + i < columns) to[first + i] = scale * values[i];
+    }
+}
+
+#define KERNEL(dtype, F)                                                                                                            \
+    HBMARK_KERNEL(embed_##dtype, const uint4* table, const float* scales, const unsigned* tokens,                \
+                  float* hidden, float scale, int columns, int vectors, int outputs) {                                                  \
+        embed_blocks<F>({table, scales, nullptr, outputs, vectors, 0}, tokens, hidden, scale, columns);                                 \
+    }
+HBMARK_FOR_EACH_BLOCK(KERNEL)
+#undef KERNEL
+
 HBMARK_KERNEL(embed_int8, const uint4* table, const float* scales, const unsigned* tokens,
-              float* hidden, float scale, int columns, int vectors) {
+              float* hidden, float scale, int columns, int vectors, int) {
     launch_dependents();
     wait_for_dependency();
     const unsigned token = tokens[blockIdx.x];
@@ -37,7 +66,7 @@ HBMARK_KERNEL(embed_int8, const uint4* table, const float* scales, const unsigne
 }
 
 HBMARK_KERNEL(embed_fp8, const uint4* table, const float* scales, const unsigned* tokens,
-              float* hidden, float scale, int columns, int vectors) {
+              float* hidden, float scale, int columns, int vectors, int) {
     launch_dependents();
     wait_for_dependency();
     const unsigned token = tokens[blockIdx.x];

@@ -19,6 +19,7 @@
 // leaves the sum of each choice in parts [rows * per_row + rows, hidden], which experts_combine adds in the order of the experts' numbers: no result
 // depends on which block came first. Weights of experts are asked for behind the wait for the last kernel, which says which they are.
 
+#include "blocks.cuh"
 #include "heads.cuh"
 #include "tiled.cuh"
 
@@ -367,6 +368,7 @@ __device__ inline void down(const float* inner, const Experts& experts, float* p
     }
 #define KERNELS(dtype, F) KERNEL(dtype, F, 1) KERNEL(dtype, F, 2) KERNEL(dtype, F, 4)
 HBMARK_FOR_EACH_LINEAR(KERNELS, KERNEL)
+HBMARK_FOR_EACH_BLOCK(KERNELS)
 #undef KERNELS
 #undef KERNEL
 

@@ -5,7 +5,7 @@
 // Shapes: hidden [rows, columns] f32; output 2i of the matrix is row i of gate, output 2i + 1 row i of up; out [rows, outputs / 2] f32.
 // Grid, block, shared memory, bytes: as linear.cuh. gate_up_DTYPE_mM: M rows at a time.
 
-#include "linear.cuh"
+#include "blocks.cuh"
 
 template <class F, int M>
 __device__ inline void gate_up(const LinearInput& in, const LinearWeights& weights, float* out, const Gate& gate, int chunk) {
@@ -28,5 +28,6 @@ __device__ inline void gate_up(const LinearInput& in, const LinearWeights& weigh
     }
 #define KERNELS(dtype, F) KERNEL(dtype, F, 1) KERNEL(dtype, F, 2) KERNEL(dtype, F, 4)
 HBMARK_FOR_EACH_LINEAR(KERNELS, KERNEL)
+HBMARK_FOR_EACH_BLOCK(KERNELS)
 #undef KERNELS
 #undef KERNEL

@@ -7,8 +7,8 @@
 // launches: 0xffffffff and 0 before the first, and again after each. Grid, block, shared memory, bytes: as linear.cuh, and 4 per logit.
 // Logits are bent towards softcap where that is above 0. head_DTYPE_mM: M rows at a time. A logit that is not a number is never the largest.
 
+#include "blocks.cuh"
 #include "heads.cuh"
-#include "linear.cuh"
 
 template <class F, int M>
 __device__ inline void head(const LinearInput& in, const LinearWeights& weights, float* logits, unsigned long long* best, unsigned* arrived,
@@ -66,6 +66,7 @@ __device__ inline void head(const LinearInput& in, const LinearWeights& weights,
     }
 #define KERNELS(dtype, F) KERNEL(dtype, F, 1) KERNEL(dtype, F, 2) KERNEL(dtype, F, 4)
 HBMARK_FOR_EACH_FORMAT(KERNELS)
+HBMARK_FOR_EACH_BLOCK(KERNELS)
 KERNEL(fp8, FormatFp8, 1)
 KERNEL(fp8, FormatFp8, 2)
 #undef KERNELS

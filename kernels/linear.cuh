@@ -194,6 +194,7 @@ __device__ inline const void* byte_scales(const float* first, const LinearWeight
 // that alternate are of two matrices.
 struct FormatFp8Block : FormatFp8 {
     static constexpr bool SCALED = false, GROUP_SCALED = true;
+    static constexpr int WORDS = 1;
     struct Wide {
         uint4 q;
         float scale;
@@ -223,7 +224,7 @@ struct FormatMxfp8 : FormatFp8Block {
 // 4-bit codes, a vector of which meets a group of inputs as int8 has them.
 struct FourBits {
     using Cache = Bf16;
-    static constexpr int COLUMNS = 32, GROUP = 32;
+    static constexpr int COLUMNS = 32, GROUP = 32, WORDS = 1;
     static constexpr bool SCALED = false, GROUP_SCALED = true;
     struct Wide {
         unsigned q[8];
@@ -241,17 +242,25 @@ struct FourBits {
         const uint4* from = (const uint4*)(inputs + column);
         return In{from[0], from[1], ((const float*)(inputs + (size_t)rows * chunk))[column / GROUP]};
     }
-    __device__ static void add(float& sum, const Wide& w, const In& in) {
-        int dot = __dp4a((int)w.q[0], (int)in.first.x, 0);
-        dot = __dp4a((int)w.q[1], (int)in.first.y, dot);
-        dot = __dp4a((int)w.q[2], (int)in.first.z, dot);
-        dot = __dp4a((int)w.q[3], (int)in.first.w, dot);
-        dot = __dp4a((int)w.q[4], (int)in.second.x, dot);
-        dot = __dp4a((int)w.q[5], (int)in.second.y, dot);
-        dot = __dp4a((int)w.q[6], (int)in.second.z, dot);
-        dot = __dp4a((int)w.q[7], (int)in.second.w, dot);
-        sum += w.scale * in.scale * (float)dot;
+    __device__ static int dot(const unsigned (&q)[8], const In& in) {
+        int dot = __dp4a((int)q[0], (int)in.first.x, 0);
+        dot = __dp4a((int)q[1], (int)in.first.y, dot);
+        dot = __dp4a((int)q[2], (int)in.first.z, dot);
+        dot = __dp4a((int)q[3], (int)in.first.w, dot);
+        dot = __dp4a((int)q[4], (int)in.second.x, dot);
+        dot = __dp4a((int)q[5], (int)in.second.y, dot);
+        dot = __dp4a((int)q[6], (int)in.second.z, dot);
+        return __dp4a((int)q[7], (int)in.second.w, dot);
     }
+    // Of the first 16 columns, and of the others.
+    __device__ static int2 dots_of_halves(const unsigned (&q)[8], const In& in) {
+        int first = __dp4a((int)q[0], (int)in.first.x, 0), second = __dp4a((int)q[4], (int)in.second.x, 0);
+        first = __dp4a((int)q[1], (int)in.first.y, first), second = __dp4a((int)q[5], (int)in.second.y, second);
+        first = __dp4a((int)q[2], (int)in.first.z, first), second = __dp4a((int)q[6], (int)in.second.z, second);
+        first = __dp4a((int)q[3], (int)in.first.w, first), second = __dp4a((int)q[7], (int)in.second.w, second);
+        return make_int2(first, second);
+    }
+    __device__ static void add(float& sum, const Wide& w, const In& in) { sum += w.scale * in.scale * (float)dot(w.q, in); }
 };
 
 // Integers of 4 bits less a whole zero, 32 << shift columns of which share a word: an f16 scale, and above it the zero.
@@ -316,11 +325,8 @@ struct FormatNvfp4 : FourBits {
                     scales(word >> 16 * (vector % 2))};
     }
     __device__ static void add(float& sum, const Wide& w, const In& in) {
-        int first = __dp4a((int)w.q[0], (int)in.first.x, 0), second = __dp4a((int)w.q[4], (int)in.second.x, 0);
-        first = __dp4a((int)w.q[1], (int)in.first.y, first), second = __dp4a((int)w.q[5], (int)in.second.y, second);
-        first = __dp4a((int)w.q[2], (int)in.first.z, first), second = __dp4a((int)w.q[6], (int)in.second.z, second);
-        first = __dp4a((int)w.q[3], (int)in.first.w, first), second = __dp4a((int)w.q[7], (int)in.second.w, second);
-        sum += in.scale * (w.scales.x * (float)first + w.scales.y * (float)second);
+        const int2 dots = dots_of_halves(w.q, in);
+        sum += in.scale * (w.scales.x * (float)dots.x + w.scales.y * (float)dots.y);
     }
 };
 
@@ -369,10 +375,27 @@ struct LinearInput {
     }
 };
 
-// Scales of groups of columns: words of a group of copies, one for each row of a pair and thread, and bytes of them all.
-constexpr int SCALE_BYTES = 2 * THREADS * 4;
+// Words beside a vector of weights: those of a group of copies, for each row of a pair and thread, and bytes of them all.
 template <class F>
-constexpr int SCALE_RING_BYTES = F::GROUP_SCALED ? GROUPS * SCALE_BYTES : 0;
+constexpr int words_beside() {
+    if constexpr (F::GROUP_SCALED) return F::WORDS;
+    else return 0;
+}
+template <class F>
+constexpr int SCALE_BYTES = 2 * THREADS * 4 * words_beside<F>();
+template <class F>
+constexpr int SCALE_RING_BYTES = GROUPS * SCALE_BYTES<F>;
+// Where the words of a vector lie, one by one.
+template <class F>
+__device__ inline const void* word_beside(const LinearWeights& weights, int output, int vector, int word) {
+    if constexpr (F::WORDS == 1) return F::scale_word(weights, output, vector);
+    else return F::scale_word(weights, output, vector, word);
+}
+template <class F>
+__device__ inline typename F::Wide widened(uint4 v, const unsigned (&words)[F::WORDS], int vector) {
+    if constexpr (F::WORDS == 1) return F::wide(v, words[0], vector);
+    else return F::wide(v, words, vector);
+}
 // The weights of a warp's pairs on their way to shared memory, in the order in which they are multiplied.
 template <class F>
 struct WeightStream {
@@ -394,11 +417,15 @@ struct WeightStream {
             copy_async(to + 2 * u * VECTOR_BYTES, first + u * WARP, exists);
             copy_async(to + (2 * u + 1) * VECTOR_BYTES, second + u * WARP, exists);
             if constexpr (F::GROUP_SCALED) {
-                static_assert(UNROLL == 1, "one word of scales for each row");
+                static_assert(UNROLL == 1, "words of one vector for each row");
                 // Nothing is read where there is nothing, but an address is made.
-                const int output = exists ? 2 * pair : 0, vector = exists ? at : 0;
-                copy_async<4>(scales + group * SCALE_BYTES, F::scale_word(weights, output, vector), exists);
-                copy_async<4>(scales + group * SCALE_BYTES + THREADS * 4, F::scale_word(weights, min(output + 1, weights.outputs - 1), vector), exists);
+                const int output = exists ? 2 * pair : 0, vector = exists ? at : 0, next = min(output + 1, weights.outputs - 1);
+                unsigned char* to_scales = scales + group * SCALE_BYTES<F>;
+#pragma unroll
+                for (int w = 0; w < F::WORDS; ++w) {
+                    copy_async<4>(to_scales + w * THREADS * 4, word_beside<F>(weights, output, vector, w), exists);
+                    copy_async<4>(to_scales + (F::WORDS + w) * THREADS * 4, word_beside<F>(weights, next, vector, w), exists);
+                }
             }
         }
         commit_copies();
@@ -413,8 +440,11 @@ template <class F>
 __device__ inline typename F::Wide weights_of_row(const WeightStream<F>& stream, int u, int row, int at) {
     const uint4 v = *(const uint4*)(stream.ring + stream.group * GROUP_BYTES + (2 * u + row) * VECTOR_BYTES);
     if constexpr (F::GROUP_SCALED) {
-        const unsigned word = *(const unsigned*)(stream.scales + stream.group * SCALE_BYTES + row * THREADS * 4);
-        return F::wide(v, word, at);
+        unsigned words[F::WORDS];
+#pragma unroll
+        for (int w = 0; w < F::WORDS; ++w)
+            words[w] = *(const unsigned*)(stream.scales + stream.group * SCALE_BYTES<F> + (row * F::WORDS + w) * THREADS * 4);
+        return widened<F>(v, words, at);
     } else {
         return F::wide(v);
     }
@@ -503,8 +533,9 @@ __device__ inline void multiply_rows(const LinearInput& in, const LinearWeights&
                 wait_copies<GROUPS - 1>();
 #pragma unroll
                 for (int u = 0; u < UNROLL; ++u) {
-                    if (at + u * WARP >= end) break;
+                    // By all lanes, some of which may have zeros: those of a format meet there.
                     const auto first = weights_of_row(stream, u, 0, at), second = weights_of_row(stream, u, 1, at);
+                    if (at + u * WARP >= end) break;
 #pragma unroll
                     for (int m = 0; m < M; ++m) {
                         const auto x = F::input(inputs, M, chunk, m, at + u * WARP - begin);

@@ -5,7 +5,7 @@
 // Shapes: input [rows, columns] f32, hidden [rows, outputs] f32. Grid, block, shared memory, bytes: as linear.cuh.
 // project_add_DTYPE_mM: M rows at a time.
 
-#include "linear.cuh"
+#include "blocks.cuh"
 
 template <class F, int M>
 __device__ inline void project_add(const LinearInput& in, const LinearWeights& weights, float* hidden, int chunk) {
@@ -29,5 +29,6 @@ __device__ inline void project_add(const LinearInput& in, const LinearWeights& w
     }
 #define KERNELS(dtype, F) KERNEL(dtype, F, 1) KERNEL(dtype, F, 2) KERNEL(dtype, F, 4)
 HBMARK_FOR_EACH_LINEAR(KERNELS, KERNEL)
+HBMARK_FOR_EACH_BLOCK(KERNELS)
 #undef KERNELS
 #undef KERNEL

@@ -46,6 +46,7 @@ check quantised 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model
 check quantised-batch 0 'skipped: .* take one sequence on a GPU' "$hbmark" run --smoke --device cuda --model $models/llama-q8_0.gguf --engine stock --batch 1,3 \
     --context 8
 check mxfp4 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $quantised/gpt-oss-mxfp4 --dtype mxfp4 --engine native --batch 1,9 --context 17
+check gguf 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $models/qwen3-q8_0.gguf --engine native --batch 1,9 --context 17
 check nvfp4 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $quantised/qwen3-moe-nvfp4 --engine native --batch 1,9 --context 17
 check mxfp8 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $quantised/llama-mxfp8 --engine native --batch 1,9 --context 17
 check awq 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $quantised/qwen2-awq --engine native --batch 1,9 --context 17

@@ -30,7 +30,7 @@ use forward::{Forward, ModelWeights, ModelWidths};
 use operations::{ExpertShape, Gate, LatentShape, Operation, Operations, PoolShape};
 use parallel::{ParallelSession, RankShapes};
 use ragged_batch::Rows;
-use rope::RopeTables;
+use rope::{RopeTables, distinct_ropes};
 
 use super::{
     AdapterId, DeviceChoice, DeviceOptions, EngineError, MemoryUse, OperationTime, ScriptedRouting,
@@ -251,19 +251,37 @@ pub fn check_kv_dtype(
 const MAX_EXPERTS: usize = 1024;
 const MAX_EXPERTS_PER_TOKEN: usize = 32;
 
-/// What the kernels of a GPU multiply with.
-const KERNEL_DTYPES: [Dtype; 9] = [
-    Dtype::F32,
-    Dtype::Bf16,
-    Dtype::F16,
-    Dtype::Int8,
-    Dtype::Fp8,
-    Dtype::Mxfp8,
-    Dtype::Mxfp4,
-    Dtype::Nvfp4,
-    Dtype::Int4,
-];
-const KERNEL_FORMATS: &str = "its kernels stream bf16, f16, f32, int8, fp8, mxfp8, mxfp4, nvfp4 and int4";
+/// As [`check_device`], and that they have the formats of a GGUF file's tensors where they stand.
+///
+/// # Errors
+/// [`EngineError::Unsupported`], naming what is missing.
+pub fn check_model_on_device(
+    model: &OpenModel,
+    dtype: Dtype,
+    device: DeviceChoice,
+) -> Result<(), EngineError> {
+    check_device(&model.architecture, dtype, device)?;
+    if device == DeviceChoice::Cpu || dtype != Dtype::Gguf {
+        return Ok(());
+    }
+    let attended = ["q_proj", "k_proj", "v_proj"];
+    for TensorInfo { name, storage, role, .. } in &model.inventory(dtype).tensors {
+        let plain = matches!(storage.as_str(), "f16" | "f32");
+        if *role == Role::Matrix && plain && attended.iter().any(|part| name.contains(part)) {
+            return refuse(
+                format!("`{name}` in {storage} on {device}"),
+                "what makes keys and values in a GGUF file must be bf16 or quantised, as its cache is bf16",
+            );
+        }
+        if matches!(role, Role::Embedding | Role::Head) && storage == "mxfp4" {
+            return refuse(
+                format!("`{name}` in {storage} on {device}"),
+                "its kernels have tables and heads in bf16, f16, f32 and ggml's blocks",
+            );
+        }
+    }
+    Ok(())
+}
 
 /// Checks that the kernels of a device have what the forward of an architecture needs.
 ///
@@ -284,9 +302,6 @@ pub fn check_device(
             format!("{} of {} experts a token on {device}", experts.per_token, experts.count),
             format!("its kernels pick at most {MAX_EXPERTS_PER_TOKEN} of {MAX_EXPERTS}"),
         );
-    }
-    if !KERNEL_DTYPES.contains(&dtype) {
-        return refuse(format!("dtype {dtype} on {device}"), KERNEL_FORMATS);
     }
     let of_head = |own: &Quantization| own.storage().ok()?.format("lm_head");
     let own = architecture.quantization.as_ref().filter(|own| own.dtype() == Some(dtype));
@@ -311,6 +326,12 @@ pub fn check_device(
         );
     }
     if let Some(latent) = LatentShape::of(architecture, 0) {
+        if matches!(dtype, Dtype::Q8_0 | Dtype::Q4_0 | Dtype::Q4K | Dtype::Q5K | Dtype::Q6K) {
+            return refuse(
+                format!("latent attention in {dtype} on {device}"),
+                "its kernels of latents have the formats of safetensors alone",
+            );
+        }
         let (rank, width) = (latent.kv_rank, latent.cached());
         let whole =
             rank.is_multiple_of(8) && width.is_multiple_of(8) && latent.query_part().is_multiple_of(4);
@@ -357,7 +378,7 @@ pub fn open(
     loaded: &mut dyn FnMut(Bytes),
 ) -> Result<Box<dyn Session>, EngineError> {
     check(&model.architecture, dtype)?;
-    check_device(&model.architecture, dtype, device)?;
+    check_model_on_device(model, dtype, device)?;
     let block_size = options.block_size.unwrap_or(DEFAULT_BLOCK_SIZE);
     let dtypes = (dtype, options.kv_dtype.unwrap_or_else(|| kv_dtype(dtype)));
     if ranks > 1 {

@@ -80,7 +80,7 @@ fn capabilities_of(
     let on_host = device == DeviceChoice::Cpu;
     if kind == EngineKind::Native {
         native::check(&model.architecture, dtype)?;
-        native::check_device(&model.architecture, dtype, device)?;
+        native::check_model_on_device(model, dtype, device)?;
         return Ok(native::capabilities(&model.architecture, &device.to_string(), on_host));
     }
     stock::check_device(kind, device)?;

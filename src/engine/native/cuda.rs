@@ -14,6 +14,7 @@ pub mod driver;
 #[cfg(all(test, debug_assertions))]
 pub mod emulator;
 pub mod experts;
+pub mod ggml_blocks;
 pub mod kernels;
 pub mod latent;
 pub mod operations;

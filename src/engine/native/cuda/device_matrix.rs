@@ -4,8 +4,10 @@
 //! whole 16-byte vectors, and rows that one warp needs together next to each other.
 
 use super::device::Device;
+use super::ggml_blocks::{lower_bits, words_beside};
 use crate::engine::EngineError;
 use crate::engine::native::operations::{FusedLayout, LinearPart};
+use crate::weights::stored_matrix::SuperBlock;
 use crate::weights::stored_matrix::e4m3;
 use crate::weights::{Packing, StoredData, StoredMatrix};
 
@@ -32,23 +34,33 @@ pub enum KernelFormat {
     Nvfp4,
     /// 4-bit integers, and a word with a scale and a zero for every group of columns.
     Int4,
+    /// ggml's blocks, whose scales and further bits are in words beside the vectors (`blocks.cuh`).
+    Q8_0,
+    Q4_0,
+    Q4K,
+    Q5K,
+    Q6K,
 }
 
 impl KernelFormat {
-    /// The format of a stored matrix, where kernels have it.
-    fn of(packing: Packing) -> Option<Self> {
+    /// The format of a stored matrix.
+    fn of(packing: Packing) -> Self {
         match packing {
-            Packing::Bf16 => Some(Self::Bf16),
-            Packing::F16 => Some(Self::F16),
-            Packing::F32 => Some(Self::F32),
-            Packing::Int8 => Some(Self::Int8),
-            Packing::Fp8 { block: None } => Some(Self::Fp8),
-            Packing::Fp8 { .. } => Some(Self::Fp8Block),
-            Packing::Mxfp8 => Some(Self::Mxfp8),
-            Packing::Mxfp4 => Some(Self::Mxfp4),
-            Packing::Nvfp4 => Some(Self::Nvfp4),
-            Packing::Int4 { .. } => Some(Self::Int4),
-            Packing::Q8_0 | Packing::Q4_0 | Packing::Super(_) => None,
+            Packing::Bf16 => Self::Bf16,
+            Packing::F16 => Self::F16,
+            Packing::F32 => Self::F32,
+            Packing::Int8 => Self::Int8,
+            Packing::Fp8 { block: None } => Self::Fp8,
+            Packing::Fp8 { .. } => Self::Fp8Block,
+            Packing::Mxfp8 => Self::Mxfp8,
+            Packing::Mxfp4 => Self::Mxfp4,
+            Packing::Nvfp4 => Self::Nvfp4,
+            Packing::Int4 { .. } => Self::Int4,
+            Packing::Q8_0 => Self::Q8_0,
+            Packing::Q4_0 => Self::Q4_0,
+            Packing::Super(SuperBlock::Q4K) => Self::Q4K,
+            Packing::Super(SuperBlock::Q5K) => Self::Q5K,
+            Packing::Super(SuperBlock::Q6K) => Self::Q6K,
         }
     }
 
@@ -66,6 +78,11 @@ impl KernelFormat {
             Self::Mxfp4 => "mxfp4",
             Self::Nvfp4 => "nvfp4",
             Self::Int4 => "int4",
+            Self::Q8_0 => "q8_0",
+            Self::Q4_0 => "q4_0",
+            Self::Q4K => "q4_k",
+            Self::Q5K => "q5_k",
+            Self::Q6K => "q6_k",
         }
     }
 
@@ -75,8 +92,10 @@ impl KernelFormat {
         match self {
             Self::Bf16 | Self::F16 => VECTOR / 2,
             Self::F32 => VECTOR / 4,
-            Self::Int8 | Self::Fp8 | Self::Fp8Block | Self::Mxfp8 => VECTOR,
-            Self::Mxfp4 | Self::Nvfp4 | Self::Int4 => 2 * VECTOR,
+            Self::Int8 | Self::Fp8 | Self::Fp8Block | Self::Mxfp8 | Self::Q8_0 => VECTOR,
+            Self::Mxfp4 | Self::Nvfp4 | Self::Int4 | Self::Q4_0 | Self::Q4K | Self::Q5K | Self::Q6K => {
+                2 * VECTOR
+            }
         }
     }
 
@@ -90,17 +109,29 @@ impl KernelFormat {
         }
     }
 
-    /// Whether scales of groups of columns are on their way beside the weights.
+    /// Words of a row, such as scales of groups of columns, that are on their way beside each vector of weights.
     #[must_use]
-    pub fn is_grouped(self) -> bool {
-        matches!(self, Self::Fp8Block | Self::Mxfp8 | Self::Mxfp4 | Self::Nvfp4 | Self::Int4)
+    pub fn words_beside(self) -> usize {
+        match self {
+            Self::Bf16 | Self::F16 | Self::F32 | Self::Int8 | Self::Fp8 => 0,
+            Self::Fp8Block | Self::Mxfp8 | Self::Mxfp4 | Self::Nvfp4 | Self::Int4 => 1,
+            Self::Q8_0 | Self::Q4_0 | Self::Q4K => 1,
+            Self::Q5K => 2,
+            Self::Q6K => 4,
+        }
+    }
+
+    /// Whether it is one of ggml's.
+    #[must_use]
+    pub fn is_of_ggml(self) -> bool {
+        matches!(self, Self::Q8_0 | Self::Q4_0 | Self::Q4K | Self::Q5K | Self::Q6K)
     }
 
     /// Vectors of a row. Rows of 8-bit integers are whole groups of 32 columns, as the activations they meet.
     #[must_use]
     pub fn vectors(self, columns: usize) -> usize {
         match self {
-            Self::Int8 => columns.div_ceil(2 * VECTOR) * 2,
+            Self::Int8 | Self::Q8_0 => columns.div_ceil(2 * VECTOR) * 2,
             _ => columns.div_ceil(self.columns()),
         }
     }
@@ -119,21 +150,31 @@ pub struct Matrix<D: Device> {
     pub data: D::Memory,
     pub scales: Option<D::Memory>,
     pub bias: Option<D::Memory>,
+    /// The heads of Q, K and V that are in another format: their outputs follow.
+    pub following: Vec<Self>,
 }
 
 impl<D: Device> Matrix<D> {
     /// Packs the parts of a fused layer.
     ///
     /// # Errors
-    /// When a part is in a format that no kernel streams, parts differ, or memory runs out.
+    /// When parts are in formats that cannot be fused, or memory runs out.
     pub fn new(device: &mut D, parts: &[LinearPart], layout: FusedLayout) -> Result<Self, EngineError> {
+        let of_ggml = |part: &LinearPart| KernelFormat::of(part.matrix.packing()).is_of_ggml();
+        if !matches!(layout, FusedLayout::Heads { .. }) || !parts.iter().all(of_ggml) {
+            return Self::of_one_format(device, parts, layout);
+        }
+        let mut runs = parts
+            .chunk_by(|a, b| a.matrix.packing() == b.matrix.packing())
+            .map(|run| Self::of_one_format(device, run, layout))
+            .collect::<Result<Vec<_>, _>>()?;
+        let following = runs.split_off(1);
+        Ok(Self { following, ..runs.remove(0) })
+    }
+
+    fn of_one_format(device: &mut D, parts: &[LinearPart], layout: FusedLayout) -> Result<Self, EngineError> {
         let first = &parts[0].matrix;
-        let Some(format) = KernelFormat::of(first.packing()) else {
-            return super::super::refuse(
-                format!("{} weights on {}", first.storage(), device.name()),
-                super::super::KERNEL_FORMATS,
-            );
-        };
+        let format = KernelFormat::of(first.packing());
         for LinearPart { matrix, .. } in parts {
             if (matrix.packing(), matrix.columns) != (first.packing(), first.columns) {
                 return super::super::refuse(
@@ -151,7 +192,7 @@ impl<D: Device> Matrix<D> {
             KernelFormat::Int8 | KernelFormat::Fp8 | KernelFormat::Nvfp4 => {
                 let of_row = |&(part, row): &(usize, usize)| row_scale(&parts[part].matrix, row);
                 let mut bytes: Vec<u8> = order.iter().flat_map(|row| of_row(row).to_le_bytes()).collect();
-                if format.is_grouped() {
+                if format.words_beside() > 0 {
                     bytes.extend(group_scales(parts, &order));
                 }
                 Some(uploaded(device, &bytes)?)
@@ -161,6 +202,14 @@ impl<D: Device> Matrix<D> {
             }
             KernelFormat::Int4 => Some(words(device, &int4_words(parts, &order)?)?),
             KernelFormat::Fp8Block => Some(words(device, &block_words(parts, &order)?)?),
+            KernelFormat::Q8_0
+            | KernelFormat::Q4_0
+            | KernelFormat::Q4K
+            | KernelFormat::Q5K
+            | KernelFormat::Q6K => {
+                let rows = order.iter().map(|&(part, row)| (&parts[part].matrix, row));
+                Some(uploaded(device, &words_beside(format, rows))?)
+            }
             KernelFormat::Bf16 | KernelFormat::F16 | KernelFormat::F32 => None,
         };
         let bias = parts
@@ -172,10 +221,31 @@ impl<D: Device> Matrix<D> {
                 floats(device, &order.iter().copied().map(bias).collect::<Vec<f32>>())
             })
             .transpose()?;
-        Ok(Self { format, outputs: order.len(), columns: first.columns, vectors, shift, data, scales, bias })
+        Ok(Self {
+            format,
+            outputs: order.len(),
+            columns: first.columns,
+            vectors,
+            shift,
+            data,
+            scales,
+            bias,
+            following: Vec::new(),
+        })
     }
 
-    /// Bytes of weights, scales and biases: what one pass over the matrix reads.
+    /// This one and those whose outputs follow.
+    pub fn runs(&self) -> impl Iterator<Item = &Self> {
+        std::iter::once(self).chain(&self.following)
+    }
+
+    /// Outputs, with those that follow.
+    #[must_use]
+    pub fn all_outputs(&self) -> usize {
+        self.runs().map(|run| run.outputs).sum()
+    }
+
+    /// Bytes of weights, scales and biases: what one pass over the matrix reads, without those that follow.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let extra = [&self.scales, &self.bias].into_iter().flatten().map(D::bytes).sum::<usize>();
@@ -269,7 +339,14 @@ fn row_bytes(matrix: &StoredMatrix, row: usize, out: &mut [u8]) {
         StoredData::Fp8 { codes, .. } | StoredData::Mxfp8 { codes, .. } => {
             put(out, &codes[range], u8::to_le_bytes);
         }
-        StoredData::Mxfp4 { nibbles, .. } | StoredData::Int4 { nibbles, .. } => {
+        StoredData::Q8_0 { quants, .. } => {
+            let stride = quants.len() / matrix.rows;
+            put(out, &quants[row * stride..(row + 1) * stride], i8::to_le_bytes);
+        }
+        StoredData::Super { .. } => lower_bits(matrix, row, out),
+        StoredData::Mxfp4 { nibbles, .. }
+        | StoredData::Int4 { nibbles, .. }
+        | StoredData::Q4_0 { nibbles, .. } => {
             // Rows of int4 are stored in whole groups, which may go further than the last vector.
             let (stride, bytes) =
                 (nibbles.len() / matrix.rows, matrix.columns.div_ceil(MXFP4_GROUP) * VECTOR);
@@ -285,7 +362,6 @@ fn row_bytes(matrix: &StoredMatrix, row: usize, out: &mut [u8]) {
                 }
             }
         }
-        other => unreachable!("refused before: {other:?}"),
     }
 }
 

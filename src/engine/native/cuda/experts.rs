@@ -39,8 +39,11 @@ impl<D: Device> ExpertTable<D> {
         shared: Option<&ExpertMlp<CudaOperations<D>>>,
     ) -> Result<Self, EngineError> {
         let formats = |expert: &ExpertMlp<CudaOperations<D>>| [expert.gate_up.format, expert.down.format];
-        let format = routed.first().map(|first| first.gate_up.format);
-        let alike = routed.iter().chain(shared).flat_map(formats).all(|own| Some(own) == format);
+        let first = routed.first().map(formats);
+        // Rows are prepared once for both products; those of ggml's formats are not prepared at all.
+        let both =
+            first.is_some_and(|[gate_up, down]| gate_up == down || gate_up.is_of_ggml() && down.is_of_ggml());
+        let alike = both && routed.iter().chain(shared).all(|own| Some(formats(own)) == first);
         if routed.len() > MAX_EXPERTS || !alike {
             let what = format!("{} experts, of one format: {alike}", routed.len());
             return launch_mismatch(device, "experts", what);

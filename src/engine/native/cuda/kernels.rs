@@ -124,12 +124,18 @@ pub(super) fn staged_inputs(
         KernelFormat::Bf16 | KernelFormat::Fp8 | KernelFormat::Fp8Block | KernelFormat::Mxfp8 => 64,
         KernelFormat::F16 | KernelFormat::F32 => 128,
         KernelFormat::Int8 | KernelFormat::Mxfp4 | KernelFormat::Nvfp4 | KernelFormat::Int4 => 32 + 4,
+        KernelFormat::Q8_0
+        | KernelFormat::Q4_0
+        | KernelFormat::Q4K
+        | KernelFormat::Q5K
+        | KernelFormat::Q6K => 32 + 4,
     };
-    // Scales of groups are on their way beside the weights.
-    let scales = if format.is_grouped() { RING_BYTES / 4 } else { 0 };
+    // Scales of groups are on their way beside the weights. Where they need nearly as much room, inputs have half of theirs all the same.
+    let scales = format.words_beside() * RING_BYTES / 4;
     let whole = vectors * format.columns();
     let step = STEP * format.columns();
-    let fits = tuning.input_bytes.saturating_sub(scales) * 32 / (rows_at_once * input);
+    let inputs = tuning.input_bytes.saturating_sub(scales).max(tuning.input_bytes / 2);
+    let fits = inputs * 32 / (rows_at_once * input);
     let chunk = if whole <= fits { whole } else { (fits / step * step).max(step) };
     (chunk, word(RING_BYTES + scales + (rows_at_once * chunk * input).div_ceil(32)))
 }
@@ -246,6 +252,7 @@ impl<D: Device> Embed<'_, D> {
                 F32(*scale),
                 size(table.columns),
                 size(table.vectors),
+                size(table.outputs),
             ],
         })?;
         Ok(*rows as u64 * table.bytes() / table.outputs as u64)
@@ -594,31 +601,16 @@ impl<D: Device> NormQkv<'_, D> {
     /// # Errors
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
-        let Self {
-            rows,
-            shape,
-            hidden,
-            norm,
-            weights,
-            head_norms,
-            step,
-            pool,
-            layer,
-            query,
-            projected,
-            arrived,
-            workspace,
-        } = self;
+        let Self { rows, shape, hidden, norm, weights, pool, query, projected, arrived, workspace, .. } =
+            self;
         let outputs = shape.query_width() + 2 * shape.kv_width();
-        let widths =
-            (hidden.width, norm.map_or(hidden.width, |norm| norm.width), query.width, weights.outputs);
+        let all_outputs = weights.all_outputs();
+        let widths = (hidden.width, norm.map_or(hidden.width, |norm| norm.width), query.width, all_outputs);
         if widths != (weights.columns, weights.columns, shape.query_width(), outputs)
             || hidden.rows.min(query.rows) < *rows
         {
-            let what = format!(
-                "{rows} rows of {} to {outputs}, {} × {}",
-                hidden.width, weights.outputs, weights.columns
-            );
+            let what =
+                format!("{rows} rows of {} to {outputs}, {all_outputs} × {}", hidden.width, weights.columns);
             return launch_mismatch(device, "norm_qkv", what);
         }
         let fits = pool.has_narrow_elements() || pool.shape.dtype == cache_dtype(weights.format);
@@ -629,8 +621,27 @@ impl<D: Device> NormQkv<'_, D> {
         if let Some(workspace) = *workspace {
             return self.launch_on_tensor_cores(device, workspace);
         }
+        if !weights.following.is_empty() && (*projected == 0 || *arrived != 0) {
+            return launch_mismatch(device, "norm_qkv", "heads of several formats meet behind them".into());
+        }
+        let (mut bytes, mut first) = (0, 0);
+        for run in weights.runs() {
+            let projected = if *projected == 0 { 0 } else { projected + 4 * first as u64 };
+            let arguments = self.stream_arguments(run, projected, all_outputs);
+            bytes += stream(device, "norm_qkv", run, *rows, tuning, arguments)?;
+            first += run.outputs;
+        }
+        if self.projected != 0 && self.arrived == 0 {
+            self.finish_heads(device)?;
+        }
+        Ok(bytes + self.extra_bytes())
+    }
+
+    /// What the streaming kernel of one of the matrices takes; the sums of a row are so many columns from those of the next.
+    fn stream_arguments(&self, weights: &Matrix<D>, projected: u64, stride: usize) -> Vec<Argument> {
+        let Self { shape, hidden, norm, head_norms, step, pool, layer, query, arrived, .. } = self;
         let (cosines, sines) = step.angles(shape.rope);
-        let arguments = vec![
+        vec![
             Address(D::address(&hidden.memory)),
             optional::<D>(norm.map(|norm| &norm.memory)),
             F32(shape.norm_eps),
@@ -645,7 +656,7 @@ impl<D: Device> NormQkv<'_, D> {
             Address(step.tables()),
             Address(step.starts()),
             Address(D::address(&query.memory)),
-            Address(*projected),
+            Address(projected),
             Address(*arrived),
             U64(pool.layer_bytes() as u64),
             size(*layer),
@@ -653,12 +664,8 @@ impl<D: Device> NormQkv<'_, D> {
             size(shape.kv_heads),
             size(shape.head_dim),
             size(pool.block_shift() as usize),
-        ];
-        let bytes = stream(device, "norm_qkv", weights, *rows, tuning, arguments)?;
-        if self.projected != 0 && self.arrived == 0 {
-            self.finish_heads(device)?;
-        }
-        Ok(bytes + self.extra_bytes())
+            size(stride),
+        ]
     }
 
     /// Bytes of norms, and of K and V written.
@@ -713,7 +720,7 @@ impl<D: Device> NormQkv<'_, D> {
     fn finish_heads(&self, device: &mut D) -> Result<(), EngineError> {
         let Self { rows, shape, weights, .. } = self;
         let mut arguments = self.head_arguments();
-        arguments.extend([I32(i32::from(shape.joint_norms)), size(weights.outputs)]);
+        arguments.extend([I32(i32::from(shape.joint_norms)), size(weights.all_outputs())]);
         device.launch(&KernelLaunch {
             kernel: format!("finish_heads_{}", self.pool.shape.dtype),
             grid: [word(*rows), word((shape.heads + 2 * shape.kv_heads).div_ceil(WARPS)), 1],

@@ -220,7 +220,7 @@ impl<D: Device> HeadProduct<'_, D> {
     #[must_use]
     pub fn has(format: KernelFormat) -> bool {
         // Others have scales for parts of rows, which the turned half of an expansion would need anew.
-        !format.is_grouped() || format == KernelFormat::Fp8Block
+        format.words_beside() == 0 || format == KernelFormat::Fp8Block
     }
 
     /// Enqueues it; bytes of weights.

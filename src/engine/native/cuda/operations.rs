@@ -605,12 +605,13 @@ impl<D: Device> Operations for CudaOperations<D> {
         let heads = shape.heads + 2 * shape.kv_heads;
         let narrow = pool.has_narrow_elements();
         let by_library = workspace.is_some_and(|workspace| workspace.by_library);
-        let projected = if weights.head_norms.is_some() || narrow || by_library {
+        let in_runs = !weights.qkv.following.is_empty();
+        let projected = if weights.head_norms.is_some() || narrow || by_library || in_runs {
             self.sums_workspace(rows.len(), heads * shape.head_dim)?
         } else {
             0
         };
-        let arrived = if weights.head_norms.is_some() && !shape.joint_norms && !narrow {
+        let arrived = if weights.head_norms.is_some() && !shape.joint_norms && !narrow && !in_runs {
             self.grow(|space| &mut space.heads_arrived, 4 * rows.len() * heads, &[0])?;
             self.workspace.heads_arrived.address()
         } else {

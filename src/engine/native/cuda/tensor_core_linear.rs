@@ -87,6 +87,12 @@ impl Inputs {
             KernelFormat::Fp8 | KernelFormat::Fp8Block | KernelFormat::Mxfp8 => (2, 0),
             KernelFormat::Mxfp4 | KernelFormat::Nvfp4 | KernelFormat::Int4 => (2, 2),
             KernelFormat::F32 => return None,
+            // They stream, however many rows there are.
+            KernelFormat::Q8_0
+            | KernelFormat::Q4_0
+            | KernelFormat::Q4K
+            | KernelFormat::Q5K
+            | KernelFormat::Q6K => return None,
         };
         let output_scale_bytes = match format {
             KernelFormat::Mxfp8 => 4,

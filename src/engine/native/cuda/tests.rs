@@ -10,6 +10,8 @@ mod emulation;
 #[cfg(debug_assertions)]
 mod engine;
 #[cfg(debug_assertions)]
+mod ggml_blocks;
+#[cfg(debug_assertions)]
 mod latent;
 mod launches;
 #[cfg(debug_assertions)]

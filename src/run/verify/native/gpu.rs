@@ -33,8 +33,17 @@ const DTYPES: [Dtype; 9] = [
 /// K and V as the engine keeps them by itself or when it is asked; what its kernels run.
 const KIND: Kind = Kind {
     plain: &[Dtype::F32, Dtype::Bf16, Dtype::F16],
-    quantised: &[Dtype::Int8, Dtype::Fp8, Dtype::Mxfp8, Dtype::Mxfp4, Dtype::Nvfp4, Dtype::Int4],
-    in_blocks: &[],
+    quantised: &[
+        Dtype::Int8,
+        Dtype::Fp8,
+        Dtype::Mxfp8,
+        Dtype::Mxfp4,
+        Dtype::Nvfp4,
+        Dtype::Int4,
+        Dtype::Q8_0,
+        Dtype::Q4_0,
+    ],
+    in_blocks: &[Dtype::Q4K, Dtype::Q5K, Dtype::Q6K],
     draw: |make, dtype, seed| {
         let dtype = dtype.unwrap_or_else(|| nth(&DTYPES, seed));
         let sample = make(Some(dtype), seed).with_cache(seed);
@@ -42,6 +51,9 @@ const KIND: Kind = Kind {
     },
     mixtures_to_cut: Some(Dtype::F32),
 };
+
+/// Without the formats whose samples are large.
+const SMALL_KIND: Kind = Kind { in_blocks: &[], ..KIND };
 
 /// Kernels that stream. How attention is split, and so the order of its sums, depends on the whole batch.
 const STREAMING: Bounds = Bounds {
@@ -99,7 +111,9 @@ const KNOWN_BYTES: usize = 1_000_003;
 pub fn on_a_gpu(index: u32, quick: bool, record: &mut Record<'_>) {
     match crate::engine::native::cuda::driver::Driver::open(index) {
         Ok(driver) => {
-            on_a_device(&|| Ok(driver.clone()), Tuning::default(), super::extent(quick), KNOWN_BYTES, record);
+            let kind = if quick { &SMALL_KIND } else { &KIND };
+            let open = || Ok(driver.clone());
+            on_a_device(&open, Tuning::default(), (kind, super::extent(quick)), KNOWN_BYTES, record);
         }
         Err(error) => record(Check::failed("native", "open the device", error.to_string())),
     }
@@ -109,7 +123,7 @@ pub fn on_a_gpu(index: u32, quick: bool, record: &mut Record<'_>) {
 pub fn on_a_device<D: Device + 'static>(
     open: &dyn Fn() -> Result<D, EngineError>,
     tuning: Tuning,
-    extent: &Extent,
+    (kind, extent): (&Kind, &Extent),
     known_bytes: usize,
     record: &mut Record<'_>,
 ) {
@@ -122,17 +136,17 @@ pub fn on_a_device<D: Device + 'static>(
     let streaming = Side { name: "streamed", make: &streaming as &Make<'_, _>, bounds: STREAMING };
     let tiled = Side { name: "tensor cores", make: &tiled as &Make<'_, _>, bounds: TENSOR_CORES };
     let library = Side { name: "the library", make: &library as &Make<'_, _>, bounds: TENSOR_CORES };
-    operations::against_the_oracle(&KIND, &[streaming, tiled, library], extent, record);
+    operations::against_the_oracle(kind, &[streaming, tiled, library], extent, record);
     for side in [streaming, tiled, library] {
-        steps::against_the_oracle(&KIND, side, extent, record);
+        steps::against_the_oracle(kind, side, extent, record);
     }
-    steps::however_they_are_cut(&KIND, tiled, extent, record);
-    record(graphs::as_eager(&KIND, tiled.make, extent.cut.clone()));
-    models::against_stock(&KIND, tiled.make, extent.greedy, record);
+    steps::however_they_are_cut(kind, tiled, extent, record);
+    record(graphs::as_eager(kind, tiled.make, extent.cut.clone()));
+    models::against_stock(kind, tiled.make, extent.greedy, record);
     models::against_the_cpu(tiled.make, extent.greedy, record);
     // Those that read an expert once for all rows of the decodes that are counted.
     models::mixtures(tiled.make, extent.greedy, &[Dtype::Bf16, Dtype::Int8], record);
-    models::bytes(&KIND, tiled.make, extent.depths, record);
+    models::bytes(kind, tiled.make, extent.depths, record);
     record(timer::block_of("native, a block of decode steps", extent.greedy.min(50), || {
         let model = OpenModel::synthetic("small", small_model(FAMILIES[0].1), 7);
         let operations = (tiled.make)(super::THREADS)?;

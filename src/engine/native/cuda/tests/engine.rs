@@ -20,7 +20,7 @@ use hbmark_core::units::Bytes;
 /// f32 against f32: only the order of sums differs.
 const F32_TOLERANCE: f64 = 1e-4;
 /// A sum in another order may round an activation to the next bf16, or an 8-bit activation to the next step.
-const ROUNDED_TOLERANCE: f64 = 2e-2;
+pub(super) const ROUNDED_TOLERANCE: f64 = 2e-2;
 /// The same where several experts, each of rounded inputs, add to a row.
 const MIXTURE_TOLERANCE: f64 = 3e-2;
 
@@ -37,7 +37,7 @@ const MIXTURES: [&str; 9] = [
     "deepseek-v3",
 ];
 
-fn fixtures() -> PathBuf {
+pub(super) fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models")
 }
 
@@ -52,16 +52,16 @@ fn emulated(model: &OpenModel, dtype: Dtype, seed: u64) -> EmulatedSession {
     NativeSession::load(operations, model, dtype, 16, &mut |_| {}).unwrap()
 }
 
-fn on_cpu(model: &OpenModel, dtype: Dtype) -> NativeSession<CpuOperations> {
+pub(super) fn on_cpu(model: &OpenModel, dtype: Dtype) -> NativeSession<CpuOperations> {
     NativeSession::load(CpuOperations::new(1).unwrap(), model, dtype, 16, &mut |_| {}).unwrap()
 }
 
-fn tokens(count: usize, seed: u32) -> Vec<u32> {
+pub(super) fn tokens(count: usize, seed: u32) -> Vec<u32> {
     (0..u32::try_from(count).unwrap()).map(|i| (i * 37 + seed * 11 + i * i) % 199).collect()
 }
 
 /// Runs the same steps on both; each decode step brings the token that the CPU chose.
-fn assert_equal<A: Operations, B: Operations>(
+pub(super) fn assert_equal<A: Operations, B: Operations>(
     found: &mut NativeSession<A>,
     wanted: &mut NativeSession<B>,
     prompts: &[Vec<u32>],
@@ -131,7 +131,7 @@ fn every_dtype_generates_what_it_does_on_the_cpu() {
 }
 
 /// As [`assert_equal`], with a script that picks the experts: rounding decides between two that are nearly equal to a router.
-fn assert_equal_scripted<A: Operations, B: Operations>(
+pub(super) fn assert_equal_scripted<A: Operations, B: Operations>(
     found: &mut NativeSession<A>,
     wanted: &mut NativeSession<B>,
     prompt: Vec<u32>,

@@ -61,7 +61,7 @@ fn varied(seed: u64) -> Option<Sample> {
     runnable(seed / 2, |dtype| Sample::varied(Some(dtype), seed)).filter(|_| seed.is_multiple_of(2))
 }
 
-fn emulated(seed: u64, tuning: Tuning) -> CudaOperations<Emulated> {
+pub(super) fn emulated(seed: u64, tuning: Tuning) -> CudaOperations<Emulated> {
     CudaOperations::with_tuning(Emulated::new(seed), tuning)
 }
 
@@ -86,7 +86,7 @@ fn every_operation_of_a_mixture_equals_the_oracle() {
     every_operation_equals(samples);
 }
 
-fn every_operation_equals(samples: Vec<Sample>) {
+pub(super) fn every_operation_equals(samples: Vec<Sample>) {
     for sample in samples {
         let scenario = scenario_of(&sample, &ragged(sample.seed));
         let errors_with = |tuning: Tuning| {
@@ -276,7 +276,12 @@ fn noise(stream: usize, count: usize) -> Vec<f32> {
 }
 
 /// `hidden += W · input + b` of so many columns, with inputs made of noise.
-fn projection<O: Operations>(operations: &mut O, dtype: Dtype, rows: usize, columns: usize) -> Vec<Vec<f32>> {
+pub(super) fn projection<O: Operations>(
+    operations: &mut O,
+    dtype: Dtype,
+    rows: usize,
+    columns: usize,
+) -> Vec<Vec<f32>> {
     let packing = Packing::of(dtype, 32).unwrap();
     let matrix = StoredMatrix::from_f32_rows(OUTPUTS, columns, &noise(0, OUTPUTS * columns), packing);
     projection_by(operations, dtype, &matrix, rows)
