@@ -157,6 +157,21 @@ struct FormatQ6K : FourBits {
     }
 };
 
+// Calls `take(vector, values)` for each vector of a row, by one thread of the block each. All lanes of a warp come together, those behind the last
+// vector with that one: a format's may meet.
+template <class F, class Take>
+__device__ inline void values_of_row(const LinearWeights& weights, int row, Take take) {
+    for (int turn = threadIdx.x; turn - (int)(threadIdx.x % WARP) < weights.vectors; turn += blockDim.x) {
+        const int vector = min(turn, weights.vectors - 1);
+        unsigned words[F::WORDS];
+#pragma unroll
+        for (int w = 0; w < F::WORDS; ++w) words[w] = *(const unsigned*)word_beside<F>(weights, row, vector, w);
+        float values[F::COLUMNS];
+        F::values(widened<F>(weights.data[(size_t)row * weights.vectors + vector], words, vector), values);
+        if (turn == vector) take(vector, values);
+    }
+}
+
 // A kernel of each format, and number of rows.
 #define HBMARK_FOR_EACH_BLOCK(KERNELS) \
     KERNELS(q8_0, FormatQ8_0) KERNELS(q4_0, FormatQ4_0) KERNELS(q4_k, FormatQ4K) KERNELS(q5_k, FormatQ5K) KERNELS(q6_k, FormatQ6K)

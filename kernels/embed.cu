@@ -26,25 +26,17 @@ KERNEL(f16, F16)
 KERNEL(f32, float)
 #undef KERNEL
 
-// A thread a vector. Lanes of a warp come together, those behind the last vector with that one.
 template <class F>
 __device__ inline void embed_blocks(const LinearWeights& table, const unsigned* tokens, float* hidden, float scale, int columns) {
     launch_dependents();
     wait_for_dependency();
-    const unsigned token = tokens[blockIdx.x];
     float* to = hidden + (size_t)blockIdx.x * columns;
-    for (int turn = threadIdx.x; turn - (int)(threadIdx.x % WARP) < table.vectors; turn += blockDim.x) {
-        const int vector = min(turn, table.vectors - 1);
-        unsigned words[F::WORDS];
-#pragma unroll
-        for (int w = 0; w < F::WORDS; ++w) words[w] = *(const unsigned*)word_beside<F>(table, token, vector, w);
-        float values[F::COLUMNS];
-        F::values(widened<F>(table.data[(size_t)token * table.vectors + vector], words, vector), values);
+    values_of_row<F>(table, tokens[blockIdx.x], [&](int vector, const float (&values)[F::COLUMNS]) {
         const int first = vector * F::COLUMNS;
 #pragma unroll
         for (int i = 0; i < F::COLUMNS; ++i)
-            if (turn == vector && first + i < columns) to[first + i] = scale * values[i];
-    }
+            if (first + i < columns) to[first + i] = scale * values[i];
+    });
 }
 
 #define KERNEL(dtype, F)                                                                                                            \

@@ -17,6 +17,8 @@ const LIBRARY_BYTES: u64 = 32 << 20;
 /// Rows from which products go to the tensor cores, and to the library.
 const TILED_ROWS: u64 = 5;
 const LIBRARY_ROWS: u64 = 65;
+/// Rows from which ggml's blocks are widened to bf16 for the library; fewer are streamed.
+const WIDENED_ROWS: u64 = 33;
 /// Tokens of a sequence from which attention is on tensor cores.
 const TILED_QUERIES: usize = 2;
 /// The widest head whose prompts are attended to without partial sums.
@@ -25,8 +27,9 @@ const TILED_HEAD: usize = 128;
 impl Ledger {
     /// The memory that the native engine takes of a GPU in a step of weights of a dtype.
     ///
-    /// All weights; blocks of K and V in whole slabs; f32 activations between operations, f32 logits; the rows as tensor cores take them, the
-    /// sums of a product of the library, and partial sums of attention, each as large as the largest layer needs and rounded up to a power of two.
+    /// All weights; blocks of K and V in whole slabs; f32 activations between operations, f32 logits; the rows as tensor cores take them, weights
+    /// that are widened for the library, the sums of a product of the library, and partial sums of attention, each as large as the largest layer needs
+    /// and rounded up to a power of two.
     #[must_use]
     pub fn native_gpu_memory(&self, shape: StepShape, dtype: Dtype) -> Bytes {
         let a = self.architecture();
@@ -62,19 +65,36 @@ impl Ledger {
         let activations = floats(hidden + attention + ffn + of_experts);
         let logits = shape.logits().saturating_mul(a.vocab_size as u64 * 4);
         let (plain, wide) = (matches!(dtype, Dtype::Bf16 | Dtype::F16), dtype == Dtype::F32);
-        let widest = hidden.max(attended).max(ffn).max(of_experts);
+        let of_ggml =
+            matches!(dtype, Dtype::Gguf | Dtype::Q8_0 | Dtype::Q4_0 | Dtype::Q4K | Dtype::Q5K | Dtype::Q6K);
+        let widens = of_ggml && rows >= WIDENED_ROWS;
+        let widest = if of_ggml {
+            // Experts stream; the others have whole groups of 32 columns.
+            hidden.max(attended).max(ffn).next_multiple_of(32)
+        } else {
+            hidden.max(attended).max(ffn).max(of_experts)
+        };
         let prepared = match dtype {
-            _ if wide || rows < TILED_ROWS => 0,
+            _ if wide || rows < TILED_ROWS || of_ggml && !widens => 0,
             // 8 bits, and a scale of 32 for 32 columns.
             Dtype::Int8 => scratch(floats(widest) / 32 * 9),
             _ => scratch(floats(widest) / 2),
         };
         // Beside floats of 4 bits all else may be in bf16.
-        let by_library = (plain || matches!(dtype, Dtype::Mxfp4 | Dtype::Nvfp4)) && rows >= LIBRARY_ROWS;
+        let has_bf16 = plain || matches!(dtype, Dtype::Mxfp4 | Dtype::Nvfp4);
+        let by_library = has_bf16 && rows >= LIBRARY_ROWS || widens;
+        // The largest matrix.
+        let widened = if widens {
+            let head = if shape.logits() >= WIDENED_ROWS { a.vocab_size as u64 } else { 0 };
+            scratch(2 * hidden * qkv.max(2 * ffn).max(head))
+        } else {
+            0
+        };
         let sums = if by_library {
             scratch(floats(qkv.max(2 * ffn).max(of_latents)))
         } else {
-            let of_heads = if a.qk_norm { qkv } else { 0 };
+            // Those of a file may be in several formats, which meet behind their products.
+            let of_heads = if a.qk_norm || dtype == Dtype::Gguf { qkv } else { 0 };
             // The router's, and of the shared expert's gate.
             let of_router = experts.map_or(0, |experts| experts.count as u64 + 1);
             scratch(floats(of_heads.max(of_router).max(of_latents)))
@@ -112,6 +132,7 @@ impl Ledger {
             activations,
             logits,
             prepared,
+            widened,
             rounded,
             sums,
             partial,

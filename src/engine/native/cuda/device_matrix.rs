@@ -105,6 +105,8 @@ impl KernelFormat {
         match self {
             Self::Fp8Block | Self::Mxfp8 => Self::Fp8,
             Self::Int4 => Self::Mxfp4,
+            // Widened.
+            Self::Q8_0 | Self::Q4_0 | Self::Q4K | Self::Q5K | Self::Q6K => Self::Bf16,
             other => other,
         }
     }
@@ -169,7 +171,13 @@ impl<D: Device> Matrix<D> {
             .map(|run| Self::of_one_format(device, run, layout))
             .collect::<Result<Vec<_>, _>>()?;
         let following = runs.split_off(1);
-        Ok(Self { following, ..runs.remove(0) })
+        let mut first = runs.remove(0);
+        if !following.is_empty() {
+            // A product of all of them at once takes the biases of all.
+            let all = parts.iter().any(|part| part.bias.is_some()).then(|| order(parts, layout));
+            first.bias = all.map(|order| biases(device, parts, &order)).transpose()?;
+        }
+        Ok(Self { following, ..first })
     }
 
     fn of_one_format(device: &mut D, parts: &[LinearPart], layout: FusedLayout) -> Result<Self, EngineError> {
@@ -212,15 +220,8 @@ impl<D: Device> Matrix<D> {
             }
             KernelFormat::Bf16 | KernelFormat::F16 | KernelFormat::F32 => None,
         };
-        let bias = parts
-            .iter()
-            .any(|part| part.bias.is_some())
-            .then(|| {
-                let bias =
-                    |(part, row): (usize, usize)| parts[part].bias.as_ref().map_or(0.0, |bias| bias[row]);
-                floats(device, &order.iter().copied().map(bias).collect::<Vec<f32>>())
-            })
-            .transpose()?;
+        let has_bias = parts.iter().any(|part| part.bias.is_some());
+        let bias = has_bias.then(|| biases(device, parts, &order)).transpose()?;
         Ok(Self {
             format,
             outputs: order.len(),
@@ -232,6 +233,22 @@ impl<D: Device> Matrix<D> {
             bias,
             following: Vec::new(),
         })
+    }
+
+    /// Vectors of a row of the inputs that it meets, by which those are prepared.
+    #[must_use]
+    pub fn input_vectors(&self) -> usize {
+        if self.format.is_of_ggml() {
+            self.vectors * self.format.columns() / KernelFormat::Bf16.columns()
+        } else {
+            self.vectors
+        }
+    }
+
+    /// Bytes in bf16, with those that follow.
+    #[must_use]
+    pub fn widened_bytes(&self) -> usize {
+        self.all_outputs() * self.input_vectors() * VECTOR
     }
 
     /// This one and those whose outputs follow.
@@ -248,9 +265,20 @@ impl<D: Device> Matrix<D> {
     /// Bytes of weights, scales and biases: what one pass over the matrix reads, without those that follow.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let extra = [&self.scales, &self.bias].into_iter().flatten().map(D::bytes).sum::<usize>();
-        (self.outputs * self.vectors * VECTOR + extra) as u64
+        let scales = self.scales.as_ref().map_or(0, D::bytes);
+        let biases = if self.bias.is_some() { 4 * self.outputs } else { 0 };
+        (self.outputs * self.vectors * VECTOR + scales + biases) as u64
     }
+}
+
+/// The biases of outputs in their order, zeros where a part has none.
+fn biases<D: Device>(
+    device: &mut D,
+    parts: &[LinearPart],
+    order: &[(usize, usize)],
+) -> Result<D::Memory, EngineError> {
+    let bias = |&(part, row): &(usize, usize)| parts[part].bias.as_ref().map_or(0.0, |bias| bias[row]);
+    floats(device, &order.iter().map(bias).collect::<Vec<f32>>())
 }
 
 /// A vector of f32 on the device.

@@ -282,7 +282,7 @@ impl<D: Device> Route<'_, D> {
             size(shape.per_row),
         ];
         let of_vectors = 4 * (norm.width + bias.map_or(0, |bias| bias.width)) as u64;
-        let Some(TiledWorkspace { prepared, by_library, .. }) = *workspace else {
+        let Some(workspace) = *workspace else {
             let mut arguments = vec![
                 Address(D::address(&hidden.memory)),
                 Address(D::address(&norm.memory)),
@@ -292,11 +292,12 @@ impl<D: Device> Route<'_, D> {
             arguments.extend(routing);
             return Ok(stream(device, "experts_router", router, rows, tuning, arguments)? + of_vectors);
         };
+        let TiledWorkspace { prepared, by_library, .. } = workspace;
         let input = D::address(&hidden.memory);
         Prepare { rows, input, row_of: 0, norm: Some((norm, *eps)), parts: None }
             .launch(device, router, prepared)?;
         let bytes = if by_library {
-            tensor_core_linear::multiply_by_library(device, rows, router, prepared, self.logits, false)?
+            tensor_core_linear::multiply_by_library(device, rows, router, workspace, self.logits, false)?
         } else {
             tensor_core_linear::multiply(device, "head", rows, router, prepared, vec![Address(self.logits)])?
         };

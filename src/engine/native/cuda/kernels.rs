@@ -52,6 +52,9 @@ pub struct Tuning {
     pub min_tiled_rows: usize,
     /// And rows from which the device's library makes it.
     pub min_library_rows: usize,
+    /// Rows from which ggml's blocks are widened for the library. A pass of the streaming kernel takes 4 rows; to widen costs 4 bytes a weight, as many as
+    /// 7 passes over q4_k read.
+    pub min_widened_rows: usize,
     /// Rows of a sequence from which attention goes to the tensor cores, where heads and cache allow.
     pub min_prefill_rows: usize,
 }
@@ -63,6 +66,7 @@ impl Default for Tuning {
             min_split: 64,
             min_tiled_rows: 5,
             min_library_rows: 65,
+            min_widened_rows: 33,
             min_prefill_rows: 2,
         }
     }
@@ -288,14 +292,15 @@ impl<D: Device> ProjectAdd<'_, D> {
             );
             return launch_mismatch(device, "project_add", what);
         }
-        if let Some(TiledWorkspace { prepared, ready, by_library }) = *workspace {
+        if let Some(workspace) = *workspace {
+            let TiledWorkspace { prepared, ready, by_library, .. } = workspace;
             if !ready {
                 Prepare { rows: *rows, input: D::address(&input.memory), row_of: 0, norm: None, parts: None }
                     .launch(device, weights, prepared)?;
             }
             if by_library {
                 return tensor_core_linear::multiply_by_library(
-                    device, *rows, weights, prepared, *into, true,
+                    device, *rows, weights, workspace, *into, true,
                 );
             }
             return tensor_core_linear::multiply(
@@ -438,7 +443,8 @@ impl<D: Device> GateUp<'_, D> {
             );
             return launch_mismatch(device, "gate_up", what);
         }
-        if let Some(TiledWorkspace { prepared, by_library, .. }) = *workspace {
+        if let Some(workspace) = *workspace {
+            let TiledWorkspace { prepared, by_library, .. } = workspace;
             let input = D::address(&hidden.memory);
             Prepare { rows: *rows, input, row_of: 0, norm: *norm, parts: None }
                 .launch(device, weights, prepared)?;
@@ -455,7 +461,7 @@ impl<D: Device> GateUp<'_, D> {
                 return Ok(bytes + norm_bytes(*norm));
             }
             let bytes =
-                tensor_core_linear::multiply_by_library(device, *rows, weights, prepared, *sums, false)?;
+                tensor_core_linear::multiply_by_library(device, *rows, weights, workspace, *sums, false)?;
             device.launch(&KernelLaunch {
                 kernel: "finish_gate_up".into(),
                 grid: [word(*rows), word(out.width.div_ceil(THREADS as usize)), 1],
@@ -525,7 +531,8 @@ impl<D: Device> Head<'_, D> {
             );
             return launch_mismatch(device, "head", what);
         }
-        if let Some(TiledWorkspace { prepared, by_library, .. }) = *workspace {
+        if let Some(workspace) = *workspace {
+            let TiledWorkspace { prepared, by_library, .. } = workspace;
             let prepare = Prepare {
                 rows: *outputs,
                 input: D::address(&hidden.memory),
@@ -537,7 +544,7 @@ impl<D: Device> Head<'_, D> {
             let sums_at = D::address(&logits.memory);
             let logits = Address(sums_at);
             let bytes = if by_library {
-                tensor_core_linear::multiply_by_library(device, *outputs, weights, prepared, sums_at, false)?
+                tensor_core_linear::multiply_by_library(device, *outputs, weights, workspace, sums_at, false)?
             } else {
                 tensor_core_linear::multiply(device, "head", *outputs, weights, prepared, vec![logits])?
             };
@@ -682,7 +689,7 @@ impl<D: Device> NormQkv<'_, D> {
         let input = D::address(&self.hidden.memory);
         Prepare { rows: *rows, input, row_of: 0, norm, parts: None }.launch(device, weights, prepared)?;
         let bytes = if by_library {
-            tensor_core_linear::multiply_by_library(device, *rows, weights, prepared, self.projected, false)?
+            tensor_core_linear::multiply_by_library(device, *rows, weights, workspace, self.projected, false)?
         } else {
             tensor_core_linear::multiply(device, "qkv", *rows, weights, prepared, self.head_arguments())?
         };

@@ -89,11 +89,12 @@ impl<D: Device> LatentDown<'_, D> {
         let nowhere = Address(0);
         let (layer_bytes, layer, [heads, kv_heads, head_dim], block_shift) =
             (U64(0), I32(0), [I32(1), I32(1), I32(2)], I32(0));
-        if let Some(TiledWorkspace { prepared, by_library, .. }) = *workspace {
+        if let Some(workspace) = *workspace {
+            let TiledWorkspace { prepared, by_library, .. } = workspace;
             Prepare { rows: *rows, input, row_of: 0, norm: *norm, parts: None }
                 .launch(device, weights, prepared)?;
             let bytes = if by_library {
-                tensor_core_linear::multiply_by_library(device, *rows, weights, prepared, sums, false)?
+                tensor_core_linear::multiply_by_library(device, *rows, weights, workspace, sums, false)?
             } else {
                 let mut arguments = vec![head_norm, nowhere, eps];
                 arguments.extend([nowhere; 6]);
@@ -121,6 +122,7 @@ impl<D: Device> LatentDown<'_, D> {
             kv_heads,
             head_dim,
             block_shift,
+            size(weights.outputs),
         ]);
         Ok(stream(device, "norm_qkv", weights, *rows, tuning, arguments)? + norm_bytes(*norm))
     }

@@ -89,6 +89,8 @@ enum Mode {
 #[derive(Debug)]
 struct Workspace<D: Device> {
     prepared: Scratch<D>,
+    /// Weights in bf16.
+    widened: Scratch<D>,
     rounded: Scratch<D>,
     projected: Scratch<D>,
     /// Sums that are normed before they are added; zeros between operations.
@@ -111,6 +113,7 @@ impl<D: Device> Default for Workspace<D> {
     fn default() -> Self {
         Self {
             prepared: Scratch::default(),
+            widened: Scratch::default(),
             rounded: Scratch::default(),
             projected: Scratch::default(),
             to_norm: Scratch::default(),
@@ -245,13 +248,18 @@ impl<D: Device> CudaOperations<D> {
         rows: usize,
         weights: &Matrix<D>,
     ) -> Result<Option<TiledWorkspace>, EngineError> {
-        if rows < self.tuning.min_tiled_rows || !tensor_core_linear::fits(weights.format) {
+        let widens = weights.format.is_of_ggml();
+        let least = if widens { self.tuning.min_widened_rows } else { self.tuning.min_library_rows };
+        let by_library = rows >= least && (widens || tensor_core_linear::library_has(weights.format));
+        if rows < self.tuning.min_tiled_rows || !by_library && !tensor_core_linear::fits(weights.format) {
             return Ok(None);
         }
         self.grow(|space| &mut space.prepared, tensor_core_linear::prepared_bytes(weights, rows), &[])?;
-        let by_library =
-            rows >= self.tuning.min_library_rows && tensor_core_linear::library_has(weights.format);
-        Ok(Some(TiledWorkspace { prepared: self.workspace.prepared.address(), ready: false, by_library }))
+        if widens {
+            self.grow(|space| &mut space.widened, weights.widened_bytes(), &[])?;
+        }
+        let [prepared, widened] = [&self.workspace.prepared, &self.workspace.widened].map(Scratch::address);
+        Ok(Some(TiledWorkspace { prepared, ready: false, by_library, widened }))
     }
 
     /// Room for the product of a router on tensor cores, of bf16 only: with f16 weights they round the inputs too, which could change the largest logits.
@@ -315,7 +323,7 @@ impl<D: Device> CudaOperations<D> {
             let bytes = tensor_core_linear::prepared_bytes(weights, rows * heads);
             self.grow(|space| &mut space.prepared, bytes, &[])?;
             let prepared = self.workspace.prepared.address();
-            workspace = Some(TiledWorkspace { prepared, ready: false, by_library: false });
+            workspace = Some(TiledWorkspace { prepared, ready: false, by_library: false, widened: 0 });
         }
         let kernel = HeadProduct { rows, heads, weights, input, input_apart, out, out_apart, workspace };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;

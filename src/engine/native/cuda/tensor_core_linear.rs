@@ -87,7 +87,7 @@ impl Inputs {
             KernelFormat::Fp8 | KernelFormat::Fp8Block | KernelFormat::Mxfp8 => (2, 0),
             KernelFormat::Mxfp4 | KernelFormat::Nvfp4 | KernelFormat::Int4 => (2, 2),
             KernelFormat::F32 => return None,
-            // They stream, however many rows there are.
+            // They stream, or are widened for the library.
             KernelFormat::Q8_0
             | KernelFormat::Q4_0
             | KernelFormat::Q4K
@@ -130,6 +130,9 @@ pub fn library_has(format: KernelFormat) -> bool {
 /// Bytes of the prepared rows of a product; none where there is no such product.
 #[must_use]
 pub fn prepared_bytes<D: Device>(weights: &Matrix<D>, rows: usize) -> usize {
+    if weights.format.is_of_ggml() {
+        return rows * weights.input_vectors() * VECTOR;
+    }
     Inputs::of(weights.format).map_or(0, |inputs| rows * inputs.row_bytes(weights.vectors))
 }
 
@@ -142,6 +145,8 @@ pub struct TiledWorkspace {
     pub ready: bool,
     /// Whether the device's library makes it, or kernels of ours.
     pub by_library: bool,
+    /// Room for weights that the library takes in bf16 and that are stored otherwise.
+    pub widened: u64,
 }
 
 /// Parts of a row, each of which is a row of its own for a product.
@@ -187,7 +192,7 @@ impl<D: Device> Prepare<'_, D> {
                 Address(prepared),
                 size(self.rows),
                 size(weights.columns),
-                size(weights.vectors),
+                size(weights.input_vectors()),
                 size(parts.count),
                 size(parts.apart),
                 size(parts.stride),
@@ -204,22 +209,49 @@ pub fn multiply_by_library<D: Device>(
     device: &mut D,
     rows: usize,
     weights: &Matrix<D>,
-    prepared: u64,
+    workspace: TiledWorkspace,
     out: u64,
     accumulate: bool,
 ) -> Result<u64, EngineError> {
     let product = Gemm {
-        format: weights.format,
+        format: weights.format.of_inputs(),
         rows,
-        outputs: weights.outputs,
+        outputs: weights.all_outputs(),
         columns: weights.vectors * weights.format.columns(),
         bias: weights.bias.is_some(),
         accumulate,
     };
+    let (data, bytes) = if weights.format.is_of_ggml() {
+        (workspace.widened, widen(device, weights, workspace.widened)?)
+    } else {
+        (D::address(&weights.data), weights.bytes())
+    };
     let bias = weights.bias.as_ref().map_or(0, D::address);
-    let operands = GemmOperands { inputs: prepared, weights: D::address(&weights.data), bias, out };
+    let operands = GemmOperands { inputs: workspace.prepared, weights: data, bias, out };
     device.multiply(&product, &operands)?;
-    Ok(weights.bytes())
+    Ok(bytes)
+}
+
+/// Enqueues the widening of a matrix to bf16; bytes of weights, and of what is written and read again.
+fn widen<D: Device>(device: &mut D, weights: &Matrix<D>, to: u64) -> Result<u64, EngineError> {
+    let mut at = to;
+    for run in weights.runs() {
+        device.launch(&KernelLaunch {
+            kernel: format!("widen_{}", run.format.name()),
+            grid: [word(run.outputs), 1, 1],
+            threads: THREADS,
+            shared_bytes: 0,
+            arguments: vec![
+                Address(D::address(&run.data)),
+                Address(run.scales.as_ref().map_or(0, D::address)),
+                Address(at),
+                size(run.outputs),
+                size(run.vectors),
+            ],
+        })?;
+        at += (run.outputs * run.input_vectors() * VECTOR) as u64;
+    }
+    Ok(weights.runs().map(Matrix::bytes).sum::<u64>() + 2 * (at - to))
 }
 
 /// Enqueues a tiled product of prepared rows, with the arguments of its operation first; bytes of weights.

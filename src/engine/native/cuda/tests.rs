@@ -24,5 +24,6 @@ const SMALL: super::kernels::Tuning = super::kernels::Tuning {
     min_split: 16,
     min_tiled_rows: 5,
     min_library_rows: usize::MAX,
+    min_widened_rows: usize::MAX,
     min_prefill_rows: usize::MAX,
 };

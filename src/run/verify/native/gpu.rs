@@ -93,6 +93,8 @@ fn on_tensor_cores(operation: Operation, sample: &Sample) -> f64 {
         (Operation::Embed, _) | (_, Dtype::F32) => plain,
         (_, Dtype::F16) => plain.max(3e-3),
         (_, Dtype::Bf16) => plain.max(1e-5),
+        // Widened for the library: weights and inputs are rounded to bf16, where the oracle's inputs have 8 bits.
+        (_, Dtype::Q8_0 | Dtype::Q4_0 | Dtype::Q4K | Dtype::Q5K | Dtype::Q6K) => plain.max(3e-2),
         _ => plain,
     }
 }
@@ -128,10 +130,15 @@ pub fn on_a_device<D: Device + 'static>(
     record: &mut Record<'_>,
 ) {
     known(open, known_bytes, record);
-    let no_tensor_cores = Tuning { min_tiled_rows: usize::MAX, min_prefill_rows: usize::MAX, ..tuning };
+    let no_tensor_cores = Tuning {
+        min_tiled_rows: usize::MAX,
+        min_widened_rows: usize::MAX,
+        min_prefill_rows: usize::MAX,
+        ..tuning
+    };
     let streaming = |_: usize| Ok(CudaOperations::with_tuning(open()?, no_tensor_cores));
     let tiled = |_: usize| Ok(CudaOperations::with_tuning(open()?, tuning));
-    let by_library = Tuning { min_library_rows: 1, min_tiled_rows: 1, ..tuning };
+    let by_library = Tuning { min_library_rows: 1, min_widened_rows: 1, min_tiled_rows: 1, ..tuning };
     let library = |_: usize| Ok(CudaOperations::with_tuning(open()?, by_library));
     let streaming = Side { name: "streamed", make: &streaming as &Make<'_, _>, bounds: STREAMING };
     let tiled = Side { name: "tensor cores", make: &tiled as &Make<'_, _>, bounds: TENSOR_CORES };

@@ -443,6 +443,8 @@ fn the_memory_of_a_prefill_is_what_is_predicted() {
         ("minimax-m2", Dtype::Bf16),
         ("gemma2", Dtype::Bf16),
         ("olmo2", Dtype::F32),
+        ("llama-gqa", Dtype::Q8_0),
+        ("qwen3", Dtype::Q4_0),
     ] {
         for (sequences, length) in [(1, 4096), (5, 700), (33, 100)] {
             let before = live_bytes();
@@ -453,7 +455,7 @@ fn the_memory_of_a_prefill_is_what_is_predicted() {
             let taken = live_bytes() - before;
             let predicted = ledger.native_gpu_memory(StepShape::prefill(sequences, length), dtype);
             // The emulated library has no workspace.
-            let by_library = matches!(dtype, Dtype::Bf16 | Dtype::F16);
+            let by_library = matches!(dtype, Dtype::Bf16 | Dtype::F16 | Dtype::Q8_0 | Dtype::Q4_0);
             let predicted = Bytes(predicted.0 - if by_library { 32 << 20 } else { 0 });
             let ratio = predicted.as_f64() / taken as f64;
             assert!((0.93..1.15).contains(&ratio), "{name} {dtype}, {sequences} × {length}: {ratio:.2}");

@@ -1,10 +1,11 @@
 //! ggml's blocks on the emulated device: products against the oracle, and files that mix formats against the CPU.
 
 use super::super::emulator::Emulated;
+use super::super::kernels::Tuning;
 use super::super::operations::CudaOperations;
 use super::SMALL;
 use super::engine::{ROUNDED_TOLERANCE, assert_equal, assert_equal_scripted, fixtures, on_cpu, tokens};
-use super::operations::{emulated, every_operation_equals, projection};
+use super::operations::{OUTPUTS, emulated, every_operation_equals, noise, projection, projection_by};
 use crate::engine::native::cpu::CpuOperations;
 use crate::engine::native::operations::Operations;
 use crate::engine::native::oracle::Oracle;
@@ -30,6 +31,28 @@ fn products_equal_the_oracle_at_every_width_and_number_of_rows() {
                 let error = worst(&found, &projection(&mut Oracle::new(), dtype, rows, columns));
                 assert!(error <= 1e-5, "{rows} rows of {columns} in {dtype}: {error:.1e}");
             }
+        }
+    }
+}
+
+#[test]
+fn products_of_the_library_are_of_weights_and_inputs_in_bf16() {
+    let by_library = Tuning { min_tiled_rows: 1, min_widened_rows: 1, ..SMALL };
+    for (packing, dtype) in [
+        (Packing::Q8_0, Dtype::Q8_0),
+        (Packing::Q4_0, Dtype::Q4_0),
+        (Packing::Super(SuperBlock::Q4K), Dtype::Q4K),
+        (Packing::Super(SuperBlock::Q5K), Dtype::Q5K),
+        (Packing::Super(SuperBlock::Q6K), Dtype::Q6K),
+    ] {
+        let columns = 3 * SUPER_BLOCK;
+        let matrix = StoredMatrix::from_f32_rows(OUTPUTS, columns, &noise(0, OUTPUTS * columns), packing);
+        let widened = StoredMatrix::quantize(&matrix, Packing::Bf16);
+        for rows in [1, 5, 40] {
+            let found = projection_by(&mut emulated(7, by_library), dtype, &matrix, rows);
+            let wanted = projection_by(&mut Oracle::new(), Dtype::Bf16, &widened, rows);
+            let error = worst(&found, &wanted);
+            assert!(error <= 1e-5, "{rows} rows of {dtype}: {error:.1e}");
         }
     }
 }
@@ -76,15 +99,20 @@ fn session<O: Operations>(operations: O, model: &OpenModel) -> NativeSession<O> 
     NativeSession::assemble(operations, model, dtypes, 16, mixed, &mut |_| {}).unwrap()
 }
 
-const DENSE: [&str; 2] = [r#""model_type": "llama""#, r#""model_type": "qwen3""#];
+/// Plain, with norms of heads, with biases of Q, K and V.
+const DENSE: [&str; 3] = [r#""model_type": "llama""#, r#""model_type": "qwen3""#, r#""model_type": "qwen2""#];
 const MIXTURE: &str = r#""model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 2,
     "moe_intermediate_size": 512, "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": []"#;
 
 #[test]
 fn formats_within_a_layer_are_mixed_as_on_the_cpu() {
-    for keys in DENSE {
+    // Streamed, and by the library from 9 rows on: prompts, and no decodes.
+    for (keys, min_widened_rows) in
+        [(DENSE[0], usize::MAX), (DENSE[1], usize::MAX), (DENSE[0], 9), (DENSE[2], 9)]
+    {
         let model = in_blocks(SUPER_BLOCK, keys);
-        let mut found = session(CudaOperations::with_tuning(Emulated::new(3), SMALL), &model);
+        let tuning = Tuning { min_widened_rows, ..SMALL };
+        let mut found = session(CudaOperations::with_tuning(Emulated::new(3), tuning), &model);
         let mut wanted = session(CpuOperations::new(1).unwrap(), &model);
         assert_equal(&mut found, &mut wanted, &[tokens(18, 1), tokens(3, 2)], 3, ROUNDED_TOLERANCE);
     }

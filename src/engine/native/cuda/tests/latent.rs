@@ -132,7 +132,7 @@ impl Steps {
     fn room(&mut self, weights: &Matrix<Emulated>, rows: usize) -> (Tensor, TiledWorkspace) {
         let room = self.tensor(1, &vec![f32::NAN; prepared_bytes(weights, rows) / 4]);
         let prepared = Emulated::address(&room.memory);
-        (room, TiledWorkspace { prepared, ready: false, by_library: false })
+        (room, TiledWorkspace { prepared, ready: false, by_library: false, widened: 0 })
     }
 
     /// Memory and offset of a position of a sequence in the cache.

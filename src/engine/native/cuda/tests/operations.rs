@@ -267,9 +267,9 @@ fn groups_and_blocks_that_no_kernel_has_are_refused_by_their_size() {
     }
 }
 
-const OUTPUTS: usize = 37;
+pub(super) const OUTPUTS: usize = 37;
 
-fn noise(stream: usize, count: usize) -> Vec<f32> {
+pub(super) fn noise(stream: usize, count: usize) -> Vec<f32> {
     let mut values = vec![0.0; count];
     random_kv::fill(3, stream, 0, false, &mut values);
     values
@@ -287,7 +287,7 @@ pub(super) fn projection<O: Operations>(
     projection_by(operations, dtype, &matrix, rows)
 }
 
-fn projection_by<O: Operations>(
+pub(super) fn projection_by<O: Operations>(
     operations: &mut O,
     dtype: Dtype,
     matrix: &StoredMatrix,

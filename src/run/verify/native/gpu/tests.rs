@@ -13,6 +13,7 @@ const SMALL: Tuning = Tuning {
     min_split: 16,
     min_tiled_rows: 5,
     min_library_rows: usize::MAX,
+    min_widened_rows: usize::MAX,
     min_prefill_rows: 2,
 };
 
