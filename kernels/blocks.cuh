@@ -157,8 +157,8 @@ struct FormatQ6K : FourBits {
     }
 };
 
-// Calls `take(vector, values)` for each vector of a row, by one thread of the block each. All lanes of a warp come together, those behind the last
-// vector with that one: a format's may meet.
+// Calls `take(vector, values)` for each vector of a row, by one thread of the block each. All lanes of a warp take every turn, those behind the last
+// vector with that one: lanes exchange d and d_min by shuffles.
 template <class F, class Take>
 __device__ inline void values_of_row(const LinearWeights& weights, int row, Take take) {
     for (int turn = threadIdx.x; turn - (int)(threadIdx.x % WARP) < weights.vectors; turn += blockDim.x) {

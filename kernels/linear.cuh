@@ -7,7 +7,7 @@
 //          behind it two bytes of e4m3 for each vector; for int4 and fp8_block a word for 2^shift vectors of an output, or of every second of 16 outputs; bias [outputs] f32 or null. Outputs come in pairs (2p, 2p + 1): what belongs together is packed together.
 // Grid     (any, passes of M rows along y, and along z beyond 65,535 of them). Block: 256 threads. Pairs go round the blocks, then round their
 //          warps: a warp owns a pair, a lane 16 bytes of it.
-// Shared   32 KiB of weights on their way, for formats with scales of groups 8 KiB of them, then M rows of inputs, `chunk` columns at a time, in the precision that the weights are multiplied in.
+// Shared   32 KiB of weights on their way, for formats with words beside their vectors 8 KiB for each word, then M rows of inputs, `chunk` columns at a time, in the precision that the weights are multiplied in.
 // Bytes    outputs * vectors * 16, once per M rows. FLOPs 2 * rows * outputs * columns.
 // A lane copies the weights that it will itself multiply to shared memory, so that what is on its way costs no register and needs no barrier. The
 // first weights are asked for before the wait for the last kernel: only weights and norms may be read there. The norm is computed by every

@@ -4,8 +4,8 @@
 //
 // Shapes: hidden [rows, columns] f32; matrix rows per head of Q, then of K, then of V; within a head, row i beside row i + head_dim / 2, because
 // they turn together; query [rows, heads * head_dim] f32 in plain order; cosines, sines [positions, head_dim / 2] f32.
-// Where projected is null a warp that has a pair turns and stores it, in the cache that goes with the weights. Otherwise, for norms of heads and for
-// caches of one byte an element, the sums of a head go to projected [rows, stride] f32, and the last warp to bring a pair of a head finishes the head; arrived [ceil(rows / M), heads + 2 * kv_heads] is 0 before the first launch and
+// Where projected is null a warp that has a pair turns and stores it, in the cache that goes with the weights. Otherwise, for norms of heads, for
+// caches of one byte an element and where heads are in several formats, whose kernels follow each other, the sums of a head go to projected [rows, stride] f32, and the last warp to bring a pair of a head finishes the head; arrived [ceil(rows / M), heads + 2 * kv_heads] is 0 before the first launch and
 // after each; where it is null the sums stay there, for finish_heads (tiled_layers.cu) or latent.cu. cosines and sines are null where nothing turns. Grid, block,
 // shared memory, bytes: as linear.cuh, and 2 * rows * kv_heads * head_dim elements written.
 // norm_qkv_DTYPE_mM: M rows at a time.

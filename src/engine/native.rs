@@ -10,6 +10,7 @@ pub mod cpu;
 #[cfg(any(test, feature = "cuda"))]
 pub mod cuda;
 pub mod forward;
+mod gguf_formats;
 pub mod kv_format;
 pub mod operations;
 pub mod oracle;
@@ -264,23 +265,7 @@ pub fn check_model_on_device(
     if device == DeviceChoice::Cpu || dtype != Dtype::Gguf {
         return Ok(());
     }
-    let attended = ["q_proj", "k_proj", "v_proj"];
-    for TensorInfo { name, storage, role, .. } in &model.inventory(dtype).tensors {
-        let plain = matches!(storage.as_str(), "f16" | "f32");
-        if *role == Role::Matrix && plain && attended.iter().any(|part| name.contains(part)) {
-            return refuse(
-                format!("`{name}` in {storage} on {device}"),
-                "what makes keys and values in a GGUF file must be bf16 or quantised, as its cache is bf16",
-            );
-        }
-        if matches!(role, Role::Embedding | Role::Head) && storage == "mxfp4" {
-            return refuse(
-                format!("`{name}` in {storage} on {device}"),
-                "its kernels have tables and heads in bf16, f16, f32 and ggml's blocks",
-            );
-        }
-    }
-    Ok(())
+    gguf_formats::check(&model.inventory(dtype), device)
 }
 
 /// Checks that the kernels of a device have what the forward of an architecture needs.

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::{BufReader, Seek};
 use std::path::{Path, PathBuf};
 
+pub use blocks::packing;
 use blocks::{MXFP4, TensorLocations};
 use candle_core::quantized::gguf_file::Content;
 

@@ -377,6 +377,35 @@ fn a_mixture_of_blocks_gives_what_its_dequantised_weights_give_and_moves_the_byt
 }
 
 #[test]
+fn a_gpu_takes_mixtures_of_blocks_and_refuses_others_by_tensor() {
+    let gpu = DeviceChoice::Cuda(0);
+    let on_a_gpu = |folder: &str, name: &'static str, blocks: fn(&str) -> Blocks| {
+        let (architecture, tensors) = wide(folder);
+        let (_kept, path) = written(name, &architecture, &tensors, blocks);
+        engine::capabilities("native", &opened(&path), Dtype::Gguf, gpu).map_err(|error| error.to_string())
+    };
+    for (folder, name) in CHECKPOINTS {
+        assert_eq!(on_a_gpu(folder, name, q4_k_m).err(), None, "{folder}");
+        // Its shared expert is q8_0 beside mxfp4.
+        let shared = if folder == "qwen2-moe" { Some("`blk.1.ffn_gate_shexp.weight` in q8_0") } else { None };
+        match (on_a_gpu(folder, name, mxfp4_moe), shared) {
+            (Err(error), Some(said)) => assert!(error.contains(said), "{error}"),
+            (found, said) => assert_eq!(found.err().as_deref(), said, "{folder}"),
+        }
+        let error = on_a_gpu(folder, name, plain).unwrap_err();
+        assert!(error.contains("`blk.0.attn_") && error.contains("in f32 on cuda:0"), "{folder}: {error}");
+    }
+    let shared_apart = |file: &str| {
+        if file.contains("_shexp.") { Blocks::Candle(GgmlDType::Q8_0) } else { q4_k_m(file) }
+    };
+    let error = on_a_gpu("qwen2-moe", "qwen2moe", shared_apart).unwrap_err();
+    assert!(error.contains("beside other experts of its layer"), "{error}");
+    let table = |file: &str| if file == "token_embd.weight" { Blocks::Mxfp4 } else { q4_k_m(file) };
+    let error = on_a_gpu("qwen3-moe", "qwen3moe", table).unwrap_err();
+    assert!(error.contains("`token_embd.weight` in mxfp4"), "{error}");
+}
+
+#[test]
 fn columns_of_mxfp4_lie_where_a_file_has_them() {
     let (architecture, mut tensors) = wide("gpt-oss");
     let (_kept, path) = written("gpt-oss", &architecture, &tensors, |name| match name {

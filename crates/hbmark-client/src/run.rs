@@ -173,8 +173,8 @@ struct Stream {
     /// The kernel's stamp of the newest piece with output.
     stamp: Option<u64>,
     kept: bool,
-    /// It stands in the list of connections with more to read.
-    unread: bool,
+    /// It stands in the list of connections with more to read, and whether the server closed this one.
+    unread: Option<bool>,
 }
 
 impl Stream {
@@ -191,7 +191,7 @@ impl Stream {
             heard: 0,
             stamp: None,
             kept: false,
-            unread: false,
+            unread: None,
         }
     }
 
@@ -219,8 +219,8 @@ struct Client<'a> {
     /// The next request whose body is made, and the next that is due.
     next_body: usize,
     next: usize,
-    /// Connections on which more had come than was read in one turn, and whether the server closed them.
-    unread: Vec<(usize, bool)>,
+    /// Connections on which more had come than was read in one turn, each once.
+    unread: Vec<usize>,
     /// Requests that are due and wait at the cap.
     waiting: VecDeque<usize>,
     /// When slots of a closed loop, or places under the cap, became free.
@@ -364,8 +364,8 @@ impl<'a> Client<'a> {
             self.sleep(&mut events)?;
             let unread = self.unread.len();
             for at in 0..unread {
-                let (slot, closing) = self.unread[at];
-                self.streams[slot].unread = false;
+                let slot = self.unread[at];
+                let closing = self.streams[slot].unread.take().unwrap_or(false);
                 self.ready(slot, closing, &mut buffer);
                 self.dispatch_due();
             }
@@ -681,11 +681,12 @@ impl<'a> Client<'a> {
                     self.output_tokens += stream.answer.progress() - before;
                     match step {
                         Step::More if !more && !closing => return,
-                        // It is not announced again, unless more comes: then it is in the list already, and has one turn.
+                        // It may not be announced again.
                         Step::More if present - begun > TURN => {
-                            if !std::mem::replace(&mut stream.unread, true) {
-                                self.unread.push((slot, closing));
+                            if stream.unread.is_none() {
+                                self.unread.push(slot);
                             }
+                            stream.unread = Some(closing || stream.unread == Some(true));
                             return;
                         }
                         Step::More => {}
@@ -852,6 +853,8 @@ impl<'a> Client<'a> {
     fn close(&mut self, slot: usize) {
         let stream = &mut self.streams[slot];
         stream.phase = Phase::Free;
+        // The next connection in its place is another.
+        stream.unread = stream.unread.map(|_| false);
         if let Some(connection) = stream.connection.take() {
             connection.close(self.poll.registry());
         }

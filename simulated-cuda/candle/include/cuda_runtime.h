@@ -36,9 +36,6 @@
 struct alignas(4) char4 {
     signed char x, y, z, w;
 };
-struct alignas(8) int2 {
-    int x, y;
-};
 struct alignas(16) int4 {
     int x, y, z, w;
 };
@@ -47,7 +44,6 @@ struct dim3 {
     constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 inline char4 make_char4(signed char x, signed char y, signed char z, signed char w) { return {x, y, z, w}; }
-inline int2 make_int2(int x, int y) { return {x, y}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 
 // ---- For launchers -------------------------------------------------------------------------------------------------------------------

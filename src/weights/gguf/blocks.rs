@@ -262,7 +262,7 @@ fn is_finite(storage: &str, bytes: &[u8]) -> bool {
 }
 
 /// What a block format is kept in.
-fn packing(storage: &str) -> Packing {
+pub fn packing(storage: &str) -> Packing {
     match storage {
         "f32" => Packing::F32,
         "f16" => Packing::F16,

@@ -68,14 +68,15 @@ impl Ledger {
         let of_ggml =
             matches!(dtype, Dtype::Gguf | Dtype::Q8_0 | Dtype::Q4_0 | Dtype::Q4K | Dtype::Q5K | Dtype::Q6K);
         let widens = of_ggml && rows >= WIDENED_ROWS;
-        let widest = if of_ggml {
-            // Experts stream; the others have whole groups of 32 columns.
-            hidden.max(attended).max(ffn).next_multiple_of(32)
-        } else {
-            hidden.max(attended).max(ffn).max(of_experts)
-        };
+        // Experts of ggml's blocks stream; those of a file may be mxfp4, which do not.
+        let prepared_experts = if of_ggml && dtype != Dtype::Gguf { 0 } else { of_experts };
+        let mut widest = hidden.max(attended).max(ffn).max(prepared_experts);
+        if of_ggml {
+            // In whole groups of columns.
+            widest = widest.next_multiple_of(32);
+        }
         let prepared = match dtype {
-            _ if wide || rows < TILED_ROWS || of_ggml && !widens => 0,
+            _ if wide || rows < TILED_ROWS || of_ggml && !widens && prepared_experts == 0 => 0,
             // 8 bits, and a scale of 32 for 32 columns.
             Dtype::Int8 => scratch(floats(widest) / 32 * 9),
             _ => scratch(floats(widest) / 2),

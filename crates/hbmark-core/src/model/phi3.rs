@@ -13,7 +13,7 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     fields.only("attention_bias", &serde_json::json!(false))?;
     let conventions = Conventions {
         windows: Windows::Everywhere { required: false },
-        rope_keys: &["long_factor", "short_factor", "partial_rotary_factor", "long_mscale", "short_mscale"],
+        rope_keys: &["long_factor", "short_factor", "partial_rotary_factor"],
         ..Conventions::of(Family::Phi3)
     };
     let a = decoder(fields, &conventions)?;

@@ -187,7 +187,7 @@ impl<D: Device> Matrix<D> {
             if (matrix.packing(), matrix.columns) != (first.packing(), first.columns) {
                 return super::super::refuse(
                     format!("{} beside {} in one fused layer", first.storage(), matrix.storage()),
-                    "the matrices of a fused layer must be of one format and width",
+                    "the matrices of a fused layer must be of one format and width; Q, K and V may differ among q8_0, q6_k, q5_k, q4_k and q4_0",
                 );
             }
         }

@@ -31,7 +31,7 @@ macro_rules! kernels {
 }
 
 /// The compiled kernels, each file with what the names of its kernels begin with.
-const MODULES: [(&[&str], &[u8]); 17] = [
+const MODULES: [(&[&str], &[u8]); 18] = [
     (&["add_normed"], kernels!("add_normed")),
     (&["decode_attention"], kernels!("decode_attention")),
     (&["embed"], kernels!("embed")),
@@ -49,6 +49,7 @@ const MODULES: [(&[&str], &[u8]); 17] = [
     (&["tiled", "finish_", "first_largest"], kernels!("tiled_layers")),
     (&["read_", "write_pattern", "copy", "triad"], kernels!("bandwidth")),
     (&["spin", "empty"], kernels!("timer")),
+    (&["widen_"], kernels!("widen_blocks")),
 ];
 
 /// Dynamic shared memory that a kernel has without asking. *Source*: CUDA programming guide, shared memory.

@@ -44,7 +44,8 @@ pub struct DeviceTensor<D: Device> {
 /// Sizes that are tuned, and small in tests so that every path is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tuning {
-    /// Shared memory for inputs of a streaming product: with the weights on their way, three blocks of it fit an H100 and two an A100.
+    /// Shared memory for inputs of a streaming product: with the weights on their way, three blocks of it fit an H100 and two an A100. Of q6_k, which
+    /// has as many words beside its vectors as those are long, two and one.
     pub input_bytes: usize,
     /// Positions of a split of attention, at least.
     pub min_split: usize,

@@ -2,8 +2,8 @@
 //!
 //! Enters: rows and a matrix. Leaves: launches of `prepare_rows.cu`, and of `tiled_layers.cu` or the device's library. Our own kernels, which
 //! finish an operation in the product itself, take a decode batch and read a matrix once per tile of rows; for 16-bit floats, from
-//! [`Tuning::min_library_rows`](super::kernels::Tuning) rows on, it is the library's, and a kernel after it finishes. Which is faster from
-//! how many rows on has not been measured.
+//! [`Tuning::min_library_rows`](super::kernels::Tuning) rows on, it is the library's, and a kernel after it finishes. For ggml's blocks, which our kernels
+//! only stream, it is the library's from `min_widened_rows` on, behind `widen_blocks.cu`. Which is faster from how many rows on has not been measured.
 
 use Argument::{Address, F32};
 

@@ -473,5 +473,5 @@ fn the_oracle_gives_the_logits_of_transformers_on_every_fixture_model() {
         }
         compared += 1;
     }
-    assert_eq!(compared, 30);
+    assert_eq!(compared, 31);
 }

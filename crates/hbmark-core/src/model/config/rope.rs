@@ -12,7 +12,10 @@ use crate::model::{ModelError, Rope, RopeScaling, YarnShape};
 /// What `YaRN`'s own numbers may be.
 const MSCALE: std::ops::RangeInclusive<f64> = 0.0..=1e6;
 
-const SUPPORTED: &str = "default, linear, llama3, yarn";
+const SUPPORTED: &str = "default, linear, llama3, yarn, and longrope of phi3";
+
+/// The original context of a Phi config that does not state it, as `transformers` has it.
+const PHI_ORIGINAL: usize = 4096;
 
 /// Reads base and scaling; `default_theta` is the family's own, where `transformers` gives it one.
 pub(super) fn read(
@@ -27,11 +30,22 @@ pub(super) fn read(
         return Err(fields.bad("rope_scaling", "the same object as `rope_parameters`, or only one of them"));
     }
     let section = new.or(old);
-    // Phi writes the original context beside the rope's object.
-    let original = match fields.integer("original_max_position_embeddings", 1..=limits::POSITIONS)? {
-        Some(original) if extra.contains(&"long_factor") => original,
-        _ => positions,
-    };
+    // Phi writes the original context beside the rope's object, transformers 5 into both.
+    let mut original = positions;
+    if extra.contains(&"long_factor") {
+        let key = "original_max_position_embeddings";
+        let outer = fields.integer(key, 1..=limits::POSITIONS)?;
+        let inner = match &section {
+            Some(section) => section.integer(key, 1..=limits::POSITIONS)?,
+            None => None,
+        };
+        if let (Some(outer), Some(inner)) = (outer, inner)
+            && outer != inner
+        {
+            return Err(fields.bad(key, format!("{inner}, as in the rope's object")));
+        }
+        original = inner.or(outer).unwrap_or(PHI_ORIGINAL);
+    }
 
     let outer = fields.float("rope_theta", limits::THETA)?;
     let inner = section.as_ref().map(|s| s.float("rope_theta", limits::THETA)).transpose()?.flatten();

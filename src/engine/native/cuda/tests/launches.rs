@@ -156,3 +156,19 @@ fn what_a_decode_step_launches_is_written_down() {
     }
     insta::assert_snapshot!("launches", text);
 }
+
+/// The emulated device finds kernels by name; a GPU loads the files that the driver lists.
+#[test]
+fn the_driver_loads_every_file_of_kernels() {
+    let driver = include_str!("../driver.rs");
+    let mut files = 0;
+    for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "cu") {
+            let name = path.file_stem().unwrap().to_str().unwrap();
+            assert!(driver.contains(&format!("kernels!(\"{name}\")")), "{name}");
+            files += 1;
+        }
+    }
+    assert!(driver.contains(&format!("(&[&str], &[u8]); {files}]")), "{files} files");
+}
