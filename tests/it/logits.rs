@@ -290,7 +290,7 @@ fn both_spellings_of_a_config_mean_the_same() {
             compared += 1;
         }
     }
-    assert_eq!(compared, 21);
+    assert_eq!(compared, 22);
 }
 
 #[test]

@@ -88,8 +88,18 @@ fn every_model_that_can_be_split_gives_what_one_device_gives() {
         assert_eq!(ranks.capabilities().engine, "native-tp2");
         split.push(name);
     }
-    let rest =
-        ["gemma2", "gemma3", "glm4", "gpt-oss", "llama-sharded", "minimax-m2", "olmo2", "phi3", "qwen2"];
+    let rest = [
+        "gemma2",
+        "gemma3",
+        "glm4",
+        "gpt-oss",
+        "llama-sharded",
+        "minimax-m2",
+        "olmo2",
+        "phi3",
+        "phi3-longrope",
+        "qwen2",
+    ];
     assert_eq!(
         refused, rest,
         "norms of sums or over all heads, matrices that are stored as one, and three heads"

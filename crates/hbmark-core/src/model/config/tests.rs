@@ -548,7 +548,7 @@ fn a_message_names_file_key_found_and_wanted() {
     config.json: `head_dim` is 65; want an even number: the rotary embedding turns pairs
     config.json: `hidden_act` = "gelu" is not supported; supported: silu
     config.json: `hidden_size` is missing; want an integer from 1 to 131072
-    config.json: `rope_scaling.type` = "dynamic" is not supported; supported: default, linear, llama3, yarn
+    config.json: `rope_scaling.type` = "dynamic" is not supported; supported: default, linear, llama3, yarn, and longrope of phi3
     config.json: `torch_dtype` = "int3" is not supported; supported: float32, bfloat16, float16, float8_e4m3fn
     config.json: architecture deepseek_v4 (DeepseekV4ForCausalLM) is not supported; supported: llama (LlamaForCausalLM), mistral (MistralForCausalLM), qwen2 (Qwen2ForCausalLM), qwen3 (Qwen3ForCausalLM), qwen3_moe (Qwen3MoeForCausalLM), qwen2_moe (Qwen2MoeForCausalLM), mixtral (MixtralForCausalLM), deepseek_v2 (DeepseekV2ForCausalLM), deepseek_v3 (DeepseekV3ForCausalLM), deepseek_v32 (DeepseekV32ForCausalLM), kimi_k2 (DeepseekV3ForCausalLM), kimi_k25 (KimiK25ForConditionalGeneration), glm_moe_dsa (GlmMoeDsaForCausalLM), gpt_oss (GptOssForCausalLM), qwen3_5 (Qwen3_5ForConditionalGeneration), qwen3_5_moe (Qwen3_5MoeForConditionalGeneration), qwen3_5_text (Qwen3_5ForCausalLM), qwen3_5_moe_text (Qwen3_5MoeForCausalLM), qwen3_next (Qwen3NextForCausalLM), gemma2 (Gemma2ForCausalLM), gemma3 (Gemma3ForConditionalGeneration), gemma3_text (Gemma3ForCausalLM), gemma4 (Gemma4ForConditionalGeneration), gemma4_text (Gemma4ForCausalLM), glm4_moe (Glm4MoeForCausalLM), minimax_m2 (MiniMaxM2ForCausalLM), nemotron_h (NemotronHForCausalLM), llama4 (Llama4ForConditionalGeneration), llama4_text (Llama4ForCausalLM), phi3 (Phi3ForCausalLM), mimo_v2_flash (MiMoV2FlashForCausalLM), smollm3 (SmolLM3ForCausalLM), granite (GraniteForCausalLM), olmo2 (Olmo2ForCausalLM), glm4 (Glm4ForCausalLM)
     "#);
@@ -634,9 +634,21 @@ fn longrope_takes_the_factors_of_the_models_own_context() {
         let message = phi4_mini(&[("rope_scaling", scaling)]).unwrap_err().to_string();
         assert!(message.contains("long_factor"), "{why}: {message}");
     }
-    let scaling = json!({"type": "longrope", "long_factor": vec![2.0; 48], "mscale": 2.0});
-    let message = phi4_mini(&[("rope_scaling", scaling)]).unwrap_err().to_string();
-    assert!(message.contains("mscale"), "{message}");
+    let with = |key: &str, value: Value| {
+        let mut scaling =
+            json!({"type": "longrope", "long_factor": vec![2.0; 48], "short_factor": vec![1.0; 48]});
+        scaling[key] = value;
+        phi4_mini(&[("rope_scaling", scaling)]).map_err(|error| error.to_string())
+    };
+    for key in ["mscale", "long_mscale"] {
+        let message = with(key, json!(2.0)).unwrap_err();
+        assert!(message.contains(key), "{message}");
+    }
+    let message = with("original_max_position_embeddings", json!(8192)).unwrap_err();
+    assert!(message.contains("`original_max_position_embeddings` is 4096; want 8192"), "{message}");
+    assert!(with("original_max_position_embeddings", json!(4096)).is_ok());
+    let unsaid = phi4_mini(&[("original_max_position_embeddings", Value::Null)]).unwrap();
+    assert_eq!(unsaid.rope.scaling, phi4_mini(&[]).unwrap().rope.scaling, "transformers has 4096, too");
 }
 
 #[test]
