@@ -31,5 +31,5 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
         norms: Norms::Before,
     });
     let stack = Some(Stack::new(layers));
-    Ok(Architecture { stack, rope_factors, ..a })
+    Ok(Architecture { rope_factors, stack, ..a })
 }

@@ -116,8 +116,14 @@ impl KernelFormat {
     pub fn words_beside(self) -> usize {
         match self {
             Self::Bf16 | Self::F16 | Self::F32 | Self::Int8 | Self::Fp8 => 0,
-            Self::Fp8Block | Self::Mxfp8 | Self::Mxfp4 | Self::Nvfp4 | Self::Int4 => 1,
-            Self::Q8_0 | Self::Q4_0 | Self::Q4K => 1,
+            Self::Fp8Block
+            | Self::Mxfp8
+            | Self::Mxfp4
+            | Self::Nvfp4
+            | Self::Int4
+            | Self::Q8_0
+            | Self::Q4_0
+            | Self::Q4K => 1,
             Self::Q5K => 2,
             Self::Q6K => 4,
         }
@@ -216,7 +222,7 @@ impl<D: Device> Matrix<D> {
             | KernelFormat::Q5K
             | KernelFormat::Q6K => {
                 let rows = order.iter().map(|&(part, row)| (&parts[part].matrix, row));
-                Some(uploaded(device, &words_beside(format, rows))?)
+                Some(uploaded(device, &words_beside(format, &rows))?)
             }
             KernelFormat::Bf16 | KernelFormat::F16 | KernelFormat::F32 => None,
         };

@@ -3,6 +3,8 @@
 //! Enters: rows as a file has them. Leaves: the lower four bits of their codes as vectors, and what lies beside those in words: as many bytes, in
 //! another order.
 
+use half::f16;
+
 use super::device_matrix::KernelFormat;
 use crate::weights::stored_matrix::{SUPER_BLOCK, SuperBlock, scale_and_min};
 use crate::weights::{StoredData, StoredMatrix};
@@ -18,7 +20,7 @@ type Kind = fn(&StoredMatrix, usize, &mut Vec<u8>);
 /// The words beside the vectors of all rows, one kind after another, rows padded with zeros to whole words.
 pub fn words_beside<'a>(
     format: KernelFormat,
-    rows: impl Iterator<Item = (&'a StoredMatrix, usize)> + Clone,
+    rows: &(impl Iterator<Item = (&'a StoredMatrix, usize)> + Clone),
 ) -> Vec<u8> {
     let kinds: &[Kind] = match format {
         KernelFormat::Q4K => &[ranges],
@@ -67,7 +69,7 @@ fn scales_of_groups(matrix: &StoredMatrix, row: usize, out: &mut Vec<u8>) {
 /// Scales and minima of two groups in a word, and a byte of what both are multiplied with.
 fn ranges(matrix: &StoredMatrix, row: usize, out: &mut Vec<u8>) {
     for (format, block) in blocks(matrix, row) {
-        let [d, d_min] = format.block_scales(block).map(|scale| scale.to_le_bytes());
+        let [d, d_min] = format.block_scales(block).map(f16::to_le_bytes);
         let of_block = [d[0], d[1], d_min[0], d_min[1]];
         for (pair, byte) in of_block.into_iter().enumerate() {
             let [(scale, min), (next_scale, next_min)] =
@@ -121,16 +123,16 @@ mod tests {
             let columns = 2 * SUPER_BLOCK;
             let values: Vec<f32> = (0..3 * columns).map(|i| ((i * 37 % 101) as f32 - 50.0) / 7.0).collect();
             let matrix = StoredMatrix::from_f32_rows(3, columns, &values, packing);
-            let words = words_beside(format, (0..3).map(|row| (&matrix, row)));
+            let words = words_beside(format, &(0..3).map(|row| (&matrix, row)));
             let vectors = 3 * format.vectors(columns) * super::super::device_matrix::VECTOR;
             let stored = bits / 8.0 * (3 * columns) as f64;
             assert!(((vectors + words.len()) as f64 - stored).abs() < 0.5, "{format:?}: {}", words.len());
-            assert_eq!(matrix.bytes().0 as usize, vectors + words.len(), "{format:?}");
+            assert_eq!(matrix.bytes().0, (vectors + words.len()) as u64, "{format:?}");
         }
         // An odd number of blocks: the f16 of each row is padded.
         let matrix =
             StoredMatrix::from_f32_rows(2, SUPER_BLOCK, &[1.0; 512], Packing::Super(SuperBlock::Q6K));
-        let words = words_beside(KernelFormat::Q6K, (0..2).map(|row| (&matrix, row)));
+        let words = words_beside(KernelFormat::Q6K, &(0..2).map(|row| (&matrix, row)));
         assert_eq!(words.len(), 2 * (16 + 4 + 64));
     }
 }

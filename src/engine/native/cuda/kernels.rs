@@ -128,8 +128,11 @@ pub(super) fn staged_inputs(
     let input = match format {
         KernelFormat::Bf16 | KernelFormat::Fp8 | KernelFormat::Fp8Block | KernelFormat::Mxfp8 => 64,
         KernelFormat::F16 | KernelFormat::F32 => 128,
-        KernelFormat::Int8 | KernelFormat::Mxfp4 | KernelFormat::Nvfp4 | KernelFormat::Int4 => 32 + 4,
-        KernelFormat::Q8_0
+        KernelFormat::Int8
+        | KernelFormat::Mxfp4
+        | KernelFormat::Nvfp4
+        | KernelFormat::Int4
+        | KernelFormat::Q8_0
         | KernelFormat::Q4_0
         | KernelFormat::Q4K
         | KernelFormat::Q5K

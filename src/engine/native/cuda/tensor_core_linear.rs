@@ -86,9 +86,9 @@ impl Inputs {
             KernelFormat::Int8 => (1, 1),
             KernelFormat::Fp8 | KernelFormat::Fp8Block | KernelFormat::Mxfp8 => (2, 0),
             KernelFormat::Mxfp4 | KernelFormat::Nvfp4 | KernelFormat::Int4 => (2, 2),
-            KernelFormat::F32 => return None,
-            // They stream, or are widened for the library.
-            KernelFormat::Q8_0
+            // ggml's blocks stream, or are widened for the library.
+            KernelFormat::F32
+            | KernelFormat::Q8_0
             | KernelFormat::Q4_0
             | KernelFormat::Q4K
             | KernelFormat::Q5K

@@ -62,7 +62,7 @@ fn every_operation_equals_the_oracle() {
     let runs =
         |sample: &Sample| check_device(&sample.architecture, sample.dtype, DeviceChoice::Cuda(0)).is_ok();
     let first = |draw: fn(Dtype, u64) -> Sample, dtype, from: u64| {
-        (from..).map(|seed| draw(dtype, seed).with_cache(seed)).find(runs)
+        (from..from + 100).map(|seed| draw(dtype, seed).with_cache(seed)).find(runs)
     };
     // Formats differ in their products alone: each operation once with each, and experts with two.
     let dense = (0..).zip(FORMATS).filter_map(|(nth, dtype)| first(Sample::of_dtype, dtype, 5 * nth));
