@@ -52,8 +52,12 @@ const KIND: Kind = Kind {
     mixtures_to_cut: Some(Dtype::F32),
 };
 
-/// Without the formats whose samples are large.
-const SMALL_KIND: Kind = Kind { in_blocks: &[], ..KIND };
+/// For a quick look: a format of each way in which kernels have scales, and none whose samples are large.
+const SMALL_KIND: Kind = Kind {
+    quantised: &[Dtype::Int8, Dtype::Fp8, Dtype::Mxfp4, Dtype::Int4, Dtype::Q4_0],
+    in_blocks: &[],
+    ..KIND
+};
 
 /// Kernels that stream. How attention is split, and so the order of its sums, depends on the whole batch.
 const STREAMING: Bounds = Bounds {
