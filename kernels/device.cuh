@@ -97,6 +97,13 @@ __device__ inline void wait_for_dependency() {
 #endif
 }
 
+// Between two looks at what another device is about to write.
+__device__ inline void pause() {
+#ifdef HBMARK_EMULATED
+    hbmark::emulation::pause();
+#endif
+}
+
 // 4, 8 or 16 bytes from global to shared memory while the thread goes on; zeros where there is nothing to copy.
 template <int BYTES = 16>
 __device__ inline void copy_async(void* shared, const void* global, bool exists) {

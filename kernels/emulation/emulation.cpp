@@ -18,6 +18,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -132,8 +133,8 @@ struct Copy {
 
 enum class State { ready, at_barrier, in_exchange, at_dependency, returned };
 
-// How far a launch has come: to its end, to a fault, or to where all threads that can run wait for the kernel before.
-enum class Progress { ended, failed, waiting };
+// How far a launch has come: to its end, to a fault, to where all threads that can run wait for the kernel before, or for another device.
+enum class Progress { ended, failed, waiting, paused };
 
 struct Block;
 
@@ -209,7 +210,7 @@ struct Machine {
     bool real_time = false;
     Asked asked;
     unsigned long long clock_began = 0;
-    std::vector<Fiber*> at_dependency;
+    std::vector<Fiber*> at_dependency, paused;
     std::string error;
     std::set<std::pair<std::string, int>> barriers;
     std::pair<const char*, int> last_barrier{nullptr, 0};
@@ -258,19 +259,26 @@ struct Machine {
     Progress begin();
     Progress proceed();
     Progress finish();
+    Progress resume();
     void describe_deadlock();
 };
 
-// There are two, so that a kernel can be begun while the one before runs.
+// For callers of the driver's ABI there are two for each device, so that a kernel can be begun while the one before runs, and be run on by another host
+// thread; every other host thread has its own.
+constexpr unsigned SLOTS = 16;
 static Machine* machines() {
-    static thread_local Machine both[2];
-    return both;
+    static Machine all[SLOTS];
+    return all;
+}
+static Machine& own_machine() {
+    static thread_local Machine own;
+    return own;
 }
 // The one that runs. By a pointer that needs no initialisation, which kernels ask for at every turn; a function, so that no fiber keeps an address
 // of another host thread's machine.
 static thread_local Machine* active = nullptr;
-static Machine& activate(unsigned slot) { return *(active = &machines()[slot % 2]); }
-__attribute__((noinline)) Machine& machine() { return active ? *active : activate(0); }
+static Machine& activate(unsigned slot) { return *(active = &machines()[slot % SLOTS]); }
+__attribute__((noinline)) Machine& machine() { return active ? *active : own_machine(); }
 
 static void fiber_main() {
     Machine& m = machine();
@@ -327,6 +335,7 @@ Progress Machine::begin() {
     ready.clear();
     late.clear();
     at_dependency.clear();
+    paused.clear();
     started = 0;
     for (size_t i = 0; i < RESIDENT_BLOCKS; ++i) {
         blocks[i].live = 0;
@@ -350,6 +359,7 @@ Progress Machine::proceed() {
         Context::change(scheduler, current->context);
         if (current->block->live == 0) start_next(*current->block);
     }
+    if (error.empty() && !paused.empty()) return Progress::paused;
     if (error.empty() && !at_dependency.empty()) return Progress::waiting;
     if (error.empty()) describe_deadlock();
     return error.empty() ? Progress::ended : Progress::failed;
@@ -360,6 +370,13 @@ Progress Machine::finish() {
     previous_ended = true;
     for (Fiber* fiber : at_dependency) wake(*fiber);
     at_dependency.clear();
+    return proceed();
+}
+
+// Another device may have come further.
+Progress Machine::resume() {
+    ready.swap(paused);
+    paused.clear();
     return proceed();
 }
 
@@ -412,7 +429,7 @@ void barrier(const char* file, int line) {
 }
 
 unsigned long long nanoseconds() {
-    static unsigned long long counted = 0;
+    static thread_local unsigned long long counted = 0;
     Machine& m = machine();
     if (!m.real_time) return counted += 1000;
     const unsigned long long now =
@@ -434,6 +451,12 @@ void wait_for_dependency() {
     self.state = State::at_dependency;
     self.waits_for = "the kernel before";
     m.at_dependency.push_back(&self);
+    m.yield();
+}
+
+void pause() {
+    Machine& m = machine();
+    m.paused.push_back(m.current);
     m.yield();
 }
 
@@ -595,6 +618,13 @@ static Progress launch(Machine& m, Index grid, Index block, size_t shared_bytes,
 
 static std::mutex one_at_a_time;
 
+static int hbmark_emulated_status(hbmark::emulation::Machine& m, hbmark::emulation::Progress progress, char* error, size_t error_bytes) {
+    using hbmark::emulation::Progress;
+    hbmark::emulation::active = nullptr;
+    snprintf(error, error_bytes, "%s", m.error.c_str());
+    return progress == Progress::ended ? 0 : progress == Progress::failed ? 1 : progress == Progress::waiting ? 2 : 3;
+}
+
 extern "C" {
 
 // Runs a kernel to its end; 0, or 1 with a text in `error`.
@@ -607,16 +637,18 @@ int hbmark_emulated_launch(const char* name, const unsigned* grid, unsigned thre
     m.resident_blocks = RESIDENT_BLOCKS;
     m.real_time = false;
     if (!m.kernel) m.error = "there is no such kernel";
-    const bool ran = m.kernel && fits(m, kinds, count) &&
-                     launch(m, {grid[0], grid[1], grid[2]}, {threads, 1, 1}, shared_bytes, arguments, seed) == Progress::ended;
+    Progress progress = Progress::failed;
+    if (m.kernel && fits(m, kinds, count)) progress = launch(m, {grid[0], grid[1], grid[2]}, {threads, 1, 1}, shared_bytes, arguments, seed);
+    // Other devices are other host threads.
+    for (; progress == Progress::paused; progress = m.resume()) std::this_thread::yield();
     snprintf(error, error_bytes, "%s", m.error.c_str());
-    return ran ? 0 : 1;
+    return progress == Progress::ended ? 0 : 1;
 }
 
 // The same for a caller that knows the addresses of the arguments but no kinds; the name may be a mangled one, of an instance of a
 // template. At most so many blocks are resident. One launch at a time: launches of several host threads wait for each other. Where the kernel
-// before has not ended, 2 says that it runs up to its wait and is to be finished: the arguments must live until then, and the next kernel
-// takes the other of two slots.
+// before has not ended, 2 says that it runs up to its wait and is to be finished; 3 says that it waits for another device and is to be resumed. The
+// arguments must live until then, and the next kernel takes another slot.
 int hbmark_emulated_launch_raw(const char* name, const unsigned grid[3], const unsigned block[3], size_t shared_bytes,
                                void* const* arguments, unsigned resident_blocks, uint64_t seed, unsigned slot, int previous_ended,
                                char* error, size_t error_bytes) {
@@ -631,28 +663,25 @@ int hbmark_emulated_launch_raw(const char* name, const unsigned grid[3], const u
     const Index grid_size{grid[0], grid[1], grid[2]}, block_size{block[0], block[1], block[2]};
     const Progress progress =
         m.kernel ? launch(m, grid_size, block_size, shared_bytes, arguments, seed, previous_ended != 0) : Progress::failed;
-    activate(0);
-    snprintf(error, error_bytes, "%s", m.error.c_str());
-    return progress == Progress::ended ? 0 : progress == Progress::waiting ? 2 : 1;
+    return hbmark_emulated_status(m, progress, error, error_bytes);
 }
 
-// Runs the kernel of a slot to its end: the kernel before has ended.
+// Runs the kernel of a slot on: the kernel before has ended, or another device may have come further.
 int hbmark_emulated_finish(unsigned slot, char* error, size_t error_bytes) {
     using namespace hbmark::emulation;
     const std::lock_guard<std::mutex> guard(one_at_a_time);
     Machine& m = activate(slot);
-    const Progress progress = m.finish();
-    activate(0);
-    snprintf(error, error_bytes, "%s", m.error.c_str());
-    return progress == Progress::ended ? 0 : 1;
+    return hbmark_emulated_status(m, m.paused.empty() ? m.finish() : m.resume(), error, error_bytes);
 }
 
-// What the last kernel of a slot asked of a device beside memory, once: operations of tensor cores, bytes of L2, nanoseconds of the clock.
-void hbmark_emulated_asked(unsigned slot, uint64_t* tensor_flops, uint64_t* l2_bytes, uint64_t* clock_ns) {
-    const auto asked = std::exchange(hbmark::emulation::machines()[slot % 2].asked, {});
+// What the last kernel of a slot asked of a device beside memory, once: operations of tensor cores, bytes of L2, nanoseconds of the clock, whether it met
+// those of other devices.
+void hbmark_emulated_asked(unsigned slot, uint64_t* tensor_flops, uint64_t* l2_bytes, uint64_t* clock_ns, uint64_t* meets) {
+    const auto asked = std::exchange(hbmark::emulation::machines()[slot % hbmark::emulation::SLOTS].asked, {});
     *tensor_flops = asked.tensor_flops;
     *l2_bytes = asked.l2_bytes;
     *clock_ns = asked.clock_ns;
+    *meets = asked.meets;
 }
 
 // Ends the launch that this host thread runs, for a handler of signals that one of its kernel's threads has raised.

@@ -37,6 +37,9 @@ void barrier(const char* file, int line);
 // Waits for the kernel before this one, where this one was begun early.
 void wait_for_dependency();
 
+// Lets all others run first, those of other host threads too: what is waited for is on another device.
+void pause();
+
 // The number of this thread in its warp.
 unsigned lane();
 
@@ -64,6 +67,8 @@ struct Asked {
     uint64_t l2_bytes = 0;
     // From the first reading of the clock to the last.
     uint64_t clock_ns = 0;
+    // Words that other devices wait for.
+    uint64_t meets = 0;
 };
 Asked& asked();
 
@@ -164,8 +169,9 @@ inline int2 make_int2(int x, int y) { return {x, y}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
-// A fiber is never interrupted, so every read sees what was written, and an atomic is a plain operation.
+// A fiber is never interrupted, so every read sees what was written, and an atomic is a plain operation. Devices are host threads.
 inline void __threadfence() {}
+inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 template <class T>
 inline T __ldcs(const T* from) { return *from; }
 template <class T>

@@ -9,10 +9,12 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -44,16 +46,36 @@ struct Sectors {
     }
 };
 
-// Of each slot in which a kernel can be under way: what it read, and what it wrote.
-Sectors touched[2][2];
-unsigned slot = 0;
-uintptr_t watched = 0;
-size_t watched_bytes = 0;
+constexpr unsigned DEVICES = 8, SLOTS = 2 * DEVICES;
+
+// Where the memory of each device lies, and from the first of them to the last.
+struct Range {
+    uintptr_t base = 0;
+    size_t bytes = 0;
+};
+Range devices[DEVICES], all;
+
+// Of each slot in which a kernel can be under way: what it read, what it wrote, and what it touched of other devices.
+Sectors touched[SLOTS][2];
+uint64_t of_peers[SLOTS];
+unsigned slot = 0, peers = 0;
+Range watched;
+
+// Memory of another device, or none at all.
+__attribute__((noinline)) void count_of_peer(uintptr_t address, size_t bytes) {
+    for (unsigned device = 0; device < DEVICES; ++device) {
+        if (address - devices[device].base >= devices[device].bytes) continue;
+        if (!(peers >> device & 1)) hbmark::emulation::fail("illegal address %#zx of device %u", size_t(address), device);
+        of_peers[slot] += bytes;
+        return;
+    }
+}
 
 template <bool WRITE>
-inline void count(const void* address, size_t bytes) {
-    const uintptr_t offset = reinterpret_cast<uintptr_t>(address) - watched;
-    if (offset < watched_bytes) touched[slot][WRITE].touch(offset, bytes);
+inline void count(const void* at, size_t bytes) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(at), offset = address - watched.base;
+    if (offset < watched.bytes) touched[slot][WRITE].touch(offset, bytes);
+    else if (address - all.base < all.bytes) count_of_peer(address, bytes);
 }
 
 }  // namespace
@@ -65,30 +87,38 @@ extern void (*on_copy)(const void* from, size_t bytes);
 
 extern "C" {
 
-// Counts accesses from `base` on in one of two slots, from now on. The addresses are aligned to more than any access.
-void hbmark_accesses_watch(uintptr_t base, size_t bytes, unsigned in_slot) {
-    for (auto& of_slot : touched) {
-        for (Sectors& sectors : of_slot) {
-            if (sectors.bits) continue;
-            const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-            void* bits = mmap(nullptr, (bytes >> SECTOR_SHIFT) / 8 + 8, PROT_READ | PROT_WRITE, flags, -1, 0);
-            if (bits == MAP_FAILED) {
-                std::fputs("simulated CUDA device: no addresses left to count accesses\n", stderr);
-                std::abort();
-            }
-            sectors.bits = static_cast<uint64_t*>(bits);
-        }
-    }
-    hbmark::emulation::on_copy = count<false>;
-    watched = base;
-    watched_bytes = bytes;
-    slot = in_slot % 2;
+// Takes note of where the memory of a device lies.
+void hbmark_accesses_device(unsigned index, uintptr_t base, size_t bytes) {
+    devices[index % DEVICES] = {base, bytes};
+    const uintptr_t end = std::max(all.base + all.bytes, base + bytes);
+    all.base = all.bytes == 0 ? base : std::min(all.base, base);
+    all.bytes = end - all.base;
 }
 
-// Bytes read and written in a slot since it was last asked.
-void hbmark_accesses_take(unsigned of_slot, uint64_t* read, uint64_t* written) {
-    *read = touched[of_slot % 2][0].take();
-    *written = touched[of_slot % 2][1].take();
+// Counts what a device touches in one of the slots, from now on; `peer_bits` are the devices whose memory it may touch. Addresses are aligned to more
+// than any access.
+void hbmark_accesses_watch(unsigned index, unsigned peer_bits, unsigned in_slot) {
+    watched = devices[index % DEVICES];
+    peers = peer_bits;
+    slot = in_slot % SLOTS;
+    for (Sectors& sectors : touched[slot]) {
+        if (sectors.bits) continue;
+        const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        void* bits = mmap(nullptr, (watched.bytes >> SECTOR_SHIFT) / 8 + 8, PROT_READ | PROT_WRITE, flags, -1, 0);
+        if (bits == MAP_FAILED) {
+            std::fputs("simulated CUDA device: no addresses left to count accesses\n", stderr);
+            std::abort();
+        }
+        sectors.bits = static_cast<uint64_t*>(bits);
+    }
+    hbmark::emulation::on_copy = count<false>;
+}
+
+// Bytes read and written in a slot since it was last asked, and those of other devices.
+void hbmark_accesses_take(unsigned of_slot, uint64_t* read, uint64_t* written, uint64_t* peer_bytes) {
+    *read = touched[of_slot % SLOTS][0].take();
+    *written = touched[of_slot % SLOTS][1].take();
+    *peer_bytes = std::exchange(of_peers[of_slot % SLOTS], 0);
 }
 
 // What the compiler calls.
@@ -108,6 +138,16 @@ void __tsan_read_range(void* at, size_t bytes) {
 void __tsan_write_range(void* at, size_t bytes) {
     if (bytes > 0) count<true>(at, bytes);
 }
+// What devices tell each other.
+uint32_t __tsan_atomic32_load(const volatile uint32_t* at, int) {
+    count<false>(const_cast<const uint32_t*>(at), 4);
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+void __tsan_atomic32_store(volatile uint32_t* at, uint32_t value, int) {
+    count<true>(const_cast<const uint32_t*>(at), 4);
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
+}
+void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 // Of the guards of static variables.
 uint8_t __tsan_atomic8_load(const volatile uint8_t* at, int) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
 void __tsan_vptr_update(void**, void*) {}

@@ -24,6 +24,10 @@ pub struct Demand {
     pub f32_flops: u64,
     /// Between host and device.
     pub link_bytes: u64,
+    /// In memory of other devices.
+    pub peer_bytes: u64,
+    /// Whether it waits for kernels of other devices.
+    pub meets: bool,
     /// For which a kernel looked at the clock.
     pub clock_ns: u64,
 }
@@ -50,6 +54,8 @@ impl Demand {
             tensor_flops: self.tensor_flops + other.tensor_flops,
             f32_flops: self.f32_flops + other.f32_flops,
             link_bytes: self.link_bytes + other.link_bytes,
+            peer_bytes: self.peer_bytes + other.peer_bytes,
+            meets: self.meets || other.meets,
             clock_ns: self.clock_ns + other.clock_ns,
         }
     }
@@ -100,6 +106,7 @@ pub fn seconds(device: &Device, demand: &Demand, gap: Gap, slower: f64) -> f64 {
         demand.l2_bytes as f64 / (bandwidth * L2_OVER_MEMORY),
         (demand.tensor_flops as f64 / peaks.f16 + demand.f32_flops as f64 / peaks.f32) / REACHED_PEAK,
         demand.link_bytes as f64 / LINK_BYTES_PER_S,
+        demand.peer_bytes as f64 / device.link_bytes_per_s,
     ];
     gap.seconds() * slower.min(MOST_SLOWER_GAP) + needs.into_iter().fold(0.0, f64::max) * slower
 }
@@ -157,6 +164,8 @@ impl Clock {
 
     /// Seconds that work of this name takes, with the script's noise and slowness.
     pub fn cost(&mut self, script: &Script, name: &str, demand: &Demand, gap: Gap) -> f64 {
+        let of_peers = (demand.peer_bytes as f64 * script.slow_link) as u64;
+        let demand = &Demand { peer_bytes: of_peers, ..*demand };
         self.works += 1;
         let drawn = mix(script.seed ^ mix(self.works)) as f64 / u64::MAX as f64;
         let noise = 1.0 + NOISE * (2.0 * drawn - 1.0);

@@ -8,7 +8,7 @@ use std::ptr;
 
 use crate::calls;
 use crate::device::attribute;
-use crate::machine::{Answer, Machine, machine};
+use crate::machine::{Answer, Machine, asked, machine};
 use crate::status::{self, SUCCESS};
 
 fn code(answer: Answer<()>) -> c_int {
@@ -32,13 +32,6 @@ unsafe fn write<T>(to: *mut T, answer: Answer<T>) -> c_int {
         }
         Err(status) => status,
     }
-}
-
-/// After `cuInit`, on a device without an error.
-fn asked<T>(answer: impl FnOnce(&mut Machine) -> Answer<T>) -> Answer<T> {
-    let mut machine = machine();
-    machine.ready()?;
-    answer(&mut machine)
 }
 
 /// Functions of the driver. All are called with what its documentation asks of a caller.
@@ -119,6 +112,10 @@ entries! {
     cuDeviceGetDefaultMemPool(pool: *mut usize, device: c_int) { write(pool, asked(|m| m.pool(device))) }
     cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) { write(context, asked(|m| m.retain(device))) }
     cuDevicePrimaryCtxRelease_v2(device: c_int) { code(machine().release(device)) }
+    cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) {
+        write(can, asked(|m| m.can_access_peer(device, peer).map(c_int::from)))
+    }
+    cuCtxEnablePeerAccess(peer: usize, flags: u32) { code(asked(|m| m.enable_peer_access(peer, flags))) }
     cuDeviceGraphMemTrim(device: c_int) { code(asked(|m| m.device(device).map(|_| ()))) }
     cuDeviceGetGraphMemAttribute(device: c_int, which: u32, value: *mut u64) {
         write(value, asked(|m| m.graph_attribute(device, which)))

@@ -28,9 +28,16 @@ unsafe extern "C" {
     fn hbmark_emulated_name(index: usize) -> *const c_char;
     fn hbmark_emulated_finish(slot: u32, error: *mut c_char, error_bytes: usize) -> c_int;
     fn hbmark_emulated_fail(text: *const c_char) -> !;
-    fn hbmark_emulated_asked(slot: u32, tensor_flops: *mut u64, l2_bytes: *mut u64, clock_ns: *mut u64);
-    fn hbmark_accesses_watch(base: usize, bytes: usize, slot: u32);
-    fn hbmark_accesses_take(slot: u32, read: *mut u64, written: *mut u64);
+    fn hbmark_emulated_asked(
+        slot: u32,
+        tensor_flops: *mut u64,
+        l2_bytes: *mut u64,
+        clock_ns: *mut u64,
+        meets: *mut u64,
+    );
+    fn hbmark_accesses_device(index: u32, base: usize, bytes: usize);
+    fn hbmark_accesses_watch(index: u32, peers: u32, slot: u32);
+    fn hbmark_accesses_take(slot: u32, read: *mut u64, written: *mut u64, of_peers: *mut u64);
 }
 
 thread_local! {
@@ -71,28 +78,35 @@ fn watch_addresses() {
     });
 }
 
-/// From now on counts what kernels touch of so many bytes from an address on, for one of two slots.
-pub fn watch(base: usize, bytes: usize, slot: u32) {
+/// Takes note of the addresses of a device.
+pub fn add_device(index: usize, base: usize, bytes: usize) {
     // SAFETY: the addresses are only compared.
-    unsafe { hbmark_accesses_watch(base, bytes, slot) }
+    unsafe { hbmark_accesses_device(index as u32, base, bytes) }
+}
+
+/// From now on counts, for a slot, what kernels of a device touch of its memory and of that of its peers, a bit for each; other devices' is not theirs.
+pub fn watch(device: usize, peers: u32, slot: u32) {
+    // SAFETY: the addresses are only compared.
+    unsafe { hbmark_accesses_watch(device as u32, peers, slot) }
 }
 
 /// What the kernel of a slot asked of the device that is watched, since the last call; nothing where none ran.
 #[must_use]
 pub fn demand(slot: u32) -> Demand {
-    let (mut read, mut written) = (0, 0);
+    let (mut read, mut written, mut meets) = (0, 0, 0);
     let mut demand = Demand::default();
     // SAFETY: places for numbers.
     unsafe {
-        hbmark_accesses_take(slot, &raw mut read, &raw mut written);
+        hbmark_accesses_take(slot, &raw mut read, &raw mut written, &raw mut demand.peer_bytes);
         hbmark_emulated_asked(
             slot,
             &raw mut demand.tensor_flops,
             &raw mut demand.l2_bytes,
             &raw mut demand.clock_ns,
+            &raw mut meets,
         );
     }
-    Demand { bytes: read + written, ..demand }
+    Demand { bytes: read + written, meets: meets > 0, ..demand }
 }
 
 /// What a kernel takes.
@@ -146,7 +160,7 @@ pub struct Launch {
     pub seed: u64,
 }
 
-/// A kernel that was begun while the one before runs, and waits for it.
+/// A kernel that was begun, and waits for the one before or for another device.
 #[derive(Debug)]
 pub struct Waiting {
     name: CString,
@@ -154,14 +168,14 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// Runs it to its end: the kernel before has ended.
+    /// Runs it on: the kernel before has ended. Whether it is at its end; it waits for another device otherwise.
     ///
     /// # Errors
-    /// As [`launch`].
-    pub fn finish(self) -> Result<(), String> {
-        // SAFETY: the slot has a kernel that waits, whose arguments the caller of `launch_early` keeps.
+    /// As [`begin`].
+    pub fn go_on(&self) -> Result<bool, String> {
+        // SAFETY: the slot has a kernel that waits, whose arguments the caller of `begin` keeps.
         answer(&self.name, |text, bytes| unsafe { hbmark_emulated_finish(self.slot, text, bytes) })
-            .map(|_| ())
+            .map(|waits| !waits)
     }
 }
 
@@ -173,24 +187,30 @@ fn answer(name: &CStr, call: impl FnOnce(*mut c_char, usize) -> c_int) -> Result
     let status = call(error.as_mut_ptr().cast(), error.len());
     IN_KERNEL.set(false);
     if status != 1 {
-        return Ok(status == 2);
+        return Ok(status > 1);
     }
     let text = CStr::from_bytes_until_nul(&error).map(CStr::to_string_lossy).unwrap_or_default();
     Err(format!("{}: {text}", name.to_string_lossy()))
 }
 
+/// Begins a kernel in a slot of its own; none where it is at its end.
+///
+/// # Errors
+/// A text that says why it could not run.
+///
 /// # Safety
 ///
-/// As [`launch_early`].
-unsafe fn run(
+/// There are as many arguments as the kernel has parameters, and each address is that of a value of the parameter's size, which lives until the kernel
+/// is at its end. Addresses among the values are those of memory that holds what the kernel reads and writes.
+pub unsafe fn begin(
     name: &CStr,
     launch: &Launch,
     arguments: &[*mut c_void],
     slot: u32,
     previous_ended: bool,
-) -> Result<bool, String> {
+) -> Result<Option<Waiting>, String> {
     // SAFETY: the caller's promise; the strings are zero-terminated, and the error's length is given.
-    answer(name, |text, bytes| unsafe {
+    let waits = answer(name, |text, bytes| unsafe {
         hbmark_emulated_launch_raw(
             name.as_ptr(),
             launch.grid.as_ptr(),
@@ -204,40 +224,24 @@ unsafe fn run(
             text,
             bytes,
         )
-    })
+    })?;
+    Ok(waits.then(|| Waiting { name: name.to_owned(), slot }))
 }
 
-/// Runs a kernel to its end.
+/// Runs a kernel to its end, which waits for nothing.
 ///
 /// # Errors
-/// A text that says why it could not run.
+/// As [`begin`].
 ///
 /// # Safety
 ///
-/// There are as many arguments as the kernel has parameters, and each address is that of a value of the parameter's size. Addresses among the
-/// values are those of memory that holds what the kernel reads and writes.
+/// As for [`begin`].
 pub unsafe fn launch(name: &CStr, launch: &Launch, arguments: &[*mut c_void]) -> Result<(), String> {
     // SAFETY: the caller's promise.
-    unsafe { run(name, launch, arguments, 0, true) }.map(|_| ())
-}
-
-/// Begins a kernel while the one before has not run, in one of two slots; none where it did not wait for it and is at its end.
-///
-/// # Errors
-/// As [`launch`].
-///
-/// # Safety
-///
-/// As for [`launch`]; the arguments live until the kernel was finished, and the other kernels until then run in the other slot.
-pub unsafe fn launch_early(
-    name: &CStr,
-    launch: &Launch,
-    arguments: &[*mut c_void],
-    slot: u32,
-) -> Result<Option<Waiting>, String> {
-    // SAFETY: the caller's promise.
-    let waits = unsafe { run(name, launch, arguments, slot, false) }?;
-    Ok(waits.then(|| Waiting { name: name.to_owned(), slot }))
+    match unsafe { begin(name, launch, arguments, 0, true) }? {
+        None => Ok(()),
+        Some(_) => Err(format!("{}: waits for another device", name.to_string_lossy())),
+    }
 }
 
 /// A name as the functions here take it.

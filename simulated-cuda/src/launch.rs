@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock};
 use crate::calls;
 use crate::clock::Demand;
 use crate::kernels::{self, Launch};
-use crate::stream::{Early, Finish, Work};
+use crate::stream::{Begin, Finish, Work};
 
 /// `CUDA_ERROR_INVALID_VALUE`.
 pub const INVALID_VALUE: c_int = 1;
@@ -105,32 +105,31 @@ pub unsafe fn work(
         values.push(value);
     }
     let kernel = Arc::new(Bound { name: symbol, text: name.to_owned(), config: *config, values });
-    let early = kernel.clone();
-    let run = move || {
+    let begin: Begin = Arc::new(move |slot, previous_ended| {
         let (launch, addresses) = kernel.next_launch();
         // SAFETY: the values are copies of the parameters' sizes; the caller promised the memory that they point to. A kernel reads its
-        // arguments and writes none of them.
-        unsafe { kernels::launch(&kernel.name, &launch, &addresses) }
-    };
-    let early = move |slot| {
-        let (launch, addresses) = early.next_launch();
-        // SAFETY: as above; what is left of the kernel keeps the values and their addresses.
-        let waiting = unsafe { kernels::launch_early(&early.name, &launch, &addresses, slot) }?;
-        let (kept, addresses) = (early.clone(), Addresses(addresses));
+        // arguments and writes none of them. What is left of the kernel keeps the values and their addresses.
+        let waiting = unsafe { kernels::begin(&kernel.name, &launch, &addresses, slot, previous_ended) }?;
+        let kept = (kernel.clone(), Addresses(addresses));
         Ok(waiting.map(|waiting| -> Finish {
             Box::new(move || {
-                let ended = waiting.finish();
-                drop((kept, addresses));
-                ended
+                let _ = &kept;
+                waiting.go_on()
             })
         }))
+    });
+    let whole = begin.clone();
+    let run = move || match whole(0, true)? {
+        None => Ok(()),
+        Some(_) => Err("waits for another device".into()),
     };
     Ok(Work {
         name: name.to_owned(),
         demand: Demand::default(),
         module: None,
         run: Arc::new(run),
-        early: dependent.then(|| Arc::new(early) as Early),
+        begin: Some(begin),
+        dependent,
     })
 }
 
@@ -230,7 +229,7 @@ mod tests {
         for dependent in [false, true] {
             // SAFETY: three arguments of the kernel's sizes; it is not run.
             let work = unsafe { work("fill_f32", &ONE, arguments.as_ptr(), dependent) }.unwrap();
-            assert_eq!(work.early.is_some(), dependent);
+            assert_eq!(work.dependent, dependent);
         }
     }
 

@@ -14,7 +14,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::clock::{Clock, Demand, Gap};
 use crate::memory::{Kind, Memory};
@@ -26,6 +26,8 @@ pub type Answer<T> = Result<T, i32>;
 
 /// Work that waits before whoever puts more there waits for it.
 const LONGEST_QUEUE: usize = 1024;
+/// The answer while a stream waits for a kernel of another device, whose launch may be yet to come; no caller of CUDA sees it.
+const WAITS_FOR_DEVICE: i32 = -1;
 /// What a context takes of a device before anything is allocated, about as an H200 does.
 const CONTEXT_BYTES: usize = 520 << 20;
 
@@ -60,12 +62,41 @@ struct Capture {
     allocations: Vec<usize>,
 }
 
+/// Work that has not begun.
 #[derive(Debug)]
+struct Queued {
+    item: Item,
+    /// The host's time at which it was put there.
+    put_at: f64,
+    gap: Gap,
+}
+
+/// A kernel that has begun.
+struct Flight {
+    work: Work,
+    finish: Finish,
+    gap: Gap,
+    slot: u32,
+    /// That simulating it took.
+    spent: Duration,
+}
+
+impl std::fmt::Debug for Flight {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Flight").field("work", &self.work).finish_non_exhaustive()
+    }
+}
+
 struct Stream {
     device: usize,
     blocking: bool,
-    /// With the host's time at which each was put there.
-    queue: VecDeque<(Item, f64)>,
+    queue: VecDeque<Queued>,
+    /// The kernel that runs and waits for another device.
+    flight: Option<Flight>,
+    /// The next kernel, where it was begun: what is left of it.
+    begun: Option<Option<Finish>>,
+    /// Of the two of its device, where that is.
+    slot: u32,
     /// When the work that has run was done, by the device's time.
     done_at: f64,
     capture: Option<Capture>,
@@ -111,6 +142,10 @@ struct Executable {
 
 struct Device {
     memory: Memory,
+    /// Devices whose memory its kernels may touch, a bit for each.
+    peers: u32,
+    /// Kernels that met those of other devices.
+    met: usize,
     retained: usize,
     threshold: u64,
 }
@@ -134,9 +169,8 @@ pub struct Machine {
     allocations: u64,
     launches: u64,
     clock: Clock,
-    /// The next kernel of the stream that runs, where it was begun: what is left of it.
-    begun: Option<Option<Finish>>,
-    slot: u32,
+    /// Of each meeting of kernels of several devices the time at which the last of them came.
+    meetings: Vec<f64>,
 }
 
 thread_local! {
@@ -148,6 +182,25 @@ static MACHINE: LazyLock<Mutex<Machine>> = LazyLock::new(|| Mutex::new(Machine::
 /// The machine of this process.
 pub fn machine() -> MutexGuard<'static, Machine> {
     MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a call asks of the machine, after `cuInit` and without an error of the device. A call that waits for a kernel which waits for another device
+/// lets other threads put work there, and is made again.
+///
+/// # Errors
+/// As the driver says.
+pub fn asked<T>(mut answer: impl FnMut(&mut Machine) -> Answer<T>) -> Answer<T> {
+    loop {
+        let answered = {
+            let mut machine = machine();
+            machine.ready()?;
+            answer(&mut machine)
+        };
+        if !matches!(answered, Err(WAITS_FOR_DEVICE)) {
+            return answered;
+        }
+        std::thread::yield_now();
+    }
 }
 
 /// A context is its device's only one.
@@ -162,15 +215,24 @@ impl Machine {
                 script.capacity() as usize,
                 (crate::device::RESERVED_BYTES + crate::device::foreign_bytes(script)) as usize,
             ),
+            peers: 0,
+            met: 0,
             retained: 0,
             threshold: 0,
         };
         let devices: Vec<Device> = (0..script.count as usize).map(device).collect();
+        for (index, device) in devices.iter().enumerate() {
+            let (base, bytes) = device.memory.addresses();
+            crate::kernels::add_device(index, base, bytes);
+        }
         let stream = |index| {
             let stream = Stream {
                 device: index,
                 blocking: true,
                 queue: VecDeque::new(),
+                flight: None,
+                begun: None,
+                slot: 0,
                 done_at: 0.0,
                 capture: None,
                 running: false,
@@ -195,8 +257,7 @@ impl Machine {
             allocations: 0,
             launches: 0,
             clock: Clock::new(script),
-            begun: None,
-            slot: 0,
+            meetings: Vec::new(),
         }
     }
 
@@ -286,6 +347,34 @@ impl Machine {
         }
         self.report_memory(index);
         drained
+    }
+
+    pub fn can_access_peer(&self, device: i32, peer: i32) -> Answer<bool> {
+        let (device, peer) = (self.device(device)?, self.device(peer)?);
+        Ok(device != peer && self.script.peer_access)
+    }
+
+    /// Lets kernels of the current device touch the memory of another.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub fn enable_peer_access(&mut self, context: usize, flags: u32) -> Answer<()> {
+        let device = self.current()?;
+        let peer = context.wrapping_sub(CONTEXT);
+        if flags != 0 || peer >= self.devices.len() || peer == device {
+            return Err(status::INVALID_VALUE);
+        }
+        if !self.script.peer_access {
+            return Err(status::PEER_ACCESS_UNSUPPORTED);
+        }
+        // Another group: its kernels meet from here on.
+        self.meetings.clear();
+        self.devices.iter_mut().for_each(|device| device.met = 0);
+        if self.devices[device].peers >> peer & 1 == 1 {
+            return Err(status::PEER_ACCESS_ALREADY_ENABLED);
+        }
+        self.devices[device].peers |= 1 << peer;
+        Ok(())
     }
 
     pub fn set_current(&self, context: usize) -> Answer<()> {

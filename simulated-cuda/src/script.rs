@@ -7,6 +7,8 @@
 //! |---|---|
 //! | `device=h100` | the product: h200 (default), h100, a100, l40s, b200 |
 //! | `count=2` | devices, at most 8 |
+//! | `peer-access=off` | kernels of a device cannot touch the memory of another |
+//! | `slow-link=10` | links between devices take so many times as long |
 //! | `compute=8.0` | another compute capability than the product's |
 //! | `multiprocessors=8` | fewer than the product has: kernels whose grids fill a device end sooner |
 //! | `capacity=2GiB` | less memory than the product has: probes that walk a share of it end sooner |
@@ -73,6 +75,10 @@ pub struct SlowKernel {
 pub struct Script {
     pub device: &'static Device,
     pub count: u32,
+    /// Whether kernels of a device can touch the memory of another.
+    pub peer_access: bool,
+    /// How many times as long links between devices take.
+    pub slow_link: f64,
     /// Another capability than the product's.
     pub compute: Option<ComputeCapability>,
     /// Another number than the product's.
@@ -106,6 +112,8 @@ impl Default for Script {
         Self {
             device: &DEVICES[0],
             count: 1,
+            peer_access: true,
+            slow_link: 1.0,
             compute: None,
             multiprocessors: None,
             capacity_bytes: None,
@@ -151,9 +159,11 @@ impl fmt::Display for ScriptError {
 
 impl std::error::Error for ScriptError {}
 
-const KEYS: [&str; 21] = [
+const KEYS: [&str; 23] = [
     "device",
     "count",
+    "peer-access",
+    "slow-link",
     "compute",
     "multiprocessors",
     "capacity",
@@ -208,6 +218,13 @@ impl Script {
             "count" => {
                 let count = number(value).filter(|count| (1..=MAX_DEVICES).contains(&(*count as usize)));
                 self.count = count.ok_or_else(or("a number from 1 to 8"))?;
+            }
+            "peer-access" => {
+                self.peer_access = !choice(value, ["on", "off"]).ok_or_else(or("on or off"))?;
+            }
+            "slow-link" => {
+                let slower = number::<u32>(value).filter(|times| *times > 0);
+                self.slow_link = slower.ok_or_else(or("a number from 1 on"))?.into();
             }
             "compute" => {
                 self.compute =
@@ -367,7 +384,7 @@ mod tests {
     #[test]
     fn every_part_is_read() {
         let script = Script::parse(
-            "device=h100,count=2,compute=8.0,multiprocessors=8,capacity=2GiB,l2=1MiB,time=shared,slower=20,seed=7,out-of-memory=120,illegal-address=500, lost=300,hang=700,slow-kernel=rmsnorm*4,\
+            "device=h100,count=2,peer-access=off,slow-link=10,compute=8.0,multiprocessors=8,capacity=2GiB,l2=1MiB,time=shared,slower=20,seed=7,out-of-memory=120,illegal-address=500, lost=300,hang=700,slow-kernel=rmsnorm*4,\
              slow-kernel=rms*1.5,thermal=50,clock=40+3,ecc=3,foreign-process=1,busy-memory=20GiB,memory=zeros,dependents=late",
         )
         .unwrap();
@@ -375,6 +392,8 @@ mod tests {
         let wanted = Script {
             device: &DEVICES[1],
             count: 2,
+            peer_access: false,
+            slow_link: 10.0,
             compute: Some((8, 0)),
             multiprocessors: Some(8),
             capacity_bytes: Some(2 << 30),

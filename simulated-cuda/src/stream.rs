@@ -16,11 +16,11 @@ pub type StreamHandle = *mut c_void;
 /// What runs on the device. A graph runs it once a launch.
 pub type Run = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
-/// Ends what was begun early. It keeps the values of the arguments.
-pub type Finish = Box<dyn FnOnce() -> Result<(), String> + Send>;
+/// Runs on what was begun; whether it is at its end, or waits for another device. It keeps the values of the arguments.
+pub type Finish = Box<dyn FnMut() -> Result<bool, String> + Send>;
 
-/// Begins a kernel while the one before runs, in one of two slots; none where it is at its end already.
-pub type Early = Arc<dyn Fn(u32) -> Result<Option<Finish>, String> + Send + Sync>;
+/// Begins a kernel in a slot, where the one before has ended or has not; none where it is at its end already.
+pub type Begin = Arc<dyn Fn(u32, bool) -> Result<Option<Finish>, String> + Send + Sync>;
 
 /// One piece of work of a stream.
 #[derive(Clone)]
@@ -32,8 +32,10 @@ pub struct Work {
     /// The module of a kernel of the driver's, which must be loaded when it runs.
     pub module: Option<usize>,
     pub run: Run,
-    /// Of a kernel whose launch allows it: programmatic dependent launch.
-    pub early: Option<Early>,
+    /// Of a kernel: it can be left where it waits.
+    pub begin: Option<Begin>,
+    /// Whether that may be while the kernel before runs: programmatic dependent launch.
+    pub dependent: bool,
 }
 
 impl fmt::Debug for Work {
@@ -47,7 +49,5 @@ impl fmt::Debug for Work {
 /// Returns the `CUresult`: 0, or why the stream takes no work (an error that sticks, an invalid handle).
 #[must_use]
 pub fn enqueue(stream: StreamHandle, work: Work) -> c_int {
-    let mut machine = machine::machine();
-    let put = machine.ready().and_then(|()| machine.work(stream as usize, work));
-    put.err().unwrap_or(0)
+    machine::asked(|machine| machine.work(stream as usize, work.clone())).err().unwrap_or(0)
 }

@@ -8,8 +8,8 @@ use super::{Outcome, print, print_json};
 use crate::machine::environment;
 use crate::measure::ceilings;
 use crate::measure::protocol::Depth;
-use hbmark_core::ledger::devices;
-use hbmark_core::result::{Ceilings, DeviceSpec, Environment, Spread};
+use hbmark_core::ledger::{devices, links};
+use hbmark_core::result::{Ceilings, DeviceSpec, Environment, LinkCeilings, Spread};
 use hbmark_core::units::{BytesPerSecond, FlopsPerSecond, Nanos};
 
 #[derive(Debug, ClapArgs)]
@@ -20,6 +20,9 @@ pub struct Args {
     /// Fewer repetitions and a smaller sweep.
     #[arg(long)]
     quick: bool,
+    /// Probe the links between so many GPUs from --device on, too: reads and writes of each other's memory, all-reduces from 8 KiB to 1 MiB.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=16))]
+    gpus: Option<u16>,
     /// table or json.
     #[arg(long, default_value = "table", value_parser = ["table", "json"])]
     format: String,
@@ -30,6 +33,8 @@ struct Output {
     device: String,
     #[serde(flatten)]
     ceilings: Ceilings,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    links: Option<LinkCeilings>,
     datasheet: Option<DeviceSpec>,
     environment: Environment,
 }
@@ -40,12 +45,18 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let device = args.device.choice()?;
     let depth = if args.quick { Depth::Quick } else { Depth::Full };
     let environment = environment::collect(device.gpu());
+    let links = match args.gpus {
+        Some(gpus) => Some(ceilings::links(device, gpus.into(), depth)?.ok_or_else(|| {
+            anyhow::anyhow!("--gpus {gpus}: links are between GPUs, and --device is {device}")
+        })?),
+        None => None,
+    };
     let Some(ceilings) = ceilings::measure(device, depth, threads)? else {
         anyhow::bail!("{device} has no probe in this build");
     };
     let name = environment.gpu.as_ref().and_then(|gpu| gpu.name.clone());
     let datasheet = name.and_then(|name| devices::find(&name).ok()).cloned();
-    let output = Output { device: device.to_string(), ceilings, datasheet, environment };
+    let output = Output { device: device.to_string(), ceilings, links, datasheet, environment };
     if args.format == "json" {
         print_json(&output)?;
     } else {
@@ -112,6 +123,57 @@ fn table(output: &Output) -> String {
     if let Some(cause) = c.doubt() {
         let _ = writeln!(text, "disturbed: {cause}; nothing should rest on these ceilings");
     }
+    if let Some(links) = &output.links {
+        text.push_str(&table_of_links(links, sheet));
+    }
+    text
+}
+
+/// Medians of each pair of GPUs, and times of sums beside those that others have published.
+fn table_of_links(found: &LinkCeilings, sheet: Option<&DeviceSpec>) -> String {
+    use std::fmt::Write;
+    let gpus = found.read_bytes_per_s.len();
+    let link = sheet.and_then(|sheet| links::between(&sheet.name, gpus));
+    let mut text = String::new();
+    for (what, rates) in [("reads", &found.read_bytes_per_s), ("writes", &found.write_bytes_per_s)] {
+        let promised = link.map_or_else(String::new, |link| {
+            format!("; {} promises {} from one", link.name, BytesPerSecond(link.bytes_per_s))
+        });
+        let _ = writeln!(text, "\nGPU {what} in memory of GPU, one pair at a time{promised}");
+        let columns: Vec<String> = (0..gpus).map(|gpu| format!("{gpu:>11}")).collect();
+        let _ = writeln!(text, "{:<4}{}", "", columns.concat());
+        for (gpu, row) in rates.iter().enumerate() {
+            let show = |rate: &Option<Spread>| {
+                rate.map_or_else(|| "-".to_owned(), |rate| BytesPerSecond(rate.median).to_string())
+            };
+            let cells: Vec<String> = row.iter().map(|rate| format!("{:>11}", show(rate))).collect();
+            let _ = writeln!(text, "{gpu:<4}{}", cells.concat());
+        }
+    }
+    let published = sheet.map_or_else(Vec::new, |sheet| links::measured(&sheet.name, gpus));
+    let mut names = String::new();
+    published.iter().for_each(|by| {
+        let _ = write!(names, " {:>24}", by.by);
+    });
+    let _ = writeln!(
+        text,
+        "\nall-reduce over {gpus} GPUs, in a graph; beside it what others measured, of as many bytes"
+    );
+    let _ = writeln!(text, "{:<10} {:<9} {:>10} {:>10} {:>10}{names}", "bytes", "", "median", "low", "high");
+    for row in &found.all_reduce {
+        let kind = if row.one_shot { "one-shot" } else { "two-shot" };
+        let [median, low, high] =
+            [row.time_ns.median, row.time_ns.low, row.time_ns.high].map(|time| Nanos(time).to_string());
+        let _ = write!(text, "{:<10} {kind:<9} {median:>10} {low:>10} {high:>10}", row.bytes.to_string());
+        for by in &published {
+            let time = by.time(row.bytes).map_or_else(|| "-".to_owned(), |time| time.to_string());
+            let _ = write!(text, " {time:>24}");
+        }
+        text.push('\n');
+    }
+    for by in &published {
+        let _ = writeln!(text, "{}: {}", by.by, by.source);
+    }
     text
 }
 
@@ -128,6 +190,7 @@ mod tests {
         let mut output = Output {
             device: "cuda:0".into(),
             ceilings: report.ceilings.unwrap(),
+            links: None,
             datasheet: None,
             environment: report.environment,
         };

@@ -67,13 +67,6 @@ fn refuse_mixed_experts<T>() -> Result<T, EngineError> {
     )
 }
 
-fn refuse_ranks<T>(device: &str) -> Result<T, EngineError> {
-    refuse(
-        format!("tensor parallel groups on {device}"),
-        "its ranks are groups of threads of a CPU; `hbmark predict --tensor-parallel-size` knows groups of GPUs",
-    )
-}
-
 /// Checks that the native forward runs an architecture as published.
 ///
 /// # Errors
@@ -248,6 +241,9 @@ pub fn check_kv_dtype(
     Ok(())
 }
 
+/// The most GPUs of a group (`kernels/peers.cuh`).
+const MAX_GPU_RANKS: usize = 16;
+
 /// Experts of a layer, whose numbers and logits fit the shared memory of a block, and of a token, a lane each (`kernels/experts.cu`).
 const MAX_EXPERTS: usize = 1024;
 const MAX_EXPERTS_PER_TOKEN: usize = 32;
@@ -345,10 +341,17 @@ pub fn check_ranks(
     device: DeviceChoice,
     ranks: usize,
 ) -> Result<(), EngineError> {
-    match device {
-        DeviceChoice::Cpu => RankShapes::new(model, dtype, ranks).map(drop),
-        DeviceChoice::Cuda(_) => refuse_ranks(&device.to_string()),
+    let shapes = RankShapes::new(model, dtype, ranks)?;
+    if device == DeviceChoice::Cpu {
+        return Ok(());
     }
+    if ranks > MAX_GPU_RANKS || !model.architecture.hidden_size.is_multiple_of(4) {
+        return refuse(
+            format!("a group of {ranks} GPUs for hidden states of {}", model.architecture.hidden_size),
+            format!("at most {MAX_GPU_RANKS} are summed over, four values at a time"),
+        );
+    }
+    shapes.architectures.iter().try_for_each(|of_rank| check_device(of_rank, dtype, device))
 }
 
 /// Loads a model onto a device, over so many ranks of a tensor parallel group.
@@ -367,11 +370,9 @@ pub fn open(
     let block_size = options.block_size.unwrap_or(DEFAULT_BLOCK_SIZE);
     let dtypes = (dtype, options.kv_dtype.unwrap_or_else(|| kv_dtype(dtype)));
     if ranks > 1 {
-        check_ranks(model, dtype, device, ranks)?;
-        let threads = options.threads.unwrap_or_else(usable_threads);
-        let mut session = ParallelSession::load(model, dtypes, (ranks, threads), block_size, loaded)?;
+        let mut session = open_group(model, dtypes, (device, ranks), options, block_size, loaded)?;
         session.script_experts(options.scripted_routing);
-        return Ok(Box::new(session));
+        return Ok(session);
     }
     match device {
         DeviceChoice::Cpu => {
@@ -386,6 +387,32 @@ pub fn open(
             let mut session = NativeSession::load_with_cache(operations, model, dtypes, block_size, loaded)?;
             session.script_experts(options.scripted_routing);
             Ok(Box::new(session))
+        }
+        #[cfg(not(feature = "cuda"))]
+        DeviceChoice::Cuda(_) => Err(EngineError::NotBuiltForCuda { asked: device.to_string() }),
+    }
+}
+
+fn open_group(
+    model: &OpenModel,
+    dtypes: (Dtype, Dtype),
+    (device, ranks): (DeviceChoice, usize),
+    options: DeviceOptions,
+    block_size: usize,
+    loaded: &mut dyn FnMut(Bytes),
+) -> Result<Box<dyn Session>, EngineError> {
+    match device {
+        DeviceChoice::Cpu => {
+            let threads = options.threads.unwrap_or_else(usable_threads);
+            let session = ParallelSession::on_cpu(model, dtypes, (ranks, threads), block_size, loaded)?;
+            Ok(Box::new(session))
+        }
+        #[cfg(feature = "cuda")]
+        DeviceChoice::Cuda(first) => {
+            check_ranks(model, dtypes.0, device, ranks)?;
+            let drivers = cuda::driver::Driver::open_group(first, ranks)?;
+            let operations = drivers.into_iter().map(cuda::CudaOperations::new).collect();
+            Ok(Box::new(ParallelSession::on_gpus(model, dtypes, operations, block_size, loaded)?))
         }
         #[cfg(not(feature = "cuda"))]
         DeviceChoice::Cuda(_) => Err(EngineError::NotBuiltForCuda { asked: device.to_string() }),

@@ -53,6 +53,15 @@ impl DeviceChoice {
         if cfg!(feature = "cuda") { Self::Cuda(0) } else { Self::Cpu }
     }
 
+    /// The devices of a group of so many ranks: that many GPUs from this one on, or this host.
+    pub fn group(self, ranks: usize) -> impl Iterator<Item = Self> {
+        let count = if self == Self::Cpu { 1 } else { u32::try_from(ranks).unwrap_or(u32::MAX) };
+        (0..count).map(move |rank| match self {
+            Self::Cpu => Self::Cpu,
+            Self::Cuda(first) => Self::Cuda(first.saturating_add(rank)),
+        })
+    }
+
     /// The GPU's index, for telemetry.
     #[must_use]
     pub fn gpu(self) -> Option<u32> {

@@ -293,33 +293,36 @@ fn joules(before: &[EnergyCounter], after: &[EnergyCounter]) -> Option<f64> {
     Some(microjoules as f64 / 1e6)
 }
 
-/// The GPU side, and the host's beside it. Energy is that of the GPU.
+/// The side of the GPUs that a step runs on, and the host's beside it. Energy is that of the GPUs.
 #[derive(Debug)]
 pub struct NvmlTelemetry {
-    gpu: Gpu,
+    gpus: Vec<Gpu>,
     host: HostTelemetry,
-    before: Option<(Instant, GpuSample)>,
+    before: Option<(Instant, Vec<GpuSample>)>,
 }
 
 impl NvmlTelemetry {
-    /// Watches an open GPU.
+    /// Watches open GPUs.
     #[must_use]
-    pub fn new(gpu: Gpu, host: HostTelemetry) -> Self {
-        Self { gpu, host, before: None }
+    pub fn new(gpus: Vec<Gpu>, host: HostTelemetry) -> Self {
+        Self { gpus, host, before: None }
     }
 }
 
 impl Telemetry for NvmlTelemetry {
     fn before_block(&mut self) {
         self.host.before_block();
-        self.before = Some((Instant::now(), self.gpu.sample()));
+        self.before = Some((Instant::now(), self.gpus.iter().map(Gpu::sample).collect()));
     }
     fn after_block(&mut self) -> BlockTelemetry {
-        // The GPU first: its clocks fall soon after the last kernel.
-        let after = self.gpu.sample();
+        // The GPUs first: their clocks fall soon after the last kernel.
+        let after: Vec<GpuSample> = self.gpus.iter().map(Gpu::sample).collect();
         let host = self.host.after_block();
-        let (begin, before) = self.before.take().unwrap_or_else(|| (Instant::now(), GpuSample::default()));
-        gpu_block(&before, &after, begin.elapsed(), &host)
+        let (begin, mut before) = self.before.take().unwrap_or_else(|| (Instant::now(), Vec::new()));
+        before.resize_with(after.len(), GpuSample::default);
+        let apart = begin.elapsed();
+        let blocks = before.iter().zip(&after).map(|(before, after)| gpu_block(before, after, apart, &host));
+        blocks.reduce(of_both).unwrap_or(host)
     }
     fn load(&mut self, last: bool) -> Option<CpuLoad> {
         self.host.load(last)
@@ -365,6 +368,25 @@ pub fn gpu_block(
         // One of them is this process, under whatever id; an empty list means that the driver reports none.
         gpu_other_processes: after.processes.and_then(|processes| processes.checked_sub(1)),
         ..host.clone()
+    }
+}
+
+/// The telemetry of a block of several GPUs: the lowest clocks and the highest temperature, the power and the energy of all, whatever held any of them
+/// down.
+fn of_both(one: BlockTelemetry, other: BlockTelemetry) -> BlockTelemetry {
+    let join = |a: Option<f64>, b: Option<f64>, both: fn(f64, f64) -> f64| Some(both(a?, b?));
+    let mut throttle_reasons = one.throttle_reasons.clone();
+    throttle_reasons
+        .extend(other.throttle_reasons.into_iter().filter(|reason| !one.throttle_reasons.contains(reason)));
+    BlockTelemetry {
+        sm_clock_mhz: join(one.sm_clock_mhz, other.sm_clock_mhz, f64::min),
+        memory_clock_mhz: join(one.memory_clock_mhz, other.memory_clock_mhz, f64::min),
+        power_watts: join(one.power_watts, other.power_watts, |a, b| a + b),
+        temperature_celsius: join(one.temperature_celsius, other.temperature_celsius, f64::max),
+        throttle_reasons,
+        energy_joules: join(one.energy_joules, other.energy_joules, |a, b| a + b),
+        gpu_other_processes: one.gpu_other_processes.max(other.gpu_other_processes),
+        ..one
     }
 }
 

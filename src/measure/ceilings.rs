@@ -10,7 +10,7 @@ use super::probe::{ProbeConfig, ProbeError, measure_cpu, usable_cores};
 use crate::engine::DeviceChoice;
 use crate::machine::telemetry::{HostTelemetry, Telemetry};
 use crate::measure::protocol::Depth;
-use hbmark_core::result::{Ceilings, Environment};
+use hbmark_core::result::{Ceilings, Environment, LinkCeilings};
 
 /// The ceilings for a run: those kept from a run of the last minutes under the same conditions, unless `fresh` ones are asked for.
 ///
@@ -66,6 +66,23 @@ fn probe(device: DeviceChoice, depth: Depth, threads: Option<usize>) -> Result<O
         DeviceChoice::Cuda(index) => super::probe::cuda::measure_cuda(index, depth == Depth::Quick).map(Some),
         #[cfg(not(feature = "cuda"))]
         DeviceChoice::Cuda(_) => Ok(None),
+    }
+}
+
+/// Measures the links between so many GPUs from a device on; `None` where the build has no GPUs.
+///
+/// # Errors
+/// When they are not there, or one cannot reach another.
+pub fn links(device: DeviceChoice, gpus: usize, depth: Depth) -> Result<Option<LinkCeilings>, ProbeError> {
+    match device {
+        #[cfg(feature = "cuda")]
+        DeviceChoice::Cuda(first) => {
+            super::probe::cuda::measure_links(first, gpus, depth == Depth::Quick).map(Some)
+        }
+        _ => {
+            let _ = (gpus, depth);
+            Ok(None)
+        }
     }
 }
 

@@ -40,16 +40,16 @@ struct DeviceMonitor {
     recent: Option<VecDeque<f64>>,
 }
 
-/// The monitor of a device. The canary's baseline is measured here, so call it under the conditions of the run.
+/// The monitor of a device, or of so many from it on; the canary runs on the first. Its baseline is measured here, so call this under the conditions of
+/// the run.
 ///
 /// # Errors
 /// When the canary's buffer cannot be allocated.
-pub fn of_device(device: DeviceChoice) -> Result<Box<dyn Monitor>, ProbeError> {
+pub fn of_devices(device: DeviceChoice, count: usize) -> Result<Box<dyn Monitor>, ProbeError> {
     let host = HostTelemetry::new();
-    let telemetry: Box<dyn Telemetry> = match device.gpu().and_then(Gpu::of_cuda_ordinal) {
-        Some(gpu) => Box::new(NvmlTelemetry::new(gpu, host)),
-        None => Box::new(host),
-    };
+    let gpus: Vec<Gpu> = device.group(count).filter_map(|one| Gpu::of_cuda_ordinal(one.gpu()?)).collect();
+    let telemetry: Box<dyn Telemetry> =
+        if gpus.is_empty() { Box::new(host) } else { Box::new(NvmlTelemetry::new(gpus, host)) };
     let mut canary = ceilings::canary(device)?;
     let baseline = canary.baseline(BASELINE_RUNS);
     let recent = device.gpu().is_none().then(VecDeque::new);

@@ -9,6 +9,8 @@ pub mod cpu_kernels;
 pub mod cuda;
 #[cfg(any(test, feature = "cuda"))]
 pub mod device;
+#[cfg(any(test, feature = "cuda"))]
+pub mod links;
 
 use std::io;
 

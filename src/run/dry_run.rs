@@ -9,7 +9,6 @@ use super::{RunError, in_process, plan};
 use crate::engine::{self, EngineError};
 use crate::machine::memory;
 use crate::weights::OpenModel;
-use hbmark_core::ledger::Ledger;
 use hbmark_core::result::Cause;
 use hbmark_core::units::Bytes;
 use hbmark_report::output::document::{Document, numbers, words};
@@ -77,11 +76,9 @@ impl DryRun {
                     }
                     Err(error) => return Err(error.into()),
                 };
-                let ledger = Ledger::new(
-                    &model.architecture,
-                    &model.inventory(dtype),
-                    engine::kv_dtype(engine, model, dtype, asked),
-                );
+                let kv_dtype = engine::kv_dtype(engine, model, dtype, asked);
+                let inventory = model.inventory(dtype);
+                let ledger = plan::ledger(&model.architecture, &inventory, kv_dtype, engine, device);
                 let contexts = |phase| config.contexts_of(phase);
                 for cell in plan::cells(engine, dtype, &config.phases, &config.batches, contexts) {
                     let memory = plan::needed(&ledger, &cell, config.device);

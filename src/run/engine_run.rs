@@ -63,7 +63,8 @@ impl EngineRun {
         (status, reason): (Status, &Cause),
     ) {
         let kv_dtype = engine::kv_dtype(&self.engine, model, self.dtype, config.device_options.kv_dtype);
-        let ledger = Ledger::new(&model.architecture, &model.inventory(self.dtype), kv_dtype);
+        let inventory = model.inventory(self.dtype);
+        let ledger = plan::ledger(&model.architecture, &inventory, kv_dtype, &self.engine, config.device);
         for cell in self.cells(config) {
             let cost = plan::cost(&ledger, &cell, config.device);
             let mut lost = judge::unmeasured(&cell, kv_dtype, &cost, status, Some(reason.clone()));

@@ -26,7 +26,7 @@ use crate::worker::fault_injection::SessionWrapper;
 use crate::worker::job::Handler;
 use hbmark_core::ledger::Ledger;
 use hbmark_core::model::Dtype;
-use hbmark_core::result::{Cause, ColdRow, Quality, Status};
+use hbmark_core::result::{Cause, ColdRow, EngineKind, Quality, Status};
 use hbmark_core::units::{Bytes, Nanos};
 
 /// The share of available memory that weights, KV and activations may take together, in percent.
@@ -159,7 +159,8 @@ impl LocalDevice {
         };
         can(engine, dtype).map_err(or_skipped)?;
         let kv_dtype = engine::kv_dtype(engine, model, dtype, asked);
-        let planned = Ledger::new(&model.architecture, &model.inventory(dtype), kv_dtype);
+        let inventory = model.inventory(dtype);
+        let planned = plan::ledger(&model.architecture, &inventory, kv_dtype, engine, config.device);
         if let Some(reason) = too_large(config.device, &planned) {
             return Err(OpenFailure::Unavailable { status: Status::Skipped, reason });
         }
@@ -191,10 +192,14 @@ impl LocalDevice {
         } else {
             gate(config, model, engine, dtype, session.as_mut(), observer)?
         };
-        let available = memory::available(memory_of(config.device));
+        let ranks = EngineKind::ranks(engine);
+        let devices = config.device.group(ranks);
+        let available = devices.filter_map(|device| memory::available(memory_of(device))).min();
         let monitor: Box<dyn Monitor> = match config.depth {
             Depth::Smoke => Box::new(NoopMonitor),
-            Depth::Full | Depth::Quick => monitor::of_device(config.device).map_err(RunError::from)?,
+            Depth::Full | Depth::Quick => {
+                monitor::of_devices(config.device, ranks).map_err(RunError::from)?
+            }
         };
         let live = LoadedEngine::new(session, monitor, config.protocol());
         let opened = live.opened(config, (engine, dtype), quality, cold, available);
@@ -260,7 +265,8 @@ impl LoadedEngine {
     ) -> Opened {
         // From here on bytes are those of the tensors really loaded.
         let session = &self.session;
-        let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
+        let (architecture, inventory) = (session.architecture(), session.inventory());
+        let ledger = plan::ledger(architecture, inventory, session.kv_dtype(), engine, config.device);
         let added = |needs: Bytes| Bytes(needs.0.saturating_sub(ledger.resident_weights().0));
         let cells: Vec<CostedCell> =
             plan::cells(engine, dtype, &config.phases, &config.batches, |phase| config.contexts_of(phase))

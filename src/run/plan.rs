@@ -5,7 +5,7 @@
 
 use crate::engine::{DeviceChoice, no_verify_steps};
 use hbmark_core::ledger::{Ledger, StepCost, StepShape, StockBackend};
-use hbmark_core::model::Dtype;
+use hbmark_core::model::{Architecture, Dtype, Inventory};
 use hbmark_core::result::{Capabilities, Cause, Cell, EngineKind, Phase};
 use hbmark_core::units::Bytes;
 
@@ -92,6 +92,27 @@ fn stock_backend(device: DeviceChoice) -> StockBackend {
     }
 }
 
+/// The ledger of the cells of an engine: of all that one memory holds. Ranks of a group share that of the host; on GPUs each has its own, and this is the
+/// ledger of the first, whose part is the largest.
+#[must_use]
+pub fn ledger(
+    architecture: &Architecture,
+    inventory: &Inventory,
+    kv_dtype: Dtype,
+    engine: &str,
+    device: DeviceChoice,
+) -> Ledger {
+    let ranks = EngineKind::ranks(engine);
+    if ranks > 1
+        && device != DeviceChoice::Cpu
+        && let Ok(ledger) = Ledger::of_first_rank(architecture, inventory, kv_dtype, ranks)
+    {
+        return ledger;
+    }
+    // What cannot be split is not run either.
+    Ledger::new(architecture, inventory, kv_dtype)
+}
+
 /// The cost of a cell's step, with what the engine's code is known to move beside it. Only candle's was read,
 /// whichever way it is run; an engine that counts its own bytes reports them after a step.
 #[must_use]
@@ -103,7 +124,7 @@ pub fn cost(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> StepCost {
     cost
 }
 
-/// Memory of weights, KV and the largest activations.
+/// Memory of weights, KV and the largest activations, of the ledger's device.
 #[must_use]
 pub fn needed(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> Bytes {
     let kind = EngineKind::of(&cell.engine);
@@ -115,7 +136,18 @@ pub fn needed(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> Bytes {
         _ => None,
     };
     let of_one = known.unwrap_or_else(|| ledger.memory(shape(cell)));
-    of_one + ledger.repeated_on_ranks(shape(cell), EngineKind::ranks(&cell.engine))
+    let ranks = EngineKind::ranks(&cell.engine);
+    if ranks == 1 || device == DeviceChoice::Cpu {
+        return of_one + ledger.repeated_on_ranks(shape(cell), ranks);
+    }
+    of_one + ledger.rest_of_table(ranks) + exchanged(ledger, shape(cell))
+}
+
+/// Two sums of hidden states in f32, which the GPUs of a group reach, grown to powers of two.
+fn exchanged(ledger: &Ledger, shape: StepShape) -> Bytes {
+    let rows = shape.batch.saturating_mul(shape.queries());
+    let floats = rows.saturating_mul(ledger.architecture().hidden_size).checked_next_power_of_two();
+    Bytes(floats.map_or(u64::MAX, |floats| 2 * 4 * floats as u64))
 }
 
 #[cfg(test)]

@@ -197,9 +197,13 @@ fn groups_that_no_model_or_machine_has_are_refused_with_what_there_is() {
     );
     let error = session("native-tp8", &model, Dtype::F32, 2).err().unwrap();
     assert!(error.contains("on 2 threads"), "{error}");
-    let options = DeviceOptions::default();
-    let gpu = engine::open("native-tp2", &model, Dtype::F32, DeviceChoice::Cuda(0), options, &mut |_, _| {});
-    assert!(gpu.err().unwrap().to_string().contains("tensor parallel groups on cuda:0"));
+    let on_gpus = |ranks: &str| {
+        let engine = format!("native-tp{ranks}");
+        engine::capabilities(&engine, &model, Dtype::F32, DeviceChoice::Cuda(0))
+            .map_err(|error| error.to_string())
+    };
+    assert!(on_gpus("2").unwrap().graphs);
+    assert!(on_gpus("3").unwrap_err().contains("16 attention heads cannot be shared by 3"));
     // What a step cannot do is no fault of a rank: the next one runs.
     let mut session = session("native-tp2", &model, Dtype::F32, 2).unwrap();
     assert!(session.step(&StepBatch::default()).is_err());

@@ -22,7 +22,7 @@ pub mod validation;
 pub use block::{Block, BlockTelemetry, accepted, block_means, judged_times, load_rejects};
 pub use capabilities::{Capabilities, EngineKind, MAX_RANKS, Ragged};
 pub use cause::{Cause, ConsistencyRule};
-pub use ceilings::{Ceilings, DeviceSpec, GpuCeilings, Spread};
+pub use ceilings::{AllReduceTime, Ceilings, DeviceSpec, GpuCeilings, LinkCeilings, Spread};
 pub use cell::{
     AllBlocks, Bound, Cell, CellName, CellResult, MAX_DRAFT_TOKENS, Measured, NoCellName, NoPhase,
     OperationRow, Phase, Quality, Status, StepBytes, TimeSummary, cell_id,

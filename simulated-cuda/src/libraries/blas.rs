@@ -210,7 +210,8 @@ fn enqueue(stream: usize, name: &str, product: Gemm) -> Status {
         demand: product.demand(),
         module: None,
         run: Arc::new(run),
-        early: None,
+        begin: None,
+        dependent: false,
     };
     if stream::enqueue(std::ptr::with_exposed_provenance_mut(stream), work) == 0 {
         SUCCESS

@@ -322,7 +322,8 @@ pub unsafe extern "C" fn matmul(
         demand: product.demand(),
         module: None,
         run: Arc::new(run),
-        early: None,
+        begin: None,
+        dependent: false,
     };
     if stream::enqueue(stream, work) == 0 { SUCCESS } else { gemm::EXECUTION_FAILED }
 }

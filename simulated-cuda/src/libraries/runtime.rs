@@ -282,7 +282,8 @@ fn not_emulated(name: &str) -> Work {
         demand: Demand::default(),
         module: None,
         run: Arc::new(move || Err(message.clone())),
-        early: None,
+        begin: None,
+        dependent: false,
     }
 }
 

@@ -129,9 +129,9 @@ impl Machine {
 
     pub fn destroy_executable(&mut self, executable: usize) -> Answer<()> {
         let stale = matches!(self.executable(executable), Err(status::INVALID_HANDLE));
-        let gone = self.executables.remove(&executable).ok_or(status::INVALID_VALUE)?;
         // A launch that has not run yet runs first.
         self.wait_for_all()?;
+        let gone = self.executables.remove(&executable).ok_or(status::INVALID_VALUE)?;
         if let Some(graph) = self.graphs.get_mut(&gone.graph) {
             graph.executables -= 1;
         }

@@ -214,7 +214,8 @@ impl Machine {
                 demand: Demand::of_link(bytes),
                 module: None,
                 run,
-                early: None,
+                begin: None,
+                dependent: false,
             },
         )
     }
@@ -226,12 +227,16 @@ impl Machine {
         self.check_range(from, bytes)?;
         let handle = self.stream(stream)?;
         let captured = self.streams[&handle].capture.is_some();
+        let waits = !captured && !self.is_pinned(to);
+        if waits {
+            // What is in front first: it may wait for another device, and then the copy is asked for again.
+            self.run(handle)?;
+        }
         let run: crate::stream::Run = Arc::new(move || {
             // SAFETY: the source was checked; the target is the caller's, who keeps it until the copy has happened.
             unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
             Ok(())
         });
-        let waits = !captured && !self.is_pinned(to);
         self.work(
             stream,
             Work {
@@ -239,7 +244,8 @@ impl Machine {
                 demand: Demand::of_link(bytes),
                 module: None,
                 run,
-                early: None,
+                begin: None,
+                dependent: false,
             },
         )?;
         if waits { self.run(handle) } else { Ok(()) }
@@ -263,7 +269,8 @@ impl Machine {
                 demand: Demand::of_memory(2 * bytes),
                 module: None,
                 run,
-                early: None,
+                begin: None,
+                dependent: false,
             },
         )
     }
@@ -280,7 +287,7 @@ impl Machine {
         });
         self.work(
             stream,
-            Work { name: "fill".into(), demand: Demand::of_memory(bytes), module: None, run, early: None },
+            Work { name: "fill".into(), demand: Demand::of_memory(bytes), module: None, run, begin: None, dependent: false },
         )
     }
 }

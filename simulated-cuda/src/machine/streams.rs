@@ -5,6 +5,17 @@
 use super::*;
 use crate::kernels;
 
+/// How a stream has come further.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Advance {
+    Done,
+    Recorded(u64),
+    /// It has not: its kernel waits for another device.
+    Waits,
+    /// It has no work.
+    Nothing,
+}
+
 impl Machine {
     /// A handle of the table, for the default stream that of the current device.
     pub(super) fn stream(&self, stream: usize) -> Answer<usize> {
@@ -26,6 +37,9 @@ impl Machine {
             device,
             blocking: flags == 0,
             queue: VecDeque::new(),
+            flight: None,
+            begun: None,
+            slot: 0,
             done_at: 0.0,
             capture: None,
             running: false,
@@ -40,7 +54,9 @@ impl Machine {
         }
         // CUDA returns at once and frees the stream when its work is done.
         let drained = self.run(stream);
-        self.streams.remove(&stream);
+        if drained != Err(WAITS_FOR_DEVICE) {
+            self.streams.remove(&stream);
+        }
         drained
     }
 
@@ -73,8 +89,15 @@ impl Machine {
             capture.nodes.push(item);
             return Ok(());
         }
-        entry.queue.push_back((item, now));
-        if entry.queue.len() > LONGEST_QUEUE { self.run(handle) } else { Ok(()) }
+        entry.queue.push_back(Queued { item, put_at: now, gap: Gap::Launch });
+        if entry.queue.len() <= LONGEST_QUEUE {
+            return Ok(());
+        }
+        match self.run(handle) {
+            // It is there, and runs when somebody waits.
+            Err(WAITS_FOR_DEVICE) => Ok(()),
+            ran => ran,
+        }
     }
 
     /// Puts work on a stream.
@@ -126,41 +149,75 @@ impl Machine {
 
     pub(super) fn run_until(&mut self, stream: usize, ticket: Option<u64>) -> Answer<()> {
         loop {
-            if self.sticky != SUCCESS {
-                return Err(self.sticky);
-            }
-            let Some(entry) = self.streams.get_mut(&stream) else { return Ok(()) };
-            if entry.running {
-                // Two streams that wait for each other: no such order can be asked for.
-                return Ok(());
-            }
-            let Some((item, put_at)) = entry.queue.pop_front() else { return Ok(()) };
-            entry.running = true;
-            entry.done_at = entry.done_at.max(put_at);
-            let next = entry.queue.front().map(|(next, _)| next.clone());
-            let done = matches!(item, Item::Record { ticket: number, .. } if Some(number) == ticket);
-            let ran = self.perform(stream, &item, next.as_ref(), Gap::Launch);
-            if let Some(entry) = self.streams.get_mut(&stream) {
-                entry.running = false;
-            }
-            ran?;
-            if done {
-                return Ok(());
+            match self.advance(stream)? {
+                Advance::Nothing => return Ok(()),
+                Advance::Recorded(number) if Some(number) == ticket => return Ok(()),
+                Advance::Waits if !self.advance_others(stream)? => return Err(WAITS_FOR_DEVICE),
+                _ => {}
             }
         }
+    }
+
+    /// Advances the streams of other devices by one piece of work each; whether one has come further.
+    fn advance_others(&mut self, stream: usize) -> Answer<bool> {
+        let device = self.stream_mut(stream)?.device;
+        let others: Vec<usize> =
+            self.streams.iter().filter(|(_, other)| other.device != device).map(|(handle, _)| *handle).collect();
+        let mut further = false;
+        for other in others {
+            match self.advance(other) {
+                Ok(advance) => further |= !matches!(advance, Advance::Nothing | Advance::Waits),
+                Err(WAITS_FOR_DEVICE) => {}
+                Err(status) => return Err(status),
+            }
+        }
+        Ok(further)
+    }
+
+    /// Does the next piece of a stream's work, or runs on what has begun.
+    fn advance(&mut self, stream: usize) -> Answer<Advance> {
+        if self.sticky != SUCCESS {
+            return Err(self.sticky);
+        }
+        let Some(entry) = self.streams.get_mut(&stream) else { return Ok(Advance::Nothing) };
+        if entry.running {
+            // Two streams that wait for each other: no such order can be asked for.
+            return Ok(Advance::Nothing);
+        }
+        entry.running = true;
+        let done = self.advance_running(stream);
+        if let Some(entry) = self.streams.get_mut(&stream) {
+            entry.running = false;
+            let device = entry.device;
+            self.report_memory(device);
+        }
+        if self.sticky == SUCCESS { done } else { Err(self.sticky) }
     }
 
     fn stream_mut(&mut self, stream: usize) -> Answer<&mut Stream> {
         self.streams.get_mut(&stream).ok_or(status::INVALID_HANDLE)
     }
 
-    fn perform(&mut self, stream: usize, item: &Item, next: Option<&Item>, gap: Gap) -> Answer<()> {
-        let device = self.stream_mut(stream)?.device;
+    fn advance_running(&mut self, stream: usize) -> Answer<Advance> {
+        let entry = self.stream_mut(stream)?;
+        if let Some(flight) = entry.flight.take() {
+            return self.run_on(stream, flight, Advance::Waits);
+        }
+        let device = entry.device;
+        let Some(Queued { item, put_at, gap }) = entry.queue.pop_front() else { return Ok(Advance::Nothing) };
+        entry.done_at = entry.done_at.max(put_at);
         match item {
-            Item::Work(work) => self.perform_work(stream, work, next, gap)?,
-            Item::Unmap(address) => self.devices[device].memory.unmap(*address),
+            Item::Work(work) => {
+                let next = entry.queue.front().filter(|next| next.gap == gap);
+                let next = next.and_then(|next| match &next.item {
+                    Item::Work(next) if next.dependent && work.module.is_some() => Some(next.clone()),
+                    _ => None,
+                });
+                return self.begin(stream, work, next, gap);
+            }
+            Item::Unmap(address) => self.devices[device].memory.unmap(address),
             Item::Map(address) => {
-                if !self.devices[device].memory.map_of_graph(*address) {
+                if !self.devices[device].memory.map_of_graph(address) {
                     self.stick(
                         status::OUT_OF_MEMORY,
                         "a graph has no room for its allocations, or was launched again with some not freed",
@@ -168,42 +225,45 @@ impl Machine {
                 }
             }
             Item::Record { event, ticket } => {
-                let at = self.stream_mut(stream)?.done_at;
-                if let Some(event) = self.events.get_mut(event) {
-                    event.done = event.done.max(*ticket);
+                let at = entry.done_at;
+                if let Some(event) = self.events.get_mut(&event) {
+                    event.done = event.done.max(ticket);
                     event.at = Some(at);
                 }
+                return Ok(Advance::Recorded(ticket));
             }
             Item::Wait { event, ticket } => {
                 let before =
-                    self.events.get(event).filter(|event| event.done < *ticket).and_then(|event| event.last);
+                    self.events.get(&event).filter(|event| event.done < ticket).and_then(|event| event.last);
                 if let Some((other, _)) = before {
-                    self.run_until(other, Some(*ticket))?;
+                    let waited = self.run_until(other, Some(ticket));
+                    if waited.is_err() {
+                        self.stream_mut(stream)?.queue.push_front(Queued { item, put_at, gap });
+                        return waited.map(|()| Advance::Nothing);
+                    }
                 }
-                let at = self.events.get(event).and_then(|event| event.at).unwrap_or_default();
+                let at = self.events.get(&event).and_then(|event| event.at).unwrap_or_default();
                 let waiting = self.stream_mut(stream)?;
                 waiting.done_at = waiting.done_at.max(at);
             }
             Item::Graph { nodes, frees_first } => {
-                if *frees_first {
-                    for node in nodes.iter() {
-                        if let Item::Map(address) = node {
-                            self.devices[device].memory.unmap(*address);
-                        }
-                    }
+                for node in nodes.iter().rev() {
+                    let item = node.clone();
+                    entry.queue.push_front(Queued { item, put_at, gap: Gap::Node });
                 }
-                for (at, node) in nodes.iter().enumerate() {
-                    self.perform(stream, node, nodes.get(at + 1), Gap::Node)?;
+                for node in nodes.iter().filter(|_| frees_first) {
+                    if let Item::Map(address) = node {
+                        self.devices[device].memory.unmap(*address);
+                    }
                 }
             }
         }
-        self.report_memory(device);
-        if self.sticky == SUCCESS { Ok(()) } else { Err(self.sticky) }
+        Ok(Advance::Done)
     }
 
-    /// Runs work to its end. A kernel whose launch allows that is begun before the one in front of it has run, so that it sees nothing of its
-    /// results unless it waits.
-    fn perform_work(&mut self, stream: usize, work: &Work, next: Option<&Item>, gap: Gap) -> Answer<()> {
+    /// Begins work. A kernel whose launch allows that is begun before the one in front of it has run, so that it sees nothing of its results unless it
+    /// waits.
+    fn begin(&mut self, stream: usize, work: Work, next: Option<Work>, gap: Gap) -> Answer<Advance> {
         self.launches += u64::from(work.module.is_some());
         let number = self.launches;
         if work.module.is_some() && self.script.hang == Some(number) {
@@ -217,36 +277,87 @@ impl Machine {
             return Err(self.sticky);
         }
         let began = Instant::now();
-        let device = self.stream_mut(stream)?.device;
-        let (base, bytes) = self.devices[device].memory.addresses();
-        let this = self.begun.take();
-        let slot = if this.is_some() { self.slot } else { 0 };
-        let early = match next {
-            Some(Item::Work(next)) if work.module.is_some() => next.early.as_ref().map(|early| (next, early)),
-            _ => None,
-        };
-        if let Some((next, early)) = early {
+        let entry = self.stream_mut(stream)?;
+        let first = 2 * entry.device as u32;
+        let this = entry.begun.take();
+        let slot = if this.is_some() { entry.slot } else { first };
+        if let Some(next) = next {
             // Another slot than this one's; what was not begun early runs in the first.
-            self.slot = if this.is_some() { self.slot ^ 1 } else { 1 };
-            kernels::watch(base, bytes, self.slot);
-            match early(self.slot) {
-                Ok(begun) => self.begun = Some(begun),
-                Err(text) => return Err(self.kernel_failed(next, &text)),
+            let of_next = if this.is_some() { slot ^ 1 } else { first + 1 };
+            entry.slot = of_next;
+            self.watch(stream, of_next)?;
+            let begun = next.begin.as_ref().map_or(Ok(None), |begin| begin(of_next, false));
+            match begun {
+                Ok(begun) => self.stream_mut(stream)?.begun = Some(begun),
+                Err(text) => return Err(self.kernel_failed(&next, &text)),
             }
         }
-        let overlapped = this.is_some();
-        kernels::watch(base, bytes, slot);
-        let ran = match this {
-            Some(Some(finish)) => finish(),
-            Some(None) => Ok(()),
-            None => (work.run)(),
+        self.watch(stream, slot)?;
+        let (gap, left) = match (this, &work.begin) {
+            (Some(left), _) => (Gap::Dependent, Ok(left)),
+            (None, Some(begin)) => (gap, begin(slot, true)),
+            (None, None) => (gap, (work.run)().map(|()| None)),
         };
-        let demand = work.demand.and(kernels::demand(slot));
-        let gap = if overlapped { Gap::Dependent } else { gap };
+        match left {
+            Err(text) => Err(self.kernel_failed(&work, &text)),
+            Ok(Some(finish)) => {
+                let flight = Flight { work, finish, gap, slot, spent: began.elapsed() };
+                self.run_on(stream, flight, Advance::Done)
+            }
+            Ok(None) => self.end(stream, &work, gap, slot, began.elapsed()),
+        }
+    }
+
+    /// Counts what a kernel touches that runs in a slot.
+    fn watch(&mut self, stream: usize, slot: u32) -> Answer<()> {
+        let device = self.stream_mut(stream)?.device;
+        kernels::watch(device, self.devices[device].peers, slot);
+        Ok(())
+    }
+
+    /// Runs on a kernel that has begun; what to say where it has not ended.
+    fn run_on(&mut self, stream: usize, mut flight: Flight, waits: Advance) -> Answer<Advance> {
+        let began = Instant::now();
+        self.watch(stream, flight.slot)?;
+        let ended = (flight.finish)().map_err(|text| self.kernel_failed(&flight.work, &text))?;
+        flight.spent += began.elapsed();
+        if ended {
+            return self.end(stream, &flight.work, flight.gap, flight.slot, flight.spent);
+        }
+        let entry = self.stream_mut(stream)?;
+        let (device, at) = (entry.device, entry.done_at);
+        entry.flight = Some(flight);
+        self.comes_to_meeting(device, at);
+        Ok(waits)
+    }
+
+    /// Notes when a device comes to its next meeting with others; when the last of those comes that are there.
+    fn comes_to_meeting(&mut self, device: usize, at: f64) -> f64 {
+        let number = self.devices[device].met;
+        if self.meetings.len() <= number {
+            self.meetings.resize(number + 1, 0.0);
+        }
+        self.meetings[number] = self.meetings[number].max(at);
+        self.meetings[number]
+    }
+
+    /// Work is at its end: when, by the device's time.
+    fn end(&mut self, stream: usize, work: &Work, gap: Gap, slot: u32, spent: Duration) -> Answer<Advance> {
+        let mut demand = work.demand.and(kernels::demand(slot));
+        if demand.meets {
+            // It looks at the clock for how long it has waited: not what it would take.
+            demand.clock_ns = 0;
+        }
         let seconds = self.clock.cost(self.script, &work.name, &demand, gap);
-        let done_at = self.stream_mut(stream)?.done_at + seconds;
-        self.stream_mut(stream)?.done_at = self.clock.simulated(began.elapsed(), done_at);
-        ran.map_err(|text| self.kernel_failed(work, &text))
+        let entry = self.stream_mut(stream)?;
+        let (device, mut from) = (entry.device, entry.done_at);
+        if demand.meets {
+            from = self.comes_to_meeting(device, from);
+            self.devices[device].met += 1;
+        }
+        let done_at = self.clock.simulated(spent, from + seconds);
+        self.stream_mut(stream)?.done_at = done_at;
+        Ok(Advance::Done)
     }
 
     pub(super) fn kernel_failed(&mut self, work: &Work, text: &str) -> i32 {

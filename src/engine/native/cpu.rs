@@ -780,8 +780,10 @@ impl Operations for CpuOperations {
         Ok(())
     }
 
-    fn zero(&mut self, rows: &Rows, hidden: &mut CpuBuffer) -> Result<(), EngineError> {
-        hidden.values[..rows.len() * hidden.width].fill(0.0);
+    fn begin_sum(&mut self, rows: &Rows, rank: &mut Rank, hidden: &mut CpuBuffer) -> Result<(), EngineError> {
+        if rank.index() > 0 {
+            hidden.values[..rows.len() * hidden.width].fill(0.0);
+        }
         Ok(())
     }
 
@@ -794,8 +796,15 @@ impl Operations for CpuOperations {
         rank.sum(&mut hidden.values[..rows.len() * hidden.width])
     }
 
-    fn element(&self, buffer: &CpuBuffer, row: usize, column: usize) -> Option<f32> {
-        buffer.row(row).get(column).copied()
+    fn first_of_ranks(
+        &mut self,
+        _rows: &Rows,
+        rank: &mut Rank,
+        first: usize,
+        logits: &CpuBuffer,
+        next: &mut Vec<u32>,
+    ) -> Result<(), EngineError> {
+        rank.first_largest(first, next, |output, token| logits.row(output)[token])
     }
 
     fn read(&mut self, buffer: &CpuBuffer, rows: usize) -> Result<Vec<Vec<f32>>, EngineError> {

@@ -18,6 +18,7 @@ pub mod ggml_blocks;
 pub mod kernels;
 pub mod latent;
 pub mod operations;
+pub mod peers;
 pub mod step;
 pub mod tensor_core_linear;
 #[cfg(test)]

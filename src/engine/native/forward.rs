@@ -4,6 +4,8 @@
 //! It depends on the model's dimensions and on [`Operations`] only, so CPU and CUDA share it.
 //! Prefill, chunked prefill and decode are the same call.
 
+use std::ops::Range;
+
 use super::adapters::{Adapters, LoraSite};
 use super::operations::{
     AttentionShape, AttentionWeights, DraftWeights, Embedding, ExpertShape, ExpertWeights, Gate, LatentShape,
@@ -179,8 +181,8 @@ pub struct Forward<O: Operations> {
     /// Picks the experts in place of the routers.
     script: Option<RoutingScript>,
     ropes: RopeTables,
-    /// Its place in a tensor parallel group.
-    rank: Option<Rank>,
+    /// Its place in a tensor parallel group, and the first token of its logits.
+    rank: Option<(Rank, usize)>,
     activations: Option<Activations<O>>,
     next: Vec<u32>,
     /// Of the last step.
@@ -208,10 +210,11 @@ impl<O: Operations> Forward<O> {
         });
     }
 
-    /// The forward of one rank of a tensor parallel group, whose weights are its parts, and whose logits are its part of the vocabulary.
+    /// The forward of one rank of a tensor parallel group, whose weights are its parts, and whose logits are those of a part of the vocabulary.
     #[must_use]
-    pub fn of_rank(self, rank: Rank, widths: ModelWidths) -> Self {
-        Self { rank: Some(rank), widths, ..self }
+    pub fn of_rank(self, rank: Rank, vocabulary: &Range<usize>) -> Self {
+        let widths = ModelWidths { vocab: vocabulary.len(), ..self.widths };
+        Self { rank: Some((rank, vocabulary.start)), widths, ..self }
     }
 
     /// The LoRA adapters.
@@ -304,10 +307,10 @@ impl<O: Operations> Forward<O> {
             }
             adapters.add(operations, rows, (index, LoraSite::Output), widths, None, attended)?;
             let added = layer.output_norm.as_ref().map(with_eps);
-            before_sum(operations, rows, rank.as_ref(), &mut act.hidden)?;
+            begin_sum(operations, rows, member(rank), &mut act.hidden)?;
             operations.project_add(rows, &layer.output, added, attended, &mut act.hidden)?;
             done(operations, Operation::Output);
-            sum_of_ranks(operations, rows, rank.as_mut(), &mut act.hidden, done)?;
+            sum_of_ranks(operations, rows, member(rank), &mut act.hidden, done)?;
             let norm = layer.norm.as_ref().map(with_eps);
             match &layer.mlp {
                 Mlp::Dense { gate_up, gate, down } => {
@@ -317,7 +320,7 @@ impl<O: Operations> Forward<O> {
                     done(operations, Operation::GateUp);
                     adapters.add(operations, rows, (index, LoraSite::Down), widths, None, &act.inner)?;
                     let added = layer.mlp_norm.as_ref().map(with_eps);
-                    before_sum(operations, rows, rank.as_ref(), &mut act.hidden)?;
+                    begin_sum(operations, rows, member(rank), &mut act.hidden)?;
                     operations.project_add(rows, down, added, &act.inner, &mut act.hidden)?;
                     done(operations, Operation::Down);
                 }
@@ -332,15 +335,18 @@ impl<O: Operations> Forward<O> {
                     done(operations, Operation::Router);
                     operations.expert_gate_up(rows, norm, experts, &act.hidden, inner)?;
                     done(operations, Operation::ExpertGateUp);
-                    before_sum(operations, rows, rank.as_ref(), &mut act.hidden)?;
+                    begin_sum(operations, rows, member(rank), &mut act.hidden)?;
                     operations.expert_down(rows, experts, inner, &mut act.hidden)?;
                     done(operations, Operation::ExpertDown);
                 }
             }
-            sum_of_ranks(operations, rows, rank.as_mut(), &mut act.hidden, done)?;
+            sum_of_ranks(operations, rows, member(rank), &mut act.hidden, done)?;
         }
         let ModelWeights { norm, head, softcap, .. } = weights;
         operations.head(rows, norm, eps, head, *softcap, &act.hidden, &mut act.logits, next)?;
+        if let Some((rank, first)) = rank {
+            operations.first_of_ranks(rows, rank, *first, &act.logits, next)?;
+        }
         done(operations, Operation::Head);
         operations.end(rows)
     }
@@ -352,11 +358,6 @@ impl<O: Operations> Forward<O> {
     pub fn logits(&self, operations: &mut O) -> Result<Vec<Vec<f32>>, EngineError> {
         let activations = self.activations.as_ref().ok_or(EngineError::NoStepRun)?;
         operations.read(&activations.logits, self.outputs)
-    }
-
-    /// An output of the last step, where buffers lie in the memory of this process.
-    pub fn logit(&self, operations: &O, output: usize, token: usize) -> Option<f32> {
-        operations.element(&self.activations.as_ref()?.logits, output, token)
     }
 
     /// Waits, and returns the greedy next tokens of the last step.
@@ -384,17 +385,19 @@ impl<O: Operations> Forward<O> {
     }
 }
 
-/// Before something is added to the residual that all ranks of a tensor parallel group have alike: it stays on the first alone.
-fn before_sum<O: Operations>(
+/// The rank of a tensor parallel group.
+fn member(rank: &mut Option<(Rank, usize)>) -> Option<&mut Rank> {
+    rank.as_mut().map(|(rank, _)| rank)
+}
+
+/// Before something is added to the residual that all ranks of a tensor parallel group have alike.
+fn begin_sum<O: Operations>(
     operations: &mut O,
     rows: &Rows,
-    rank: Option<&Rank>,
+    rank: Option<&mut Rank>,
     hidden: &mut O::Buffer,
 ) -> Result<(), EngineError> {
-    match rank {
-        Some(rank) if rank.index() > 0 => operations.zero(rows, hidden),
-        _ => Ok(()),
-    }
+    rank.map_or(Ok(()), |rank| operations.begin_sum(rows, rank, hidden))
 }
 
 /// The residual with what all ranks added to it.

@@ -868,29 +868,38 @@ pub trait Operations: std::fmt::Debug {
     fn timeline(&self) -> Box<dyn Timeline + Send> {
         Box::new(MonotonicTimeline::default())
     }
-    /// `hidden = 0`, for what a rank of a tensor parallel group adds to the others'.
+    /// Before the operation that adds a rank's part of a sum to `hidden`, which all ranks of a tensor parallel group have alike.
     ///
     /// # Errors
-    /// When the device has no such groups, or fails.
-    fn zero(&mut self, _rows: &Rows, _hidden: &mut Self::Buffer) -> Result<(), EngineError> {
-        super::refuse_ranks(&self.device_name())
-    }
-    /// `hidden = Σ hidden` over the ranks of a tensor parallel group.
+    /// When memory runs out, the device fails, or a rank was lost.
+    fn begin_sum(
+        &mut self,
+        rows: &Rows,
+        rank: &mut Rank,
+        hidden: &mut Self::Buffer,
+    ) -> Result<(), EngineError>;
+    /// `hidden` with what all ranks added since [`begin_sum`](Self::begin_sum).
     ///
     /// # Errors
-    /// As [`zero`](Self::zero), and when a rank was lost.
+    /// When the device fails or a rank was lost.
     fn all_reduce(
         &mut self,
-        _rows: &Rows,
-        _rank: &mut Rank,
-        _hidden: &mut Self::Buffer,
-    ) -> Result<(), EngineError> {
-        super::refuse_ranks(&self.device_name())
-    }
-    /// An element of a buffer, where buffers lie in the memory of this process.
-    fn element(&self, _buffer: &Self::Buffer, _row: usize, _column: usize) -> Option<f32> {
-        None
-    }
+        rows: &Rows,
+        rank: &mut Rank,
+        hidden: &mut Self::Buffer,
+    ) -> Result<(), EngineError>;
+    /// The largest entries of the last head over all ranks, whose parts of the vocabulary follow each other; that of this one begins at `first`.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    fn first_of_ranks(
+        &mut self,
+        rows: &Rows,
+        rank: &mut Rank,
+        first: usize,
+        logits: &Self::Buffer,
+        next: &mut Vec<u32>,
+    ) -> Result<(), EngineError>;
     /// Waits, and copies the first `rows` rows of a buffer to the host.
     ///
     /// # Errors

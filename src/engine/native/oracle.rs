@@ -496,8 +496,15 @@ impl Operations for Oracle {
         Ok(())
     }
 
-    fn zero(&mut self, rows: &Rows, hidden: &mut PlainBuffer) -> Result<(), EngineError> {
-        hidden.values[..rows.len() * hidden.width].fill(0.0);
+    fn begin_sum(
+        &mut self,
+        rows: &Rows,
+        rank: &mut Rank,
+        hidden: &mut PlainBuffer,
+    ) -> Result<(), EngineError> {
+        if rank.index() > 0 {
+            hidden.values[..rows.len() * hidden.width].fill(0.0);
+        }
         Ok(())
     }
 
@@ -508,6 +515,17 @@ impl Operations for Oracle {
         hidden: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
         rank.sum(&mut hidden.values[..rows.len() * hidden.width])
+    }
+
+    fn first_of_ranks(
+        &mut self,
+        _rows: &Rows,
+        rank: &mut Rank,
+        first: usize,
+        logits: &PlainBuffer,
+        next: &mut Vec<u32>,
+    ) -> Result<(), EngineError> {
+        rank.first_largest(first, next, |output, token| logits.row(output)[token])
     }
 
     fn project_add(

@@ -1,4 +1,4 @@
-//! Tensor parallel groups of a CPU: each rank is a group of threads with its part of every layer.
+//! Tensor parallel groups: each rank has its part of every layer, on a group of threads or on a GPU of its own.
 //!
 //! Enters: an [`OpenModel`] and the number of ranks. Leaves: a [`Session`] like any other. Heads, channels of feed-forwards and the vocabulary are
 //! split as vLLM splits them ([`tensor_parts`]); norms, routers and the embedding are on every rank. All ranks run the same steps over caches of their
@@ -12,7 +12,10 @@ use std::sync::{Mutex, PoisonError};
 use super::cpu::CpuOperations;
 use super::cpu::simd::InstructionSet;
 use super::cpu::thread_team::{DisjointSlice, Team};
-use super::forward::{ModelWeights, ModelWidths};
+#[cfg(any(test, feature = "cuda"))]
+use super::cuda::{CudaOperations, Device};
+use super::forward::ModelWeights;
+use super::operations::Operations;
 use super::ranks::Rank;
 use super::weights::Assembly;
 use super::{NativeSession, kv_format, refuse};
@@ -144,22 +147,24 @@ fn check(architecture: &Architecture) -> Result<(), EngineError> {
 }
 
 /// A rank that is being loaded.
-struct Loading<'a> {
-    operations: CpuOperations,
-    assembly: Option<Assembly<'a, CpuOperations>>,
-    weights: Option<ModelWeights<CpuOperations>>,
+struct Loading<'a, O: Operations> {
+    operations: O,
+    assembly: Option<Assembly<'a, O>>,
+    weights: Option<ModelWeights<O>>,
     failed: Option<EngineError>,
 }
 
 /// What a rank has once it is loaded.
-type Loaded = (CpuOperations, ModelWeights<CpuOperations>);
+type Loaded<O> = (O, ModelWeights<O>);
 
 /// A job on the thread of each rank that has not failed.
-fn on_each<'a>(
+fn on_each<'a, O: Operations>(
     team: &mut Team,
-    ranks: &mut [Loading<'a>],
-    job: &(dyn Fn(usize, &mut Loading<'a>) -> Result<(), EngineError> + Sync),
-) {
+    ranks: &mut [Loading<'a, O>],
+    job: &(dyn Fn(usize, &mut Loading<'a, O>) -> Result<(), EngineError> + Sync),
+) where
+    Loading<'a, O>: Send,
+{
     let slots = DisjointSlice::new(ranks);
     team.run(&|worker| {
         let rank = worker.index;
@@ -172,19 +177,25 @@ fn on_each<'a>(
 }
 
 /// Loads every rank's part in one pass over the weights. Each packs its own, so that memory lies where the rank runs.
-fn load(
+fn load<O: Operations + Send>(
     team: &mut Team,
     model: &OpenModel,
     dtype: Dtype,
-    threads: usize,
+    operations: Vec<O>,
     shapes: &RankShapes,
     loaded: &mut dyn FnMut(Bytes),
-) -> Result<(Vec<Loaded>, Inventory), EngineError> {
-    let mut ranks = Vec::with_capacity(shapes.architectures.len());
-    for (rank, architecture) in shapes.architectures.iter().enumerate() {
+) -> Result<(Vec<Loaded<O>>, Inventory), EngineError>
+where
+    ModelWeights<O>: Send,
+    for<'a> Assembly<'a, O>: Send,
+{
+    let device = operations.first().map(Operations::device_name).unwrap_or_default();
+    let mut ranks = Vec::with_capacity(operations.len());
+    let parts = shapes.architectures.iter().zip(&shapes.vocabulary);
+    for (operations, (architecture, vocabulary)) in operations.into_iter().zip(parts) {
         ranks.push(Loading {
-            operations: CpuOperations::on_processors(threads, rank * threads, InstructionSet::best())?,
-            assembly: Some(Assembly::of_rank(architecture, shapes.vocabulary[rank].clone())),
+            operations,
+            assembly: Some(Assembly::of_rank(architecture, vocabulary.clone())),
             weights: None,
             failed: None,
         });
@@ -198,11 +209,11 @@ fn load(
         });
         Ok(())
     });
-    let failed = |ranks: &mut Vec<Loading<'_>>| {
+    let failed = |ranks: &mut Vec<Loading<'_, O>>| {
         ranks.iter_mut().find_map(|rank| rank.failed.take()).map_or(Ok(()), Err)
     };
     failed(&mut ranks)?;
-    let inventory = streamed.map_err(|error| error_mapping::of_loading("cpu", error))?;
+    let inventory = streamed.map_err(|error| error_mapping::of_loading(&device, error))?;
     on_each(team, &mut ranks, &|_, own| {
         let Loading { operations, assembly, weights, .. } = own;
         if let Some(assembly) = assembly.take() {
@@ -216,42 +227,38 @@ fn load(
 }
 
 /// A model on the ranks of a group.
-pub struct ParallelSession {
+pub struct ParallelSession<O: Operations> {
     /// Runs a job on a thread of each rank; the first is the caller's.
     team: Team,
-    ranks: Vec<NativeSession<CpuOperations>>,
+    ranks: Vec<NativeSession<O>>,
     places: Vec<Rank>,
-    vocabulary: Vec<Range<usize>>,
     architecture: Architecture,
     inventory: Inventory,
     capabilities: Capabilities,
     /// Of the last job, rank by rank.
     outcomes: Vec<Result<(), EngineError>>,
-    /// Of the last step, rank by rank.
-    next: Vec<Vec<u32>>,
     lost: bool,
 }
 
-impl std::fmt::Debug for ParallelSession {
+impl<O: Operations> std::fmt::Debug for ParallelSession<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ParallelSession").field("ranks", &self.ranks).finish_non_exhaustive()
     }
 }
 
-impl ParallelSession {
-    /// Loads a model onto so many ranks, which share the threads.
+impl ParallelSession<CpuOperations> {
+    /// Loads a model onto so many ranks of a CPU, which share the threads.
     ///
     /// # Errors
     /// When the model cannot be split so, there are fewer threads than ranks, or the weights cannot be loaded.
-    pub fn load(
+    pub fn on_cpu(
         model: &OpenModel,
-        (dtype, kv_dtype): (Dtype, Dtype),
+        dtypes: (Dtype, Dtype),
         (ranks, threads): (usize, usize),
         block_size: usize,
         loaded: &mut dyn FnMut(Bytes),
     ) -> Result<Self, EngineError> {
-        kv_format::check(kv_dtype, model.architecture.latent.is_some())?;
-        let shapes = RankShapes::new(model, dtype, ranks)?;
+        let shapes = RankShapes::new(model, dtypes.0, ranks)?;
         if threads < ranks {
             return refuse(
                 format!("a tensor parallel group of {ranks} on {threads} threads"),
@@ -259,37 +266,85 @@ impl ParallelSession {
             );
         }
         let each = threads / ranks;
-        let mut team = Team::on_processors(ranks, 0, each).map_err(|error| EngineError::Device {
-            device: "cpu".into(),
-            detail: format!("cannot start {ranks} ranks: {error}"),
-        })?;
-        let (loaded, inventory) = load(&mut team, model, dtype, each, &shapes, loaded)?;
+        let on_own = |rank| CpuOperations::on_processors(each, rank * each, InstructionSet::best());
+        let operations = (0..ranks).map(on_own).collect::<Result<_, _>>()?;
+        let team = Team::on_processors(ranks, 0, each).map_err(|error| no_threads(ranks, &error))?;
+        Self::load(model, dtypes, (operations, team), shapes, block_size, loaded)
+    }
+}
+
+fn no_threads(ranks: usize, error: &std::io::Error) -> EngineError {
+    let detail = format!("cannot start {ranks} ranks: {error}");
+    EngineError::Device { device: "cpu".into(), detail }
+}
+
+#[cfg(any(test, feature = "cuda"))]
+impl<D: Device + Send> ParallelSession<CudaOperations<D>>
+where
+    NativeSession<CudaOperations<D>>: Send,
+    ModelWeights<CudaOperations<D>>: Send,
+    CudaOperations<D>: Send,
+    for<'a> Assembly<'a, CudaOperations<D>>: Send,
+{
+    /// Loads a model onto GPUs that reach each other's memory, one for each rank.
+    ///
+    /// # Errors
+    /// When the model cannot be split so, or the weights cannot be loaded.
+    pub fn on_gpus(
+        model: &OpenModel,
+        dtypes: (Dtype, Dtype),
+        operations: Vec<CudaOperations<D>>,
+        block_size: usize,
+        loaded: &mut dyn FnMut(Bytes),
+    ) -> Result<Self, EngineError> {
+        let ranks = operations.len();
+        let shapes = RankShapes::new(model, dtypes.0, ranks)?;
+        let team = Team::unpinned(ranks).map_err(|error| no_threads(ranks, &error))?;
+        Self::load(model, dtypes, (operations, team), shapes, block_size, loaded)
+    }
+}
+
+impl<O: Operations + Send> ParallelSession<O>
+where
+    NativeSession<O>: Send,
+{
+    fn load(
+        model: &OpenModel,
+        (dtype, kv_dtype): (Dtype, Dtype),
+        (operations, mut team): (Vec<O>, Team),
+        shapes: RankShapes,
+        block_size: usize,
+        loaded: &mut dyn FnMut(Bytes),
+    ) -> Result<Self, EngineError>
+    where
+        ModelWeights<O>: Send,
+        for<'a> Assembly<'a, O>: Send,
+    {
+        kv_format::check(kv_dtype, model.architecture.latent.is_some())?;
+        let ranks = operations.len();
+        let (loaded, inventory) = load(&mut team, model, dtype, operations, &shapes, loaded)?;
         let places = Rank::group(ranks);
-        let session = |(rank, (operations, weights)): (usize, Loaded)| {
-            let architecture = &shapes.architectures[rank];
+        let session = |(rank, (operations, weights)): (usize, Loaded<O>)| {
             let mut session = NativeSession::of_weights(
                 operations,
-                architecture,
+                &shapes.architectures[rank],
                 weights,
                 inventory.clone(),
                 kv_dtype,
                 block_size,
             )?;
-            let vocab = shapes.vocabulary[rank].len();
-            let widths = ModelWidths { vocab, ..ModelWidths::of(architecture) };
-            session.forward = session.forward.of_rank(places[rank].clone(), widths);
+            session.forward = session.forward.of_rank(places[rank].clone(), &shapes.vocabulary[rank]);
             Ok(session)
         };
         let sessions =
             loaded.into_iter().enumerate().map(session).collect::<Result<Vec<_>, EngineError>>()?;
-        let own = super::capabilities(&model.architecture, "cpu", true);
+        let of_rank = sessions[0].capabilities();
+        let own = super::capabilities(&model.architecture, &of_rank.device, of_rank.host_memory);
         Ok(Self {
             team,
             outcomes: (0..ranks).map(|_| Ok(())).collect(),
-            next: vec![Vec::new(); ranks],
             ranks: sessions,
             places,
-            vocabulary: shapes.vocabulary,
             architecture: model.architecture.clone(),
             inventory,
             capabilities: Capabilities { engine: EngineKind::of_ranks(ranks), ..own },
@@ -297,14 +352,20 @@ impl ParallelSession {
         })
     }
 
+    /// The operations of a rank, to plant faults in.
+    #[cfg(test)]
+    pub fn rank_mut(&mut self, rank: usize) -> &mut O {
+        &mut self.ranks[rank].operations
+    }
+
     /// The same on every rank at once.
     fn on_all(
         &mut self,
-        job: impl Fn(usize, &mut NativeSession<CpuOperations>) -> Result<(), EngineError> + Sync,
+        job: impl Fn(usize, &mut NativeSession<O>) -> Result<(), EngineError> + Sync,
     ) -> Result<(), EngineError> {
         if self.lost {
             return Err(EngineError::Device {
-                device: "cpu".into(),
+                device: self.capabilities.device.clone(),
                 detail: "a rank of the tensor parallel group failed before".into(),
             });
         }
@@ -340,7 +401,10 @@ impl ParallelSession {
     }
 }
 
-impl Session for ParallelSession {
+impl<O: Operations + Send> Session for ParallelSession<O>
+where
+    NativeSession<O>: Send,
+{
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
@@ -373,24 +437,8 @@ impl Session for ParallelSession {
     }
 
     fn next_tokens(&mut self, tokens: &mut Vec<u32>) -> Result<(), EngineError> {
-        for (rank, next) in self.ranks.iter_mut().zip(&mut self.next) {
-            next.clear();
-            rank.next_tokens(next)?;
-        }
-        for output in 0..self.next[0].len() {
-            let mut best: Option<(f32, usize)> = None;
-            for ((rank, next), rows) in self.ranks.iter().zip(&self.next).zip(&self.vocabulary) {
-                let own = next[output] as usize;
-                let Some(logit) = rank.forward.logit(&rank.operations, output, own) else { continue };
-                // The first of equal ones, as on one device.
-                if best.is_none_or(|(largest, _)| logit > largest) {
-                    best = Some((logit, rows.start + own));
-                }
-            }
-            let token = best.ok_or(EngineError::NoStepRun)?.1;
-            tokens.push(u32::try_from(token).expect("a vocabulary fits 32 bits"));
-        }
-        Ok(())
+        // All have the same.
+        self.ranks[0].next_tokens(tokens)
     }
 
     fn timeline(&mut self) -> &mut dyn Timeline {
@@ -413,7 +461,10 @@ impl Session for ParallelSession {
     }
 
     fn bytes_moved(&mut self) -> Option<Bytes> {
-        self.ranks.iter_mut().map(NativeSession::bytes_moved).try_fold(Bytes(0), |sum, own| Some(sum + own?))
+        // The ranks of a host share its memory; of GPUs each reads its own, and the first has the most.
+        let reading = if self.capabilities.host_memory { self.ranks.len() } else { 1 };
+        let mut read = self.ranks[..reading].iter_mut().map(NativeSession::bytes_moved);
+        read.try_fold(Bytes(0), |sum, own| Some(sum + own?))
     }
 
     fn experts_met(&mut self) -> Option<f64> {
@@ -431,14 +482,30 @@ impl Session for ParallelSession {
     }
 }
 
-impl SyntheticKv for ParallelSession {
+impl<O: Operations> Drop for ParallelSession<O> {
+    /// Kernels of a rank may still be at memory of another.
+    fn drop(&mut self) {
+        for rank in &mut self.ranks {
+            // A device that failed has none running.
+            let _ = rank.timeline.drain();
+        }
+    }
+}
+
+impl<O: Operations + Send> SyntheticKv for ParallelSession<O>
+where
+    NativeSession<O>: Send,
+{
     fn fill_kv(&mut self, sequence: SequenceId, positions: usize, seed: u64) -> Result<(), EngineError> {
         self.on_all(|_, session| session.fill_kv(sequence, positions, seed))
     }
 }
 
-impl StepProfiler for ParallelSession {
-    /// Times of the first rank, with the bytes of all. What it waits for the others is in the sums.
+impl<O: Operations + Send> StepProfiler for ParallelSession<O>
+where
+    NativeSession<O>: Send,
+{
+    /// Times of the first rank, with the bytes of all that share its memory. What it waits for the others is in the sums.
     fn profile(&mut self, batch: &StepBatch) -> Result<Vec<OperationTime>, EngineError> {
         self.ranks[0].check_batch(batch)?;
         let profiles: Vec<Mutex<Vec<OperationTime>>> = self.ranks.iter().map(|_| Mutex::default()).collect();
@@ -449,7 +516,7 @@ impl StepProfiler for ParallelSession {
         let mut profiles =
             profiles.into_iter().map(|own| own.into_inner().unwrap_or_else(PoisonError::into_inner));
         let mut first = profiles.next().unwrap_or_default();
-        for own in profiles {
+        for own in profiles.take(if self.capabilities.host_memory { usize::MAX } else { 0 }) {
             for (row, own) in first.iter_mut().zip(own) {
                 row.bytes = row.bytes + own.bytes;
             }

@@ -1,6 +1,6 @@
 //! The ranks of a tensor parallel group in one process, and the sum of what each of them has.
 //!
-//! Enters: values of each rank. Leaves: their sum on all of them, to the bit the same, since it is made in the order of the ranks. A rank that fails
+//! Enters: values of each rank. Leaves: all of them on each, or their sum, to the bit the same, since it is made in the order of the ranks. A rank that fails
 //! leaves the group, and no other waits for it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,8 +12,8 @@ use crate::engine::EngineError;
 /// What the ranks share.
 #[derive(Debug)]
 struct Group {
-    /// Of each rank, what it brought to this sum and to the one before: a rank may write the next while others still read the last.
-    brought: Vec<[RwLock<Vec<f32>>; 2]>,
+    /// Of each rank, what it brought to this meeting and to the one before: a rank may write the next while others still read the last.
+    brought: Vec<[RwLock<Vec<u32>>; 2]>,
     arrived: AtomicUsize,
     generation: AtomicUsize,
     /// The number of a rank that left, and 1; 0 while all are there.
@@ -25,7 +25,9 @@ struct Group {
 pub struct Rank {
     group: Arc<Group>,
     index: usize,
-    sums: usize,
+    meetings: usize,
+    /// Logits of the tokens that were found so far.
+    best: Vec<f32>,
 }
 
 impl Rank {
@@ -33,12 +35,14 @@ impl Rank {
     #[must_use]
     pub fn group(size: usize) -> Vec<Self> {
         let group = Arc::new(Group {
-            brought: (0..size).map(|_| <[RwLock<Vec<f32>>; 2]>::default()).collect(),
+            brought: (0..size).map(|_| <[RwLock<Vec<u32>>; 2]>::default()).collect(),
             arrived: AtomicUsize::new(0),
             generation: AtomicUsize::new(0),
             left: AtomicUsize::new(0),
         });
-        (0..size).map(|index| Self { group: Arc::clone(&group), index, sums: 0 }).collect()
+        (0..size)
+            .map(|index| Self { group: Arc::clone(&group), index, meetings: 0, best: Vec::new() })
+            .collect()
     }
 
     /// Which it is.
@@ -58,20 +62,64 @@ impl Rank {
     /// # Errors
     /// When a rank left the group.
     pub fn sum(&mut self, values: &mut [f32]) -> Result<(), EngineError> {
-        let turn = self.sums % 2;
-        self.sums += 1;
-        {
-            let mut own =
-                self.group.brought[self.index][turn].write().unwrap_or_else(PoisonError::into_inner);
-            own.clear();
-            own.extend_from_slice(values);
-        }
-        self.meet()?;
+        self.bring(values.iter().map(|value| value.to_bits()))?;
         values.fill(0.0);
-        for brought in &self.group.brought {
-            let brought = brought[turn].read().unwrap_or_else(PoisonError::into_inner);
-            values.iter_mut().zip(brought.iter()).for_each(|(sum, value)| *sum += value);
+        self.each_brought(|_, words| {
+            values.iter_mut().zip(words).for_each(|(sum, word)| *sum += f32::from_bits(*word));
+        });
+        Ok(())
+    }
+
+    /// Brings words to all ranks, and waits until each of them has brought its own.
+    ///
+    /// # Errors
+    /// When a rank left the group.
+    pub fn bring(&mut self, words: impl Iterator<Item = u32>) -> Result<(), EngineError> {
+        self.meetings += 1;
+        {
+            let own = &self.group.brought[self.index][self.meetings % 2];
+            let mut own = own.write().unwrap_or_else(PoisonError::into_inner);
+            own.clear();
+            own.extend(words);
         }
+        self.meet()
+    }
+
+    /// What each rank brought to the last meeting, in their order.
+    pub fn each_brought(&self, mut each: impl FnMut(usize, &[u32])) {
+        for (rank, brought) in self.group.brought.iter().enumerate() {
+            each(rank, &brought[self.meetings % 2].read().unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    /// Of each output the first largest logit of all ranks: `next` are the tokens of the rank's own part of the vocabulary, the first of which is token
+    /// `first` of all.
+    ///
+    /// # Errors
+    /// When a rank left the group.
+    pub fn first_largest(
+        &mut self,
+        first: usize,
+        next: &mut [u32],
+        logit: impl Fn(usize, usize) -> f32,
+    ) -> Result<(), EngineError> {
+        let first = u32::try_from(first).expect("a vocabulary fits 32 bits");
+        let own = next.iter().enumerate();
+        self.bring(
+            own.flat_map(|(output, token)| [logit(output, *token as usize).to_bits(), first + token]),
+        )?;
+        let mut best = std::mem::take(&mut self.best);
+        best.clear();
+        best.resize(next.len(), f32::NAN);
+        self.each_brought(|rank, words| {
+            for ((best, next), [logit, token]) in best.iter_mut().zip(&mut *next).zip(words.as_chunks().0) {
+                let logit = f32::from_bits(*logit);
+                if rank == 0 || logit > *best || best.is_nan() && !logit.is_nan() {
+                    (*best, *next) = (logit, *token);
+                }
+            }
+        });
+        self.best = best;
         Ok(())
     }
 

@@ -9,13 +9,15 @@ use std::time::Instant;
 use candle_core::{DType, Tensor};
 
 use super::device::{DeviceProbe, Extent, SPINS, memory_of, read};
+use super::links::{LinkExtent, links};
 use super::{ProbeError, last_half, spread};
 use crate::engine::native::cuda::device::{Device, KernelLaunch};
 use crate::engine::native::cuda::driver::{Direction, Driver, DriverMemory};
+use crate::engine::native::cuda::kernels::Tuning;
 use crate::engine::{Backend, DeviceChoice, DeviceOptions};
 use crate::measure::canary::Canary;
 use crate::measure::timer_checks::Check;
-use hbmark_core::result::{Ceilings, GpuCeilings, Spread};
+use hbmark_core::result::{Ceilings, GpuCeilings, LinkCeilings, Spread};
 use hbmark_core::units::{Bytes, Nanos};
 
 /// Far beyond any L2 (50 to 60 MiB on Hopper), and long enough that ramp and tail vanish.
@@ -72,6 +74,22 @@ pub fn measure_cuda(index: u32, quick: bool) -> Result<Ceilings, ProbeError> {
         ..ceilings.gpu.unwrap_or_default()
     });
     Ok(ceilings)
+}
+
+/// Bytes of sums over GPUs: of hidden states of a token in the smallest models, and of some hundred in large ones.
+const SUMS: [usize; 8] = [8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
+
+/// Measures the links between so many GPUs from one on.
+///
+/// # Errors
+/// When there are fewer, one cannot reach another, or one refuses.
+pub fn measure_links(first: u32, count: usize, quick: bool) -> Result<LinkCeilings, ProbeError> {
+    let devices = Driver::open_group(first, count)?;
+    let free = devices.iter().map(Driver::free_bytes).collect::<Result<Vec<_>, _>>()?;
+    let least = free.into_iter().map(|free| free.0).min().unwrap_or(0);
+    let bytes = usize::try_from((least / 8).min(LINK_BYTES as u64) & !0xffff).unwrap_or(LINK_BYTES);
+    let extent = LinkExtent { bytes, sums: &SUMS, runs: if quick { 5 } else { 15 } };
+    links(devices, &extent, Tuning::default())
 }
 
 /// Rates by dtype.

@@ -75,10 +75,29 @@ impl<D: Device> DeviceProbe<D> {
     /// When memory runs out or the device refuses.
     pub fn pattern(&mut self, bytes: usize) -> Result<D::Memory, EngineError> {
         let memory = self.device.allocate(bytes)?;
-        let blocks = self.device.multiprocessors() * 8;
-        self.device.launch(&write(&memory_of::<D>(&memory), blocks))?;
-        self.device.synchronise()?;
+        self.fill(&memory)?;
         Ok(memory)
+    }
+
+    /// As [`Self::pattern`], in memory that the other devices of a group reach.
+    ///
+    /// # Errors
+    /// As [`Self::pattern`].
+    pub fn shared_pattern(&mut self, bytes: usize) -> Result<D::Memory, EngineError> {
+        let memory = self.device.allocate_shared(bytes)?;
+        self.fill(&memory)?;
+        Ok(memory)
+    }
+
+    fn fill(&mut self, memory: &D::Memory) -> Result<(), EngineError> {
+        let blocks = self.device.multiprocessors() * 8;
+        self.device.launch(&write(&memory_of::<D>(memory), blocks))?;
+        self.device.synchronise()
+    }
+
+    /// The device, for other work.
+    pub fn into_device(self) -> D {
+        self.device
     }
 
     /// Seconds of device time of each of `runs` launches, behind one that is not counted.
@@ -99,7 +118,7 @@ impl<D: Device> DeviceProbe<D> {
     }
 
     /// Rates of a kernel that moves `bytes` over the block counts, best median, and the blocks of a multiprocessor that gave it.
-    fn best(
+    pub(super) fn best(
         &mut self,
         extent: &Extent,
         bytes: f64,
@@ -119,7 +138,7 @@ impl<D: Device> DeviceProbe<D> {
     }
 
     /// As [`Self::best`] for a kernel that adds all words it reads to the one at its second argument; each sum is checked.
-    fn best_read(
+    pub(super) fn best_read(
         &mut self,
         extent: &Extent,
         kernel: &'static str,

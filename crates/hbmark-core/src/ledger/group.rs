@@ -21,7 +21,8 @@ use std::fmt;
 pub use part::{Stage, TensorPart, stages, tensor_parts};
 pub use predict::predict_group;
 
-use crate::model::{Architecture, Inventory, Mixer, Role};
+use super::Ledger;
+use crate::model::{Architecture, Dtype, Inventory, Mixer, Role};
 
 /// How many GPUs hold a model together, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +73,23 @@ impl fmt::Display for Group {
             words.push("expert parallel".to_owned());
         }
         f.write_str(&words.join(", "))
+    }
+}
+
+impl Ledger {
+    /// The ledger of the first of so many GPUs that share each layer, whose part is the largest.
+    ///
+    /// # Errors
+    /// When no engine would start the model on such a group.
+    pub fn of_first_rank(
+        architecture: &Architecture,
+        inventory: &Inventory,
+        kv_dtype: Dtype,
+        ranks: usize,
+    ) -> Result<Self, GroupError> {
+        let of_ranks = stages(architecture, inventory, Group { tensor: ranks, ..Group::ONE }, 0)?;
+        let [stage] = &of_ranks[..] else { unreachable!("one stage") };
+        Ok(Self::new(&stage.architecture, &stage.inventory, kv_dtype))
     }
 }
 

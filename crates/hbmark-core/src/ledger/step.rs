@@ -402,7 +402,13 @@ impl Ledger {
             None => ranks.div_ceil(a.kv_heads.max(1)),
         };
         let kept = times(self.kept(shape.positions_after()), shape.batch as u64);
-        times(kept, copies as u64 - 1) + times(Bytes(self.table_bytes), ranks as u64 - 1)
+        times(kept, copies as u64 - 1) + self.rest_of_table(ranks)
+    }
+
+    /// What is the rest of the embedding where so many ranks have parts of it like this one's: our engine keeps all of it on each.
+    #[must_use]
+    pub fn rest_of_table(&self, ranks: usize) -> Bytes {
+        times(Bytes(self.table_bytes), ranks as u64 - 1)
     }
 
     /// Bytes of one activation: engines with an f32 cache keep f32, all others 16 bits.

@@ -12,7 +12,7 @@ use super::cause::Cause;
 use crate::units::Bytes;
 
 /// A measured rate: the best configuration's median, and its lowest and highest repetition.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Spread {
     pub median: f64,
     pub low: f64,
@@ -95,6 +95,27 @@ pub struct GpuCeilings {
     /// Copies over the bus, from and to pinned memory of the host.
     pub host_to_device_bytes_per_s: Option<Spread>,
     pub device_to_host_bytes_per_s: Option<Spread>,
+}
+
+/// What the links between the GPUs of a machine give.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct LinkCeilings {
+    /// Reads by kernels of the GPU of the row in memory of the GPU of the column, one pair at a time; null for its own.
+    pub read_bytes_per_s: Vec<Vec<Option<Spread>>>,
+    /// Writes likewise.
+    pub write_bytes_per_s: Vec<Vec<Option<Spread>>>,
+    /// Sums over all of these GPUs as a tensor parallel step makes them, from a graph.
+    pub all_reduce: Vec<AllReduceTime>,
+}
+
+/// The time of a sum over GPUs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct AllReduceTime {
+    /// Of the sum, in f32.
+    pub bytes: Bytes,
+    /// Each GPU reads the sums of all others whole; otherwise a part, and the finished parts of the others.
+    pub one_shot: bool,
+    pub time_ns: Spread,
 }
 
 /// One row of the datasheet table, `models/devices.toml`.

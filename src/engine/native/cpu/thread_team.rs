@@ -153,6 +153,14 @@ impl Team {
         Self::on_processors(members, 0, 1)
     }
 
+    /// As [`Self::new`], wherever the system runs them.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn unpinned(members: usize) -> std::io::Result<Self> {
+        Self::on_processors(members, 0, usize::MAX / members.max(1))
+    }
+
     /// As [`Self::new`], on every `apart`-th processor from the `first` on of those that this process may use.
     ///
     /// # Errors

@@ -64,6 +64,9 @@ pub(super) struct CublasLt {
     handle: CublasHandle<sys::cublasLtHandle_t>,
 }
 
+// SAFETY: the library's handles belong to no thread, and whoever has them is the only one that uses them.
+unsafe impl Send for CublasLt {}
+
 impl Debug for CublasLt {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.debug_struct("Library").field("plans", &self.plans.len()).finish_non_exhaustive()

@@ -78,6 +78,13 @@ pub trait Device: std::fmt::Debug {
     /// # Errors
     /// When there is no more, or while a graph is recorded.
     fn allocate(&mut self, bytes: usize) -> Result<Self::Memory, EngineError>;
+    /// Memory with undefined contents that the other devices of a group reach by its address.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    fn allocate_shared(&mut self, bytes: usize) -> Result<Self::Memory, EngineError> {
+        self.allocate(bytes)
+    }
     /// Where kernels find it.
     fn address(memory: &Self::Memory) -> u64;
     /// Its size.

@@ -5,11 +5,9 @@
 //! recorded graphs keep those edges.
 #![expect(unsafe_code, reason = "launching kernels by name with arguments by value has no safe form")]
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{
     CudaContext, CudaFunction, CudaGraph, CudaModule, CudaSlice, CudaStream, DevicePtr, DriverError,
@@ -31,8 +29,9 @@ macro_rules! kernels {
 }
 
 /// The compiled kernels, each file with what the names of its kernels begin with.
-const MODULES: [(&[&str], &[u8]); 18] = [
+const MODULES: [(&[&str], &[u8]); 19] = [
     (&["add_normed"], kernels!("add_normed")),
+    (&["all_reduce", "reduce_slice", "gather_slices", "first_of_ranks"], kernels!("all_reduce")),
     (&["decode_attention"], kernels!("decode_attention")),
     (&["embed"], kernels!("embed")),
     (&["experts_"], kernels!("experts")),
@@ -72,8 +71,19 @@ pub struct DriverMemory {
     address: u64,
 }
 
+impl Drop for DriverMemory {
+    /// A thread with memory of several devices frees it on the device that has it.
+    fn drop(&mut self) {
+        // A device that failed has lost the memory, too.
+        let _ = self.slice.context().bind_to_thread();
+    }
+}
+
 /// A recorded graph, ready to launch.
 pub struct DriverGraph(CudaGraph);
+
+// SAFETY: the driver's handles belong to no thread, and whoever has a graph is the only one that uses it.
+unsafe impl Send for DriverGraph {}
 
 impl std::fmt::Debug for DriverGraph {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -97,9 +107,9 @@ pub struct Driver {
     reads_pageable: bool,
     recording: bool,
     /// Where tokens arrive, without the driver's detour for pageable memory; there from the first download on.
-    arrivals: Rc<RefCell<Option<PinnedHostSlice<u8>>>>,
+    arrivals: Arc<Mutex<Option<PinnedHostSlice<u8>>>>,
     /// Opened by the first product.
-    products: Rc<RefCell<Option<CublasLt>>>,
+    products: Arc<Mutex<Option<CublasLt>>>,
 }
 
 impl Driver {
@@ -140,10 +150,66 @@ impl Driver {
             dependent_launch: major >= 9,
             reads_pageable,
             recording: false,
-            arrivals: Rc::default(),
-            products: Rc::default(),
+            arrivals: Arc::default(),
+            products: Arc::default(),
             name,
         })
+    }
+
+    /// Opens the devices of a group, each of which reaches the memory of the others.
+    ///
+    /// # Errors
+    /// When there are fewer, they are not of one kind, or one cannot reach another.
+    pub fn open_group(first: u32, count: usize) -> Result<Vec<Self>, EngineError> {
+        let last = u32::try_from(count).map_or(u32::MAX, |count| first.saturating_add(count - 1));
+        cuda::require(last, &format!("cuda:{last}"))?;
+        let group: Vec<Self> = (first..=last).map(Self::open).collect::<Result<_, _>>()?;
+        for device in &group {
+            device.reach(&group)?;
+        }
+        Ok(group)
+    }
+
+    /// Checks that the devices of a group are of one kind, and lets kernels of this one touch the memory of the others.
+    fn reach(&self, group: &[Self]) -> Result<(), EngineError> {
+        let failed = |error: DriverError| self.failed(error);
+        self.context.bind_to_thread().map_err(failed)?;
+        let kind = |device: &Self| device.context.name().map_err(failed);
+        let refuse = |what: String, why: &str| EngineError::Unsupported {
+            engine: crate::engine::native::NAME.into(),
+            what,
+            why: why.into(),
+        };
+        for other in group.iter().filter(|other| other.name != self.name) {
+            let (own_kind, other_kind) = (kind(self)?, kind(other)?);
+            if own_kind != other_kind {
+                let what = format!("a group of {} ({own_kind}) and {} ({other_kind})", self.name, other.name);
+                return Err(refuse(what, "its GPUs must be alike; choose them by CUDA_VISIBLE_DEVICES"));
+            }
+            let mut reaches = 0;
+            // SAFETY: both are devices of open contexts; the answer is written before it is read.
+            unsafe {
+                sys::cuDeviceCanAccessPeer(
+                    &raw mut reaches,
+                    self.context.cu_device(),
+                    other.context.cu_device(),
+                )
+            }
+            .result()
+            .map_err(failed)?;
+            if reaches == 0 {
+                return Err(refuse(
+                    format!("a group of {} and {}", self.name, other.name),
+                    "one cannot access the memory of the other (`nvidia-smi topo -p2p r` says why); sums need NVLink, or PCIe with peer access",
+                ));
+            }
+            // SAFETY: the context of this device is current, and the other one is open.
+            let enabled = unsafe { sys::cuCtxEnablePeerAccess(other.context.cu_ctx(), 0) };
+            if enabled != sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED {
+                enabled.result().map_err(failed)?;
+            }
+        }
+        Ok(())
     }
 
     /// Free memory.
@@ -263,7 +329,7 @@ impl Driver {
     /// Copies few bytes from an address of a live allocation, which reaches so far.
     fn download_pinned(&mut self, from: u64, target: &mut [u8]) -> Result<(), EngineError> {
         let shared = self.arrivals.clone();
-        let mut arrivals = shared.borrow_mut();
+        let mut arrivals = shared.lock().unwrap_or_else(PoisonError::into_inner);
         if arrivals.is_none() {
             // SAFETY: it is written whole below, before anything of it is read.
             let memory = unsafe { self.context.alloc_pinned_with_flags::<u8>(ARRIVAL_BYTES, 0) };
@@ -323,6 +389,11 @@ impl Device for Driver {
         let slice = unsafe { self.stream.alloc::<u8>(bytes.max(1)) }.map_err(|error| self.failed(error))?;
         let address = slice.device_ptr(&self.stream).0;
         Ok(DriverMemory { slice, address })
+    }
+
+    fn allocate_shared(&mut self, bytes: usize) -> Result<DriverMemory, EngineError> {
+        // Memory of a pool would have to be opened to each of the others.
+        self.allocate_outside_pool(bytes)
     }
 
     fn address(memory: &DriverMemory) -> u64 {
@@ -395,7 +466,7 @@ impl Device for Driver {
 
     fn multiply(&mut self, product: &Gemm, operands: &GemmOperands) -> Result<(), EngineError> {
         self.context.bind_to_thread().map_err(|error| self.failed(error))?;
-        let mut library = self.products.borrow_mut();
+        let mut library = self.products.lock().unwrap_or_else(PoisonError::into_inner);
         if library.is_none() {
             *library = Some(CublasLt::open(&self.stream, &self.name)?);
         }

@@ -6,11 +6,10 @@
 #![expect(unsafe_code, reason = "hands kernels that are compiled as C++ the addresses of its memory")]
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::NonNull;
-use std::rc::{Rc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::device::{Argument, Device, Gemm, GemmOperands, KernelLaunch, MAX_GRID_YZ};
 use super::device_matrix::KernelFormat;
@@ -28,23 +27,21 @@ const SHARED_BYTES: usize = 227 << 10;
 /// Threads of a block. *Source*: the same table.
 const MAX_THREADS: u32 = 1024;
 
-thread_local! {
-    /// Allocations of this host thread that are not freed: their addresses and sizes.
-    static LIVE: RefCell<BTreeMap<u64, usize>> = const { RefCell::new(BTreeMap::new()) };
-}
+/// Allocations of a device that are not freed: their addresses and sizes.
+#[derive(Debug, Clone, Default)]
+struct Live(Arc<Mutex<BTreeMap<u64, usize>>>);
 
-/// Whether so many bytes from an address on lie in one allocation that is not freed.
-fn holds(address: u64, bytes: usize) -> bool {
-    LIVE.with_borrow(|live| {
+impl Live {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether so many bytes from an address on lie in one of them.
+    fn holds(&self, address: u64, bytes: usize) -> bool {
+        let live = self.lock();
         let below = live.range(..=address).next_back();
         below.is_some_and(|(start, size)| address + bytes as u64 <= start + *size as u64)
-    })
-}
-
-/// Bytes of the allocations of this host thread that are not freed.
-#[must_use]
-pub fn live_bytes() -> usize {
-    LIVE.with_borrow(|live| live.values().sum())
+    }
 }
 
 /// An allocation between two guards.
@@ -52,7 +49,11 @@ pub fn live_bytes() -> usize {
 pub struct EmulatedMemory {
     start: NonNull<u8>,
     bytes: usize,
+    live: Live,
 }
+
+// SAFETY: nothing but this has the allocation, and kernels, which run while somebody holds the device.
+unsafe impl Send for EmulatedMemory {}
 
 impl EmulatedMemory {
     fn layout(bytes: usize) -> Layout {
@@ -60,15 +61,15 @@ impl EmulatedMemory {
             .expect("a test's memory is far below the address space")
     }
 
-    fn new(bytes: usize) -> Self {
+    fn new(bytes: usize, live: &Live) -> Self {
         let layout = Self::layout(bytes);
         // SAFETY: the size is not zero: there are guards.
         let start = unsafe { alloc(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
         // SAFETY: as many bytes were allocated.
         unsafe { start.as_ptr().write_bytes(POISON, layout.size()) };
-        let memory = Self { start, bytes };
-        LIVE.with_borrow_mut(|live| live.insert(memory.address() as u64, bytes));
+        let memory = Self { start, bytes, live: live.clone() };
+        live.lock().insert(memory.address() as u64, bytes);
         memory
     }
 
@@ -93,7 +94,7 @@ impl EmulatedMemory {
 impl Drop for EmulatedMemory {
     fn drop(&mut self) {
         let sound = self.is_sound();
-        LIVE.with_borrow_mut(|live| live.remove(&(self.address() as u64)));
+        self.live.lock().remove(&(self.address() as u64));
         // SAFETY: allocated with this layout.
         unsafe { dealloc(self.start.as_ptr(), Self::layout(self.bytes)) };
         assert!(
@@ -140,7 +141,8 @@ pub struct Emulated {
     pub multiprocessors: u32,
     /// As [`Device::shared_bytes`].
     pub shared_bytes: usize,
-    modules: Rc<Modules>,
+    modules: Arc<Modules>,
+    live: Live,
     /// `Err` when something failed since: the recording is void.
     recording: Option<Result<Vec<GraphNode>, String>>,
     /// Whether launches are checked and not run.
@@ -161,13 +163,27 @@ impl Emulated {
             random: seed,
             multiprocessors: 2,
             shared_bytes: SHARED_BYTES,
-            modules: Rc::new(Modules),
+            modules: Arc::new(Modules),
+            live: Live::default(),
             recording: None,
             only_checks: false,
             fails_in: None,
             launches: 0,
             replays: 0,
         }
+    }
+
+    /// Devices that reach each other's memory.
+    #[must_use]
+    pub fn group(count: u64) -> Vec<Self> {
+        let live = Live::default();
+        (0..count).map(|seed| Self { live: live.clone(), ..Self::new(seed) }).collect()
+    }
+
+    /// Bytes of its allocations, and of those of its group, that are not freed.
+    #[must_use]
+    pub fn live_bytes(&self) -> usize {
+        self.live.lock().values().sum()
     }
 
     fn failed(detail: impl Into<String>) -> EngineError {
@@ -194,7 +210,7 @@ impl Emulated {
         }
         for argument in &launch.arguments {
             if let Argument::Address(address @ 1..) = argument
-                && !holds(*address, 1)
+                && !self.live.holds(*address, 1)
             {
                 return Err(Self::failed(format!("{}: an argument points to freed memory", launch.kernel)));
             }
@@ -267,12 +283,12 @@ impl Emulated {
         match work {
             GraphNode::KernelLaunch(launch) => self.run(launch),
             GraphNode::Gemm(..) if self.only_checks => Ok(()),
-            GraphNode::Gemm(product, operands) => Self::product(product, operands),
+            GraphNode::Gemm(product, operands) => self.product(product, operands),
         }
     }
 
     /// A product, term by term.
-    fn product(product: &Gemm, operands: &GemmOperands) -> Result<(), EngineError> {
+    fn product(&self, product: &Gemm, operands: &GemmOperands) -> Result<(), EngineError> {
         let Gemm { format, rows, outputs, columns, bias, accumulate } = *product;
         let widen: fn(u16) -> f32 = match format {
             KernelFormat::Bf16 => |bits| half::bf16::from_bits(bits).to_f32(),
@@ -285,7 +301,7 @@ impl Emulated {
             (operands.out, 4 * rows * outputs),
             (operands.bias, if bias { 4 * outputs } else { 0 }),
         ];
-        if sides.iter().any(|(address, bytes)| *bytes > 0 && !holds(*address, *bytes)) {
+        if sides.iter().any(|(address, bytes)| *bytes > 0 && !self.live.holds(*address, *bytes)) {
             return Err(Self::failed("a side of a product reaches beyond its memory"));
         }
         // SAFETY: all of it lies in allocations that are alive, checked above, and nothing else uses them meanwhile; out is no other side.
@@ -341,7 +357,7 @@ impl Device for Emulated {
 
     fn allocate(&mut self, bytes: usize) -> Result<EmulatedMemory, EngineError> {
         self.not_recorded(&format!("an allocation of {bytes} bytes"))?;
-        Ok(EmulatedMemory::new(bytes))
+        Ok(EmulatedMemory::new(bytes, &self.live))
     }
 
     fn address(memory: &EmulatedMemory) -> u64 {
@@ -388,7 +404,7 @@ impl Device for Emulated {
     fn end_capture(&mut self) -> Result<EmulatedGraph, EngineError> {
         let recorded = self.recording.take().ok_or_else(|| Self::failed("no graph is being recorded"))?;
         let nodes = recorded.map_err(|why| Self::failed(format!("the recording is void: {why}")))?;
-        Ok(EmulatedGraph { nodes, modules: Rc::downgrade(&self.modules) })
+        Ok(EmulatedGraph { nodes, modules: Arc::downgrade(&self.modules) })
     }
 
     fn replay(&mut self, graph: &EmulatedGraph) -> Result<(), EngineError> {

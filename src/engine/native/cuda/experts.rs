@@ -395,6 +395,8 @@ pub struct ExpertDown<'a, D: Device> {
     /// `[rows · per row + rows, width]` f32.
     pub parts: u64,
     pub hidden: &'a DeviceTensor<D>,
+    /// What the sums are added to: the hidden states, or a rank's part of a sum of their shape.
+    pub into: u64,
     /// Room for the prepared rows.
     pub prepared: u64,
 }
@@ -405,7 +407,7 @@ impl<D: Device> ExpertDown<'_, D> {
     /// # Errors
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
-        let Self { plan, inner, experts, work, real_rows, parts, hidden, prepared } = self;
+        let Self { plan, inner, experts, work, real_rows, parts, hidden, into, prepared } = self;
         let (shape, weights) = (&experts.shape, &experts.routed[0].down);
         let shared = experts.shared.as_ref().map(|shared| &shared.down);
         let shared_fits = shared.map_or(shape.shared_width == 0, |shared| {
@@ -463,7 +465,7 @@ impl<D: Device> ExpertDown<'_, D> {
             shared_bytes: 0,
             arguments: vec![
                 Address(*parts),
-                Address(D::address(&hidden.memory)),
+                Address(*into),
                 Address(*work),
                 Address(*real_rows),
                 size(plan.rows),

@@ -3,6 +3,8 @@
 //! Enters: device memory with its shapes. Leaves: a [`KernelLaunch`] on a device, and the bytes of weights and KV that it reads and writes. The formulas
 //! of the kernels, and what their arguments mean, are in the sources under `kernels/`.
 
+use std::time::Duration;
+
 use Argument::{Address, F32, I32, U64};
 
 use super::device::{Argument, Device, KernelLaunch, MAX_GRID_YZ};
@@ -58,6 +60,11 @@ pub struct Tuning {
     pub min_widened_rows: usize,
     /// Rows of a sequence from which attention goes to the tensor cores, where heads and cache allow.
     pub min_prefill_rows: usize,
+    /// Bytes of a sum over two to four ranks that each of them reads whole from all; half as many over more. *Source*: vLLM's custom all-reduce changes
+    /// over at the same sizes.
+    pub max_one_shot_bytes: usize,
+    /// How long the kernels of a rank wait for another rank's: longer than it takes to record a graph or to load a kernel.
+    pub rank_patience: Duration,
 }
 
 impl Default for Tuning {
@@ -69,6 +76,8 @@ impl Default for Tuning {
             min_library_rows: 65,
             min_widened_rows: 33,
             min_prefill_rows: 2,
+            max_one_shot_bytes: 512 << 10,
+            rank_patience: Duration::from_secs(30),
         }
     }
 }

@@ -22,6 +22,7 @@ use super::latent::{
     DeviceRows, FinishLatent, HeadProduct, LatentAttention, LatentCut, LatentDown,
     MAX_WIDTH as MAX_LATENT_WIDTH, TurnQueries,
 };
+use super::peers::{Exchange, NO_TOKEN};
 use super::step::{Pool, Scratch, StepState};
 use super::tensor_core_linear::{self, TiledWorkspace};
 use crate::engine::native::operations::{
@@ -29,6 +30,7 @@ use crate::engine::native::operations::{
     FusedLayout, Gate, LatentWeights, LinearPart, Operations, PoolShape, StepLaunch,
 };
 use crate::engine::native::ragged_batch::Rows;
+use crate::engine::native::ranks::Rank;
 use crate::engine::native::rope::RopeTables;
 use crate::engine::native::{kv_format, random_kv};
 use crate::engine::{EngineError, Timeline};
@@ -150,6 +152,9 @@ pub struct CudaOperations<D: Device> {
     tuning: Tuning,
     step: StepState<D>,
     workspace: Workspace<D>,
+    /// Of a rank of a tensor parallel group, and how many ranks that has.
+    exchange: Exchange<D>,
+    ranks: usize,
     /// What the last operation left for the next.
     rounded: Option<Rounded>,
     /// Rows that every linear layer takes at once.
@@ -188,6 +193,8 @@ impl<D: Device> CudaOperations<D> {
             tuning,
             step: StepState::default(),
             workspace: Workspace::default(),
+            exchange: Exchange::default(),
+            ranks: 1,
             rounded: None,
             known: HashMap::new(),
             at_once: TILED_AT_ONCE,
@@ -556,6 +563,10 @@ impl<D: Device> Operations for CudaOperations<D> {
             drop(self.device.end_capture());
             self.known.remove(&key);
         }
+        if self.ranks > 1 {
+            self.exchange.reset();
+            self.known.clear();
+        }
         if self.workspace.to_norm.memory().is_some() {
             // Sums that nobody normed are no zeros.
             self.workspace.to_norm = Scratch::default();
@@ -810,7 +821,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         {
             (workspace.prepared, workspace.ready) = (self.workspace.rounded.address(), true);
         }
-        let mut into = D::address(&hidden.memory);
+        let mut into = self.exchange.take_begun().unwrap_or_else(|| D::address(&hidden.memory));
         if norm.is_some() {
             self.grow(|space| &mut space.to_norm, 4 * rows.len() * weights.outputs, &[0])?;
             into = self.workspace.to_norm.address();
@@ -916,6 +927,7 @@ impl<D: Device> Operations for CudaOperations<D> {
             real_rows: self.step.real_rows(),
             parts: self.workspace.expert_parts.address(),
             hidden,
+            into: self.exchange.take_begun().unwrap_or_else(|| D::address(&hidden.memory)),
             prepared: self.workspace.prepared.address(),
         };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
@@ -990,8 +1002,47 @@ impl<D: Device> Operations for CudaOperations<D> {
             self.next_bytes.resize(4 * self.outputs, 0);
             self.device.download(memory, 0, &mut self.next_bytes)?;
             next.extend(self.next_bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)));
+            if self.ranks > 1 && next.contains(&NO_TOKEN) {
+                self.exchange.check(&mut self.device, self.ranks)?;
+            }
         }
         Ok(())
+    }
+
+    fn begin_sum(
+        &mut self,
+        rows: &Rows,
+        rank: &mut Rank,
+        hidden: &mut DeviceTensor<D>,
+    ) -> Result<(), EngineError> {
+        self.ranks = rank.size();
+        let (floats, outputs) = (rows.len() * hidden.width, rows.outputs.len());
+        if self.exchange.begin(&mut self.device, rank, floats, outputs)? {
+            self.known.clear();
+        }
+        Ok(())
+    }
+
+    fn all_reduce(
+        &mut self,
+        rows: &Rows,
+        rank: &mut Rank,
+        hidden: &mut DeviceTensor<D>,
+    ) -> Result<(), EngineError> {
+        self.exchange.all_reduce(&mut self.device, rank, self.tuning, rows.len(), hidden)
+    }
+
+    fn first_of_ranks(
+        &mut self,
+        rows: &Rows,
+        rank: &mut Rank,
+        first: usize,
+        logits: &DeviceTensor<D>,
+        _next: &mut Vec<u32>,
+    ) -> Result<(), EngineError> {
+        let outputs = (rows.outputs.len(), logits);
+        let next = self.workspace.next.address();
+        self.exchange.first_of_ranks(&mut self.device, rank, self.tuning, outputs, next, first)
     }
 
     fn device_name(&self) -> String {
@@ -1008,6 +1059,7 @@ impl<D: Device> Operations for CudaOperations<D> {
     fn read(&mut self, buffer: &DeviceTensor<D>, rows: usize) -> Result<Vec<Vec<f32>>, EngineError> {
         let mut bytes = vec![0; 4 * rows * buffer.width];
         self.device.download(&buffer.memory, 0, &mut bytes)?;
+        self.exchange.check(&mut self.device, self.ranks)?;
         let values: Vec<f32> = bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect();
         Ok(values.chunks_exact(buffer.width.max(1)).map(<[f32]>::to_vec).collect())
     }

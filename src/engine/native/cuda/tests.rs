@@ -16,6 +16,8 @@ mod latent;
 mod launches;
 #[cfg(debug_assertions)]
 mod operations;
+#[cfg(debug_assertions)]
+mod ranks;
 
 /// Splits of 16 positions and little shared memory: the paths of long contexts and wide layers, on tiny models.
 #[cfg(debug_assertions)]
@@ -26,4 +28,6 @@ const SMALL: super::kernels::Tuning = super::kernels::Tuning {
     min_library_rows: usize::MAX,
     min_widened_rows: usize::MAX,
     min_prefill_rows: usize::MAX,
+    max_one_shot_bytes: 2 << 10,
+    rank_patience: std::time::Duration::from_secs(30),
 };

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::super::emulator::{Emulated, live_bytes};
+use super::super::emulator::Emulated;
 use super::super::kernels::Tuning;
 use super::super::operations::CudaOperations;
 use super::SMALL;
@@ -447,12 +447,11 @@ fn the_memory_of_a_prefill_is_what_is_predicted() {
         ("qwen3", Dtype::Q4_0),
     ] {
         for (sequences, length) in [(1, 4096), (5, 700), (33, 100)] {
-            let before = live_bytes();
             let mut session = checked_only(name, dtype);
             let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
             let prompts = vec![tokens(length, 1); sequences];
             session.step(&StepBatch::uniform(SequenceId(0), &prompts, 0)).unwrap();
-            let taken = live_bytes() - before;
+            let taken = session.operations.device().live_bytes();
             let predicted = ledger.native_gpu_memory(StepShape::prefill(sequences, length), dtype);
             // The emulated library has no workspace.
             let by_library = matches!(dtype, Dtype::Bf16 | Dtype::F16 | Dtype::Q8_0 | Dtype::Q4_0);

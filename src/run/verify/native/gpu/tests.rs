@@ -15,6 +15,8 @@ const SMALL: Tuning = Tuning {
     min_library_rows: usize::MAX,
     min_widened_rows: usize::MAX,
     min_prefill_rows: 2,
+    max_one_shot_bytes: 2 << 10,
+    rank_patience: std::time::Duration::from_secs(30),
 };
 
 #[test]

@@ -1,0 +1,235 @@
+//! Sums over the GPUs of a tensor parallel group, by kernels that read each other's memory (`kernels/all_reduce.cu`).
+//!
+//! Enters: what a rank adds to a sum, where [`Exchange::begin`] says. Leaves: the hidden states with what all ranks added, and the token with the
+//! largest logit of all. Nothing of it passes the host, so that a step of a rank is still one graph. All ranks launch the same kernels in the same
+//! order; a rank that does not come is given up after [`Tuning::rank_patience`], and no other waits for it then.
+
+use Argument::{Address, U64};
+
+use super::device::{Argument, Device, KernelLaunch};
+use super::kernels::{DeviceTensor, THREADS, Tuning, launch_mismatch, size, word};
+use crate::engine::EngineError;
+use crate::engine::native::MAX_GPU_RANKS;
+use crate::engine::native::ranks::Rank;
+
+/// Words in front of everything else, and which of them says that a rank was lost.
+const WORDS: usize = 64;
+const LOST: usize = MAX_GPU_RANKS + 2;
+
+/// What `first_of_ranks` leaves in place of a token where a rank was lost.
+pub const NO_TOKEN: u32 = u32::MAX;
+
+/// Bytes of an exchange for sums of so many floats, and so many outputs.
+#[must_use]
+pub fn exchange_bytes(floats: usize, outputs: usize) -> usize {
+    4 * WORDS + 8 * outputs.next_multiple_of(2) + 2 * 4 * floats.next_multiple_of(4)
+}
+
+/// What a rank shares with the others.
+#[derive(Debug)]
+struct Shared<D: Device> {
+    memory: D::Memory,
+    /// Where that of each rank lies.
+    addresses: D::Memory,
+}
+
+/// The memory through which a rank meets the others.
+#[derive(Debug)]
+pub struct Exchange<D: Device> {
+    shared: Option<Shared<D>>,
+    floats: usize,
+    outputs: usize,
+    /// Of the two sums the one that comes next.
+    slot: usize,
+    /// Where the sum that was begun is made.
+    begun: Option<u64>,
+}
+
+impl<D: Device> Default for Exchange<D> {
+    fn default() -> Self {
+        Self { shared: None, floats: 0, outputs: 0, slot: 0, begun: None }
+    }
+}
+
+impl<D: Device> Exchange<D> {
+    /// Begins a sum of hidden states, and sees to it that all ranks have room for it and for the outputs of the step. Says whether something has moved,
+    /// so that what was recorded before is void.
+    ///
+    /// # Errors
+    /// When memory runs out, the device fails, or a rank left the group.
+    pub fn begin(
+        &mut self,
+        device: &mut D,
+        rank: &mut Rank,
+        floats: usize,
+        outputs: usize,
+    ) -> Result<bool, EngineError> {
+        let moved = floats > self.floats || outputs > self.outputs || self.shared.is_none();
+        if moved {
+            self.grow(device, rank, floats, outputs)?;
+        }
+        self.begun = self.shared.as_ref().map(|shared| D::address(&shared.memory) + self.sum_at(self.slot));
+        Ok(moved)
+    }
+
+    /// Where the sum that was begun is made, once.
+    pub fn take_begun(&mut self) -> Option<u64> {
+        self.begun.take()
+    }
+
+    /// Begins anew with the next sum: what a step that failed left there is no zeros. Kernels of others may still write to the memory.
+    pub fn reset(&mut self) {
+        (self.floats, self.outputs, self.begun) = (0, 0, None);
+    }
+
+    /// All ranks come here in the same step, with the same sizes.
+    fn grow(
+        &mut self,
+        device: &mut D,
+        rank: &mut Rank,
+        floats: usize,
+        outputs: usize,
+    ) -> Result<(), EngineError> {
+        // No kernel of any rank touches the old memory any more.
+        device.synchronise()?;
+        rank.bring(std::iter::empty())?;
+        self.shared = None;
+        self.slot = 0;
+        self.floats = self.floats.max(floats).next_power_of_two();
+        self.outputs = self.outputs.max(outputs).next_power_of_two();
+        let bytes = exchange_bytes(self.floats, self.outputs);
+        let memory = device.allocate_shared(bytes)?;
+        device.upload(&memory, 0, &vec![0; bytes])?;
+        device.synchronise()?;
+        let own = D::address(&memory);
+        let mut table = Vec::with_capacity(8 * rank.size());
+        rank.bring([own as u32, (own >> 32) as u32].into_iter())?;
+        rank.each_brought(|_, words| table.extend(words.iter().flat_map(|word| word.to_le_bytes())));
+        let addresses = device.allocate(table.len())?;
+        device.upload(&addresses, 0, &table)?;
+        self.shared = Some(Shared { memory, addresses });
+        Ok(())
+    }
+
+    /// Whether every rank reads all of a sum itself.
+    #[must_use]
+    pub fn is_one_shot(ranks: usize, floats: usize, tuning: Tuning) -> bool {
+        ranks == 2 || 4 * floats <= tuning.max_one_shot_bytes / if ranks > 4 { 2 } else { 1 }
+    }
+
+    fn keys_at() -> u64 {
+        4 * WORDS as u64
+    }
+
+    fn sum_at(&self, slot: usize) -> u64 {
+        (exchange_bytes(slot * self.floats / 2, self.outputs)) as u64
+    }
+
+    fn launch(
+        &self,
+        device: &mut D,
+        rank: &Rank,
+        tuning: Tuning,
+        (kernel, blocks): (&str, u32),
+        rest: &[Argument],
+    ) -> Result<(), EngineError> {
+        let Some(shared) = &self.shared else {
+            return launch_mismatch(device, kernel, "no sum was begun".into());
+        };
+        let mut arguments = vec![
+            Address(D::address(&shared.addresses)),
+            size(rank.index()),
+            size(rank.size()),
+            U64(u64::try_from(tuning.rank_patience.as_nanos()).unwrap_or(u64::MAX)),
+        ];
+        arguments.extend(rest);
+        device.launch(&KernelLaunch {
+            kernel: kernel.into(),
+            grid: [blocks, 1, 1],
+            threads: THREADS,
+            shared_bytes: 0,
+            arguments,
+        })
+    }
+
+    /// `hidden += Σ sums` over the ranks, for the first rows of the hidden states.
+    ///
+    /// # Errors
+    /// When no sum was begun, or the device refuses.
+    pub fn all_reduce(
+        &mut self,
+        device: &mut D,
+        rank: &Rank,
+        tuning: Tuning,
+        rows: usize,
+        hidden: &DeviceTensor<D>,
+    ) -> Result<(), EngineError> {
+        let floats = rows * hidden.width;
+        if !floats.is_multiple_of(4)
+            || floats > self.floats.min(i32::MAX as usize)
+            || rank.size() > MAX_GPU_RANKS
+        {
+            let what = format!("{rows} rows of {} on {} ranks", hidden.width, rank.size());
+            return launch_mismatch(device, "all_reduce", what);
+        }
+        self.begun = None;
+        let blocks = |vectors: usize| {
+            let blocks = vectors.div_ceil(THREADS as usize);
+            word(blocks).clamp(1, device.multiprocessors())
+        };
+        let sums =
+            [U64(self.sum_at(self.slot)), U64(self.sum_at(1 - self.slot)), size(self.slot), size(floats)];
+        let whole = [&sums[..], &[Address(D::address(&hidden.memory))]].concat();
+        if Self::is_one_shot(rank.size(), floats, tuning) {
+            let blocks = blocks(floats / 4);
+            self.launch(device, rank, tuning, ("all_reduce", blocks), &whole)?;
+        } else {
+            let [slices, all] = [(floats / 4).div_ceil(rank.size()), floats / 4].map(blocks);
+            self.launch(device, rank, tuning, ("reduce_slice", slices), &sums)?;
+            self.launch(device, rank, tuning, ("gather_slices", all), &whole)?;
+        }
+        self.slot = 1 - self.slot;
+        Ok(())
+    }
+
+    /// Replaces the tokens at `next`, of the rank's own part of the vocabulary, by those with the largest logits of all ranks.
+    ///
+    /// # Errors
+    /// When there was no sum in this step, or the device refuses.
+    pub fn first_of_ranks(
+        &self,
+        device: &mut D,
+        rank: &Rank,
+        tuning: Tuning,
+        (outputs, logits): (usize, &DeviceTensor<D>),
+        next: u64,
+        first: usize,
+    ) -> Result<(), EngineError> {
+        if outputs > self.outputs.min(logits.rows) {
+            return launch_mismatch(device, "first_of_ranks", format!("{outputs} rows of {}", self.outputs));
+        }
+        let rest = [
+            U64(Self::keys_at()),
+            Address(D::address(&logits.memory)),
+            Address(next),
+            size(first),
+            size(outputs),
+            size(logits.width),
+        ];
+        self.launch(device, rank, tuning, ("first_of_ranks", 1), &rest)
+    }
+
+    /// Waits, and checks that kernels have lost no rank.
+    ///
+    /// # Errors
+    /// When they have, or the device fails.
+    pub fn check(&self, device: &mut D, ranks: usize) -> Result<(), EngineError> {
+        let Some(shared) = &self.shared else { return Ok(()) };
+        let mut lost = [0; 4];
+        device.download(&shared.memory, 4 * LOST, &mut lost)?;
+        match u32::from_le_bytes(lost) as usize {
+            0 => Ok(()),
+            rank => Err(EngineError::RankLost { rank: rank - 1, of: ranks }),
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Probes of the links between GPUs: reads and writes of each other's memory, and sums over all of them.
+//!
+//! Enters: devices that reach each other's memory. Leaves: [`LinkCeilings`], after what was read was checked. Sums are those of a tensor parallel step
+//! ([`Exchange`]), replayed from a graph as they are there. Times of emulated devices mean nothing.
+
+use super::device::{DeviceProbe, Extent, memory_of, write};
+use super::{ProbeError, spread};
+use crate::engine::native::cuda::device::Device;
+use crate::engine::native::cuda::kernels::{DeviceTensor, Tuning};
+use crate::engine::native::cuda::peers::Exchange;
+use crate::engine::native::ranks::Rank;
+use crate::engine::{EngineError, Timeline};
+use hbmark_core::result::{AllReduceTime, LinkCeilings, Spread};
+use hbmark_core::units::Bytes;
+
+/// Sums of a graph, of which a replay has so many; an even number, since two sums take turns.
+const SUMS: usize = 20;
+/// Floats of a row of a sum.
+const WIDTH: usize = 64;
+
+/// How much to move, and how often.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinkExtent {
+    /// Bytes of another device's memory that are read and written.
+    pub bytes: usize,
+    /// Bytes of sums.
+    pub sums: &'static [usize],
+    pub runs: usize,
+}
+
+/// Measures the links between devices.
+///
+/// # Errors
+/// When a device refuses, or what was read is not what was written.
+pub fn links<D: Device + Send>(
+    devices: Vec<D>,
+    extent: &LinkExtent,
+    tuning: Tuning,
+) -> Result<LinkCeilings, ProbeError>
+where
+    D::Memory: Send,
+{
+    let count = devices.len();
+    let mut probes: Vec<DeviceProbe<D>> = devices.into_iter().map(DeviceProbe::new).collect();
+    let mut buffers = Vec::with_capacity(count);
+    for probe in &mut probes {
+        buffers.push(probe.shared_pattern(extent.bytes)?);
+    }
+    let walk = Extent {
+        working_set: extent.bytes,
+        cached: 0,
+        cached_passes: 0,
+        blocks_per_multiprocessor: &[4, 8],
+        runs: extent.runs,
+    };
+    let mut found = LinkCeilings::default();
+    for (from, probe) in probes.iter_mut().enumerate() {
+        let (mut reads, mut writes) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        for (to, buffer) in buffers.iter().enumerate() {
+            let memory = memory_of::<D>(buffer);
+            let mut of_pair = || -> Result<[Option<Spread>; 2], ProbeError> {
+                if from == to {
+                    return Ok([None, None]);
+                }
+                let (read, _) = probe.best_read(&walk, "read_u4", &memory, 1)?;
+                let (written, _) = probe.best(&walk, extent.bytes as f64, |blocks| write(&memory, blocks))?;
+                Ok([Some(read), Some(written)])
+            };
+            let [read, written] = of_pair()?;
+            reads.push(read);
+            writes.push(written);
+        }
+        found.read_bytes_per_s.push(reads);
+        found.write_bytes_per_s.push(writes);
+    }
+    let devices: Vec<D> = probes.into_iter().map(DeviceProbe::into_device).collect();
+    found.all_reduce = all_reduces(devices, extent, tuning)?;
+    Ok(found)
+}
+
+/// Times of sums over all devices, as the first of them sees them.
+fn all_reduces<D: Device + Send>(
+    devices: Vec<D>,
+    extent: &LinkExtent,
+    tuning: Tuning,
+) -> Result<Vec<AllReduceTime>, EngineError> {
+    let ranks = Rank::group(devices.len()).into_iter().zip(devices);
+    let found: Vec<Result<Vec<AllReduceTime>, EngineError>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = ranks
+            .map(|(mut rank, mut device)| {
+                scope.spawn(move || {
+                    let times = of_rank(&mut rank, &mut device, extent, tuning);
+                    if times.is_err() {
+                        rank.leave();
+                    }
+                    times
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("a probe does not panic")).collect()
+    });
+    // The reason of the one that failed, and not that others missed it.
+    let missed = |times: &Result<_, EngineError>| matches!(times, Err(EngineError::RankLost { .. }));
+    let (missed, mut others): (Vec<_>, Vec<_>) = found.into_iter().partition(missed);
+    if let Some(failed) = others.iter().position(Result::is_err) {
+        return others.swap_remove(failed);
+    }
+    missed.into_iter().chain(others).next().unwrap_or_else(|| Ok(Vec::new()))
+}
+
+fn of_rank<D: Device>(
+    rank: &mut Rank,
+    device: &mut D,
+    extent: &LinkExtent,
+    tuning: Tuning,
+) -> Result<Vec<AllReduceTime>, EngineError> {
+    let mut exchange = Exchange::default();
+    let mut timeline: Box<dyn Timeline> = device.timeline();
+    let mut found = Vec::with_capacity(extent.sums.len());
+    for bytes in extent.sums {
+        let rows = bytes / (4 * WIDTH);
+        let memory = device.allocate(*bytes)?;
+        device.upload(&memory, 0, &vec![0; *bytes])?;
+        let hidden = DeviceTensor { memory, rows, width: WIDTH };
+        let sum = |exchange: &mut Exchange<D>, device: &mut D, rank: &mut Rank| {
+            exchange.begin(device, rank, rows * WIDTH, 1)?;
+            exchange.all_reduce(device, rank, tuning, rows, &hidden)
+        };
+        // Kernels are loaded, and memory is there, before anything is recorded.
+        sum(&mut exchange, device, rank)?;
+        device.synchronise()?;
+        device.begin_capture()?;
+        for _ in 0..SUMS {
+            sum(&mut exchange, device, rank)?;
+        }
+        let graph = device.end_capture()?;
+        device.replay(&graph)?;
+        timeline.drain()?;
+        for _ in 0..extent.runs {
+            timeline.mark()?;
+            device.replay(&graph)?;
+            timeline.mark()?;
+        }
+        let marks = timeline.drain()?;
+        exchange.check(device, rank.size())?;
+        let times: Vec<f64> =
+            marks.chunks_exact(2).map(|pair| (pair[1].0 - pair[0].0) / SUMS as f64).collect();
+        let one_shot = Exchange::<D>::is_one_shot(rank.size(), rows * WIDTH, tuning);
+        // A clock that does not advance gives no time.
+        let time = spread(&times).unwrap_or_default();
+        found.push(AllReduceTime { bytes: Bytes(*bytes as u64), one_shot, time_ns: time });
+    }
+    // Others may still be at memory that goes now.
+    rank.bring(std::iter::empty())?;
+    Ok(found)
+}
+
+#[cfg(all(test, debug_assertions))]
+mod tests {
+    use super::*;
+    use crate::engine::native::cuda::emulator::Emulated;
+
+    #[test]
+    fn every_pair_has_a_rate_and_every_size_a_time() {
+        let extent = LinkExtent { bytes: 64 << 10, sums: &[8 << 10, 64 << 10], runs: 3 };
+        let tuning = Tuning { max_one_shot_bytes: 16 << 10, ..Tuning::default() };
+        let found = links(Emulated::group(3), &extent, tuning).unwrap();
+        for rates in [&found.read_bytes_per_s, &found.write_bytes_per_s] {
+            for (gpu, row) in rates.iter().enumerate() {
+                let measured: Vec<bool> = row.iter().map(Option::is_some).collect();
+                assert_eq!(measured, (0..3).map(|other| other != gpu).collect::<Vec<_>>());
+            }
+        }
+        let kinds: Vec<(u64, bool)> =
+            found.all_reduce.iter().map(|row| (row.bytes.0, row.one_shot)).collect();
+        assert_eq!(kinds, [(8 << 10, true), (64 << 10, false)]);
+        assert!(found.all_reduce.iter().all(|row| row.time_ns.median > 0.0));
+    }
+
+    #[test]
+    fn a_device_that_fails_is_named_and_the_others_do_not_wait() {
+        let extent = LinkExtent { bytes: 4 << 10, sums: &[8 << 10], runs: 3 };
+        let tuning = Tuning { rank_patience: std::time::Duration::from_millis(20), ..Tuning::default() };
+        let mut devices = Emulated::group(3);
+        // Behind the launches of reads and writes.
+        devices[1].fails_in = Some(40);
+        let error = links(devices, &extent, tuning).unwrap_err();
+        assert!(error.to_string().contains("a planted fault"), "{error}");
+    }
+}
