@@ -79,6 +79,7 @@ facade libcublasLt.so.13 '^cublasLt' cublaslt 15 cublasLt
 facade libcurand.so.10 '^curand' curand 999 curand
 facade libcudart.so.13 '^(__)?cuda' runtime 801 cuda
 facade libnvrtc.so.13 '^nvrtc' nvrtc 11 nvrtc
+facade libnccl.so.2 '^nccl' nccl 3 nccl
 
 cat <<END
 export LD_LIBRARY_PATH="$dir\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}"

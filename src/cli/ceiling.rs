@@ -159,12 +159,13 @@ fn table_of_links(found: &LinkCeilings, sheet: Option<&DeviceSpec>) -> String {
         text,
         "\nall-reduce over {gpus} GPUs, in a graph; beside it what others measured, of as many bytes"
     );
-    let _ = writeln!(text, "{:<10} {:<9} {:>10} {:>10} {:>10}{names}", "bytes", "", "median", "low", "high");
+    let _ =
+        writeln!(text, "{:<10} {:<12} {:>10} {:>10} {:>10}{names}", "bytes", "by", "median", "low", "high");
     for row in &found.all_reduce {
-        let kind = if row.one_shot { "one-shot" } else { "two-shot" };
         let [median, low, high] =
             [row.time_ns.median, row.time_ns.low, row.time_ns.high].map(|time| Nanos(time).to_string());
-        let _ = write!(text, "{:<10} {kind:<9} {median:>10} {low:>10} {high:>10}", row.bytes.to_string());
+        let _ =
+            write!(text, "{:<10} {:<12} {median:>10} {low:>10} {high:>10}", row.bytes.to_string(), row.by);
         for by in &published {
             let time = by.time(row.bytes).map_or_else(|| "-".to_owned(), |time| time.to_string());
             let _ = write!(text, " {time:>24}");

@@ -130,7 +130,7 @@ impl Machine {
     pub fn destroy_executable(&mut self, executable: usize) -> Answer<()> {
         let stale = matches!(self.executable(executable), Err(status::INVALID_HANDLE));
         // A launch that has not run yet runs first.
-        self.wait_for_all()?;
+        self.wait_for_current()?;
         let gone = self.executables.remove(&executable).ok_or(status::INVALID_VALUE)?;
         if let Some(graph) = self.graphs.get_mut(&gone.graph) {
             graph.executables -= 1;

@@ -162,7 +162,7 @@ impl Machine {
     }
 
     pub fn free_pinned(&mut self, address: usize) -> Answer<()> {
-        self.wait_for_all()?;
+        self.wait_for_current()?;
         let bytes = self.pinned.remove(&address).ok_or(status::INVALID_VALUE)?;
         let layout = std::alloc::Layout::from_size_align(bytes, 4096).map_err(|_| status::INVALID_VALUE)?;
         // SAFETY: allocated with this layout above, and forgotten now.

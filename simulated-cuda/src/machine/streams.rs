@@ -134,8 +134,12 @@ impl Machine {
         streams.into_iter().try_for_each(|handle| self.run(handle))
     }
 
-    pub(super) fn wait_for_all(&mut self) -> Answer<()> {
-        (0..self.devices.len()).try_for_each(|device| self.wait_for_device(device))
+    /// Waits for the device of this thread's context, or for all where it has none.
+    pub(super) fn wait_for_current(&mut self) -> Answer<()> {
+        match self.current() {
+            Ok(device) => self.wait_for_device(device),
+            Err(_) => (0..self.devices.len()).try_for_each(|device| self.wait_for_device(device)),
+        }
     }
 
     /// Runs a stream's work to its end. The host has waited until then.

@@ -17,6 +17,8 @@ pub mod experts;
 pub mod ggml_blocks;
 pub mod kernels;
 pub mod latent;
+#[cfg(feature = "cuda")]
+pub mod nccl;
 pub mod operations;
 pub mod peers;
 pub mod step;

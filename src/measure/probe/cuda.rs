@@ -9,15 +9,16 @@ use std::time::Instant;
 use candle_core::{DType, Tensor};
 
 use super::device::{DeviceProbe, Extent, SPINS, memory_of, read};
-use super::links::{LinkExtent, links};
+use super::links::{LinkExtent, all_reduces, links, of_sizes};
 use super::{ProbeError, last_half, spread};
 use crate::engine::native::cuda::device::{Device, KernelLaunch};
 use crate::engine::native::cuda::driver::{Direction, Driver, DriverMemory};
 use crate::engine::native::cuda::kernels::Tuning;
+use crate::engine::native::cuda::nccl::Nccl;
 use crate::engine::{Backend, DeviceChoice, DeviceOptions};
 use crate::measure::canary::Canary;
 use crate::measure::timer_checks::Check;
-use hbmark_core::result::{Ceilings, GpuCeilings, LinkCeilings, Spread};
+use hbmark_core::result::{AllReduceTime, Ceilings, GpuCeilings, LinkCeilings, Spread};
 use hbmark_core::units::{Bytes, Nanos};
 
 /// Far beyond any L2 (50 to 60 MiB on Hopper), and long enough that ramp and tail vanish.
@@ -79,7 +80,7 @@ pub fn measure_cuda(index: u32, quick: bool) -> Result<Ceilings, ProbeError> {
 /// Bytes of sums over GPUs: of hidden states of a token in the smallest models, and of some hundred in large ones.
 const SUMS: [usize; 8] = [8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
 
-/// Measures the links between so many GPUs from one on.
+/// Measures the links between so many GPUs from one on; sums by NCCL, too, where the machine has it.
 ///
 /// # Errors
 /// When there are fewer, one cannot reach another, or one refuses.
@@ -89,7 +90,19 @@ pub fn measure_links(first: u32, count: usize, quick: bool) -> Result<LinkCeilin
     let least = free.into_iter().map(|free| free.0).min().unwrap_or(0);
     let bytes = usize::try_from((least / 8).min(LINK_BYTES as u64) & !0xffff).unwrap_or(LINK_BYTES);
     let extent = LinkExtent { bytes, sums: &SUMS, runs: if quick { 5 } else { 15 } };
-    links(devices, &extent, Tuning::default())
+    let (mut found, devices) = links(devices, &extent, Tuning::default())?;
+    if let Some(nccl) = Nccl::open() {
+        let (times, _) = all_reduces(devices, |rank, device| {
+            let group = nccl.join(device, rank)?;
+            of_sizes(rank, device, &extent, |_, device, hidden| {
+                group.all_reduce(device, &hidden.memory, hidden.rows * hidden.width)?;
+                Ok("NCCL")
+            })
+        })?;
+        let by = format!("NCCL {}", nccl.version());
+        found.all_reduce.extend(times.into_iter().map(|time| AllReduceTime { by: by.clone(), ..time }));
+    }
+    Ok(found)
 }
 
 /// Rates by dtype.

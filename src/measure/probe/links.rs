@@ -28,7 +28,7 @@ pub struct LinkExtent {
     pub runs: usize,
 }
 
-/// Measures the links between devices.
+/// Measures the links between devices, which it gives back.
 ///
 /// # Errors
 /// When a device refuses, or what was read is not what was written.
@@ -36,10 +36,7 @@ pub fn links<D: Device + Send>(
     devices: Vec<D>,
     extent: &LinkExtent,
     tuning: Tuning,
-) -> Result<LinkCeilings, ProbeError>
-where
-    D::Memory: Send,
-{
+) -> Result<(LinkCeilings, Vec<D>), ProbeError> {
     let count = devices.len();
     let mut probes: Vec<DeviceProbe<D>> = devices.into_iter().map(DeviceProbe::new).collect();
     let mut buffers = Vec::with_capacity(count);
@@ -74,64 +71,81 @@ where
         found.write_bytes_per_s.push(writes);
     }
     let devices: Vec<D> = probes.into_iter().map(DeviceProbe::into_device).collect();
-    found.all_reduce = all_reduces(devices, extent, tuning)?;
-    Ok(found)
+    let (times, devices) = our_sums(devices, extent, tuning)?;
+    found.all_reduce = times;
+    Ok((found, devices))
 }
 
-/// Times of sums over all devices, as the first of them sees them.
-fn all_reduces<D: Device + Send>(
+/// Sums by our own kernels, as the first of the devices sees them.
+fn our_sums<D: Device + Send>(
     devices: Vec<D>,
     extent: &LinkExtent,
     tuning: Tuning,
-) -> Result<Vec<AllReduceTime>, EngineError> {
+) -> Result<(Vec<AllReduceTime>, Vec<D>), EngineError> {
+    all_reduces(devices, |rank, device| {
+        let mut exchange = Exchange::default();
+        let times = of_sizes(rank, device, extent, |rank, device, hidden| {
+            let floats = hidden.rows * hidden.width;
+            exchange.begin(device, rank, floats, 1)?;
+            exchange.all_reduce(device, rank, tuning, hidden.rows, hidden)?;
+            let is_one_shot = Exchange::<D>::is_one_shot(rank.size(), floats, tuning);
+            Ok(if is_one_shot { "one-shot" } else { "two-shot" })
+        })?;
+        exchange.check(device, rank.size())?;
+        // Others may still be at memory that goes now.
+        rank.bring(std::iter::empty())?;
+        Ok(times)
+    })
+}
+
+/// The times that ranks on threads of their own find, of which the first rank's are the result, and the devices.
+pub(super) fn all_reduces<D: Device + Send>(
+    devices: Vec<D>,
+    of_rank: impl Fn(&mut Rank, &mut D) -> Result<Vec<AllReduceTime>, EngineError> + Sync,
+) -> Result<(Vec<AllReduceTime>, Vec<D>), EngineError> {
     let ranks = Rank::group(devices.len()).into_iter().zip(devices);
-    let found: Vec<Result<Vec<AllReduceTime>, EngineError>> = std::thread::scope(|scope| {
+    let found: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = ranks
             .map(|(mut rank, mut device)| {
+                let of_rank = &of_rank;
                 scope.spawn(move || {
-                    let times = of_rank(&mut rank, &mut device, extent, tuning);
+                    let times = of_rank(&mut rank, &mut device);
                     if times.is_err() {
                         rank.leave();
                     }
-                    times
+                    (times, device)
                 })
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().expect("a probe does not panic")).collect()
     });
-    // The reason of the one that failed, and not that others missed it.
-    let missed = |times: &Result<_, EngineError>| matches!(times, Err(EngineError::RankLost { .. }));
-    let (missed, mut others): (Vec<_>, Vec<_>) = found.into_iter().partition(missed);
-    if let Some(failed) = others.iter().position(Result::is_err) {
-        return others.swap_remove(failed);
-    }
-    missed.into_iter().chain(others).next().unwrap_or_else(|| Ok(Vec::new()))
+    let (times, devices): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+    let (good, mut failed): (Vec<_>, Vec<_>) = times.into_iter().partition(Result::is_ok);
+    // The reason of the one that failed before that others missed it.
+    failed.sort_by_key(|times| matches!(times, Err(EngineError::RankLost { .. })));
+    let first = failed.into_iter().chain(good).next();
+    Ok((first.unwrap_or_else(|| Ok(Vec::new()))?, devices))
 }
 
-fn of_rank<D: Device>(
+/// Times of sums of all sizes by a rank; `sum` enqueues one, and says what made it.
+pub(super) fn of_sizes<D: Device>(
     rank: &mut Rank,
     device: &mut D,
     extent: &LinkExtent,
-    tuning: Tuning,
+    mut sum: impl FnMut(&mut Rank, &mut D, &DeviceTensor<D>) -> Result<&'static str, EngineError>,
 ) -> Result<Vec<AllReduceTime>, EngineError> {
-    let mut exchange = Exchange::default();
     let mut timeline: Box<dyn Timeline> = device.timeline();
     let mut found = Vec::with_capacity(extent.sums.len());
     for bytes in extent.sums {
-        let rows = bytes / (4 * WIDTH);
         let memory = device.allocate(*bytes)?;
         device.upload(&memory, 0, &vec![0; *bytes])?;
-        let hidden = DeviceTensor { memory, rows, width: WIDTH };
-        let sum = |exchange: &mut Exchange<D>, device: &mut D, rank: &mut Rank| {
-            exchange.begin(device, rank, rows * WIDTH, 1)?;
-            exchange.all_reduce(device, rank, tuning, rows, &hidden)
-        };
+        let hidden = DeviceTensor { memory, rows: bytes / (4 * WIDTH), width: WIDTH };
         // Kernels are loaded, and memory is there, before anything is recorded.
-        sum(&mut exchange, device, rank)?;
+        let by = sum(rank, device, &hidden)?;
         device.synchronise()?;
         device.begin_capture()?;
         for _ in 0..SUMS {
-            sum(&mut exchange, device, rank)?;
+            sum(rank, device, &hidden)?;
         }
         let graph = device.end_capture()?;
         device.replay(&graph)?;
@@ -142,16 +156,12 @@ fn of_rank<D: Device>(
             timeline.mark()?;
         }
         let marks = timeline.drain()?;
-        exchange.check(device, rank.size())?;
         let times: Vec<f64> =
             marks.chunks_exact(2).map(|pair| (pair[1].0 - pair[0].0) / SUMS as f64).collect();
-        let one_shot = Exchange::<D>::is_one_shot(rank.size(), rows * WIDTH, tuning);
         // A clock that does not advance gives no time.
-        let time = spread(&times).unwrap_or_default();
-        found.push(AllReduceTime { bytes: Bytes(*bytes as u64), one_shot, time_ns: time });
+        let time_ns = spread(&times).unwrap_or_default();
+        found.push(AllReduceTime { bytes: Bytes(*bytes as u64), by: by.into(), time_ns });
     }
-    // Others may still be at memory that goes now.
-    rank.bring(std::iter::empty())?;
     Ok(found)
 }
 
@@ -164,16 +174,16 @@ mod tests {
     fn every_pair_has_a_rate_and_every_size_a_time() {
         let extent = LinkExtent { bytes: 64 << 10, sums: &[8 << 10, 64 << 10], runs: 3 };
         let tuning = Tuning { max_one_shot_bytes: 16 << 10, ..Tuning::default() };
-        let found = links(Emulated::group(3), &extent, tuning).unwrap();
+        let (found, _) = links(Emulated::group(3), &extent, tuning).unwrap();
         for rates in [&found.read_bytes_per_s, &found.write_bytes_per_s] {
             for (gpu, row) in rates.iter().enumerate() {
                 let measured: Vec<bool> = row.iter().map(Option::is_some).collect();
                 assert_eq!(measured, (0..3).map(|other| other != gpu).collect::<Vec<_>>());
             }
         }
-        let kinds: Vec<(u64, bool)> =
-            found.all_reduce.iter().map(|row| (row.bytes.0, row.one_shot)).collect();
-        assert_eq!(kinds, [(8 << 10, true), (64 << 10, false)]);
+        let kinds: Vec<(u64, &str)> =
+            found.all_reduce.iter().map(|row| (row.bytes.0, row.by.as_str())).collect();
+        assert_eq!(kinds, [(8 << 10, "one-shot"), (64 << 10, "two-shot")]);
         assert!(found.all_reduce.iter().all(|row| row.time_ns.median > 0.0));
     }
 

@@ -113,8 +113,9 @@ pub struct LinkCeilings {
 pub struct AllReduceTime {
     /// Of the sum, in f32.
     pub bytes: Bytes,
-    /// Each GPU reads the sums of all others whole; otherwise a part, and the finished parts of the others.
-    pub one_shot: bool,
+    /// What made it: `one-shot`, our kernel by which each GPU reads the sums of all others whole; `two-shot`, our kernels by which it reads a part of
+    /// them, and the finished parts of the others; or a library, as `NCCL 2.29.2`.
+    pub by: String,
     pub time_ns: Spread,
 }
 

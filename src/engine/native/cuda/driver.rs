@@ -288,6 +288,19 @@ impl Driver {
         Ok(times.skip(1).collect())
     }
 
+    /// Makes its context that of this thread, for a library.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub(super) fn bind(&self) -> Result<(), EngineError> {
+        self.context.bind_to_thread().map_err(|error| self.failed(error))
+    }
+
+    /// The stream, for a library.
+    pub(super) fn raw_stream(&self) -> sys::CUstream {
+        self.stream.cu_stream()
+    }
+
     fn failed(&self, error: DriverError) -> EngineError {
         cuda::failed(&self.name, error)
     }
