@@ -1,8 +1,8 @@
 // Ranks of a tensor parallel group, each on its own GPU, and how their kernels wait for each other.
 //
-// Every rank has an exchange: memory that the others read and write. Its first words are
+// Every rank has a peer buffer: memory that the others read and write. Its first words are
 //   arrived_from[MAX_RANKS]   the epoch that each rank has reached, written by that rank
-//   epoch, blocks, lost       of this rank: barriers so far; blocks of this launch that are done; 1 + the rank that did not come, 0 for none
+//   epoch, blocks, lost       of this rank: barriers so far; blocks of this launch that are done; 1 + the rank that did not reach a barrier in time, 0 for none
 //   used[2]                   floats of each sum that are not zero
 // and all are 0 before the first launch. Every rank launches the same kernels in the same order with the same grid.
 #pragma once
@@ -12,13 +12,13 @@
 constexpr int MAX_RANKS = 16;
 
 struct Group {
-    // Where the exchange of each rank lies.
-    const unsigned long long* exchanges;
+    // Where the peer buffer of each rank lies.
+    const unsigned long long* buffers;
     int rank, ranks;
-    // How long a rank is waited for.
-    unsigned long long patience_ns;
+    // How long a barrier waits for a rank.
+    unsigned long long timeout_ns;
 
-    __device__ unsigned* words_of(int other) const { return (unsigned*)exchanges[other]; }
+    __device__ unsigned* words_of(int other) const { return (unsigned*)buffers[other]; }
     __device__ unsigned* words() const { return words_of(rank); }
 };
 
@@ -43,9 +43,9 @@ __device__ inline unsigned load_of_peers(const unsigned* from) {
 #endif
 }
 
-// Waits until every rank has come as far: what its kernels before this one wrote is there then. All threads of every block call it first. False
-// where a rank did not come in time, of which all ranks are told; nothing may be read then.
-__device__ inline bool meet(const Group& group) {
+// Waits until every rank has launched as far: what its kernels before this one wrote is there then. All threads of every block call it first. False
+// where a rank did not in time, of which all ranks are told; nothing may be read then.
+__device__ inline bool rank_barrier(const Group& group) {
     unsigned* own = group.words();
     const unsigned epoch = own[EPOCH] + 1;
     const int other = threadIdx.x;
@@ -53,7 +53,7 @@ __device__ inline bool meet(const Group& group) {
         store_for_peers(group.words_of(other) + group.rank, epoch);
         const unsigned long long began = device_nanoseconds();
         while ((int)(load_of_peers(own + other) - epoch) < 0 && load_of_peers(own + LOST) == 0) {
-            if (device_nanoseconds() - began > group.patience_ns)
+            if (device_nanoseconds() - began > group.timeout_ns)
                 for (int rank = 0; rank < group.ranks; ++rank) store_for_peers(group.words_of(rank) + LOST, other + 1);
             pause();
         }
@@ -62,8 +62,8 @@ __device__ inline bool meet(const Group& group) {
     return load_of_peers(own + LOST) == 0;
 }
 
-// Behind meet(), by all threads of every block: the next barrier is another one.
-__device__ inline bool leave(const Group& group) {
+// Behind rank_barrier(), by all threads of every block: the next barrier is another one.
+__device__ inline bool end_barrier(const Group& group) {
     unsigned* own = group.words();
     const bool last = comes_last(own + BLOCKS_DONE, gridDim.x);
     if (last && threadIdx.x == 0) own[EPOCH] += 1;

@@ -303,7 +303,9 @@ pub enum EngineError {
     NoStepRun,
     #[error("{device} failed: {detail}")]
     Device { device: String, detail: String },
-    #[error("rank {rank} of {of} was lost, so the others have nothing to add up; see its own error above")]
+    #[error(
+        "rank {rank} of {of} did not reach a sum in time, so the others cannot go on: it failed or hangs"
+    )]
     RankLost { rank: usize, of: usize },
     #[error(
         "this build has no CUDA support, so `--device {asked}` cannot be used; rebuild with `--features cuda` \

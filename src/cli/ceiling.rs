@@ -175,6 +175,9 @@ fn table_of_links(found: &LinkCeilings, sheet: Option<&DeviceSpec>) -> String {
     for by in &published {
         let _ = writeln!(text, "{}: {}", by.by, by.source);
     }
+    for note in &found.notes {
+        let _ = writeln!(text, "{note}");
+    }
     text
 }
 

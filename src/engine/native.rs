@@ -29,7 +29,8 @@ use block_tables::BlockTables;
 use cpu::CpuOperations;
 use forward::{Forward, ModelWeights, ModelWidths};
 use operations::{ExpertShape, Gate, LatentShape, Operation, Operations, PoolShape};
-use parallel::{ParallelSession, RankShapes};
+pub use parallel::ParallelSession;
+use parallel::RankShapes;
 use ragged_batch::Rows;
 use rope::{RopeTables, distinct_ropes};
 

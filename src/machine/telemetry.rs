@@ -297,15 +297,17 @@ fn joules(before: &[EnergyCounter], after: &[EnergyCounter]) -> Option<f64> {
 #[derive(Debug)]
 pub struct NvmlTelemetry {
     gpus: Vec<Gpu>,
+    /// GPUs of the step.
+    count: usize,
     host: HostTelemetry,
     before: Option<(Instant, Vec<GpuSample>)>,
 }
 
 impl NvmlTelemetry {
-    /// Watches open GPUs.
+    /// Watches the GPUs of a step, as many of them as NVML knows.
     #[must_use]
-    pub fn new(gpus: Vec<Gpu>, host: HostTelemetry) -> Self {
-        Self { gpus, host, before: None }
+    pub fn new(gpus: Vec<Gpu>, count: usize, host: HostTelemetry) -> Self {
+        Self { gpus, count, host, before: None }
     }
 }
 
@@ -322,7 +324,12 @@ impl Telemetry for NvmlTelemetry {
         before.resize_with(after.len(), GpuSample::default);
         let apart = begin.elapsed();
         let blocks = before.iter().zip(&after).map(|(before, after)| gpu_block(before, after, apart, &host));
-        blocks.reduce(of_both).unwrap_or(host)
+        let block = blocks.reduce(of_both).unwrap_or(host);
+        if self.gpus.len() == self.count {
+            return block;
+        }
+        // Of some of them it would pass for that of all.
+        BlockTelemetry { power_watts: None, energy_joules: None, ..block }
     }
     fn load(&mut self, last: bool) -> Option<CpuLoad> {
         self.host.load(last)

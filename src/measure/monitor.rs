@@ -49,7 +49,7 @@ pub fn of_devices(device: DeviceChoice, count: usize) -> Result<Box<dyn Monitor>
     let host = HostTelemetry::new();
     let gpus: Vec<Gpu> = device.group(count).filter_map(|one| Gpu::of_cuda_ordinal(one.gpu()?)).collect();
     let telemetry: Box<dyn Telemetry> =
-        if gpus.is_empty() { Box::new(host) } else { Box::new(NvmlTelemetry::new(gpus, host)) };
+        if gpus.is_empty() { Box::new(host) } else { Box::new(NvmlTelemetry::new(gpus, count, host)) };
     let mut canary = ceilings::canary(device)?;
     let baseline = canary.baseline(BASELINE_RUNS);
     let recent = device.gpu().is_none().then(VecDeque::new);

@@ -298,7 +298,9 @@ fn end_of(error: &BlockError) -> CellEnd {
     let (status, fault) = match error {
         BlockError::Engine(EngineError::OutOfMemory { .. }) => (Status::Oom, Some(VisitFault::OutOfMemory)),
         BlockError::Engine(EngineError::NotReplayed { .. }) => (Status::Skipped, None),
-        BlockError::Engine(EngineError::Device { .. }) => (Status::Failed, Some(VisitFault::Device)),
+        BlockError::Engine(EngineError::Device { .. } | EngineError::RankLost { .. }) => {
+            (Status::Failed, Some(VisitFault::Device))
+        }
         BlockError::Engine(_) => (Status::Failed, None),
         BlockError::Untrusted(_) => (Status::Invalid, None),
     };

@@ -15,7 +15,7 @@ use crate::run::{RunError, plan};
 use crate::weights::OpenModel;
 use crate::worker::job::Job;
 use crate::worker::{NoopObserver, Observer, Worker};
-use hbmark_core::ledger::{Floor, Ledger, Roof};
+use hbmark_core::ledger::{Floor, Roof};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{
     Block, Cause, Ceilings, Cell, CellResult, Crossover, Measured, OperationRow, Quality, Report, Status,
@@ -396,7 +396,8 @@ pub fn crossovers(config: &RunConfig, model: &OpenModel, report: &Report) -> Vec
     let engine = &config.engines[0];
     let dtype = config.dtypes_for(engine, model)[0];
     let kv_dtype = engine::kv_dtype(engine, model, dtype, config.device_options.kv_dtype);
-    let ledger = Ledger::new(&model.architecture, &model.inventory(dtype), kv_dtype);
+    let inventory = model.inventory(dtype);
+    let ledger = plan::ledger(&model.architecture, &inventory, kv_dtype, engine, config.device);
     let Some(ceilings) = &report.ceilings else { return Vec::new() };
     let roof = Roof::measured(ceilings, dtype);
     let memory = report.environment.device_memory();
@@ -425,6 +426,7 @@ mod tests {
     use crate::engine::OperationTime;
     use crate::engine::scripted::{ScriptedSession, StepOutcome};
     use crate::run::device_worker::tests::{Scripted, config, model};
+    use hbmark_core::ledger::Ledger;
     use hbmark_core::ledger::StockBackend;
     use hbmark_core::units::{Bytes, Nanos};
     use hbmark_report::samples;

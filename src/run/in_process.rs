@@ -24,7 +24,6 @@ use crate::worker::Observer;
 use crate::worker::child::WorkerExit;
 use crate::worker::fault_injection::SessionWrapper;
 use crate::worker::job::Handler;
-use hbmark_core::ledger::Ledger;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{Cause, ColdRow, EngineKind, Quality, Status};
 use hbmark_core::units::{Bytes, Nanos};
@@ -161,7 +160,7 @@ impl LocalDevice {
         let kv_dtype = engine::kv_dtype(engine, model, dtype, asked);
         let inventory = model.inventory(dtype);
         let planned = plan::ledger(&model.architecture, &inventory, kv_dtype, engine, config.device);
-        if let Some(reason) = too_large(config.device, &planned) {
+        if let Some(reason) = too_large(config.device, plan::resident(&planned, engine)) {
             return Err(OpenFailure::Unavailable { status: Status::Skipped, reason });
         }
         let begin = Instant::now();
@@ -227,7 +226,9 @@ impl From<EngineError> for OpenFailure {
             EngineError::OutOfMemory { device, detail } => {
                 Self::out_of_memory(device, detail, "checking outputs")
             }
-            fault @ EngineError::Device { .. } => Self::Lost { reason: fault.cause() },
+            fault @ (EngineError::Device { .. } | EngineError::RankLost { .. }) => {
+                Self::Lost { reason: fault.cause() }
+            }
             other => Self::Refused(other.into()),
         }
     }
@@ -267,7 +268,8 @@ impl LoadedEngine {
         let session = &self.session;
         let (architecture, inventory) = (session.architecture(), session.inventory());
         let ledger = plan::ledger(architecture, inventory, session.kv_dtype(), engine, config.device);
-        let added = |needs: Bytes| Bytes(needs.0.saturating_sub(ledger.resident_weights().0));
+        let loaded = plan::resident(&ledger, engine);
+        let added = |needs: Bytes| Bytes(needs.0.saturating_sub(loaded.0));
         let cells: Vec<CostedCell> =
             plan::cells(engine, dtype, &config.phases, &config.batches, |phase| config.contexts_of(phase))
                 .into_iter()
@@ -375,9 +377,8 @@ fn usable(available: Bytes) -> Bytes {
 }
 
 /// Why not even the weights fit, if they do not.
-fn too_large(device: DeviceChoice, ledger: &Ledger) -> Option<Cause> {
+fn too_large(device: DeviceChoice, need: Bytes) -> Option<Cause> {
     let available = memory::available(memory_of(device))?;
-    let need = ledger.resident_weights();
     (need > usable(available)).then_some(Cause::WeightsDoNotFit {
         needed_bytes: need,
         available_bytes: available,

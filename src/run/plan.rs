@@ -92,8 +92,7 @@ fn stock_backend(device: DeviceChoice) -> StockBackend {
     }
 }
 
-/// The ledger of the cells of an engine: of all that one memory holds. Ranks of a group share that of the host; on GPUs each has its own, and this is the
-/// ledger of the first, whose part is the largest.
+/// The ledger of the cells of an engine on a device.
 #[must_use]
 pub fn ledger(
     architecture: &Architecture,
@@ -102,15 +101,14 @@ pub fn ledger(
     engine: &str,
     device: DeviceChoice,
 ) -> Ledger {
-    let ranks = EngineKind::ranks(engine);
-    if ranks > 1
-        && device != DeviceChoice::Cpu
-        && let Ok(ledger) = Ledger::of_first_rank(architecture, inventory, kv_dtype, ranks)
-    {
-        return ledger;
-    }
-    // What cannot be split is not run either.
-    Ledger::new(architecture, inventory, kv_dtype)
+    let on_gpu = device != DeviceChoice::Cpu;
+    Ledger::of_engine(architecture, inventory, kv_dtype, EngineKind::ranks(engine), on_gpu)
+}
+
+/// Weights in memory, with those that ranks of an engine hold beside their parts.
+#[must_use]
+pub fn resident(ledger: &Ledger, engine: &str) -> Bytes {
+    ledger.resident_weights() + ledger.rest_of_table(EngineKind::ranks(engine))
 }
 
 /// The cost of a cell's step, with what the engine's code is known to move beside it. Only candle's was read,

@@ -543,19 +543,19 @@ pub enum StepLaunch {
 }
 
 /// The native forward's operations on a device. Every operation is enqueued or done when it returns; none waits for a device.
-pub trait Operations: std::fmt::Debug {
+pub trait Operations: std::fmt::Debug + Send {
     /// A fused linear layer, packed for streaming.
-    type Linear: std::fmt::Debug;
+    type Linear: std::fmt::Debug + Send;
     /// A vector of f32: a norm's weights.
-    type Vector: std::fmt::Debug;
+    type Vector: std::fmt::Debug + Send;
     /// An embedding table that is not also the head.
-    type Table: std::fmt::Debug;
+    type Table: std::fmt::Debug + Send;
     /// Activations, `[rows, width]`, f32.
-    type Buffer: std::fmt::Debug;
+    type Buffer: std::fmt::Debug + Send;
     /// K and V of all layers, in blocks.
-    type Pool: std::fmt::Debug;
+    type Pool: std::fmt::Debug + Send;
     /// What is kept of the experts of a layer together.
-    type ExpertTable: std::fmt::Debug;
+    type ExpertTable: std::fmt::Debug + Send;
 
     /// Packs a linear layer.
     ///

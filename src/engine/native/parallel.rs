@@ -162,9 +162,7 @@ fn on_each<'a, O: Operations>(
     team: &mut Team,
     ranks: &mut [Loading<'a, O>],
     job: &(dyn Fn(usize, &mut Loading<'a, O>) -> Result<(), EngineError> + Sync),
-) where
-    Loading<'a, O>: Send,
-{
+) {
     let slots = DisjointSlice::new(ranks);
     team.run(&|worker| {
         let rank = worker.index;
@@ -177,18 +175,14 @@ fn on_each<'a, O: Operations>(
 }
 
 /// Loads every rank's part in one pass over the weights. Each packs its own, so that memory lies where the rank runs.
-fn load<O: Operations + Send>(
+fn load<O: Operations>(
     team: &mut Team,
     model: &OpenModel,
     dtype: Dtype,
     operations: Vec<O>,
     shapes: &RankShapes,
     loaded: &mut dyn FnMut(Bytes),
-) -> Result<(Vec<Loaded<O>>, Inventory), EngineError>
-where
-    ModelWeights<O>: Send,
-    for<'a> Assembly<'a, O>: Send,
-{
+) -> Result<(Vec<Loaded<O>>, Inventory), EngineError> {
     let device = operations.first().map(Operations::device_name).unwrap_or_default();
     let mut ranks = Vec::with_capacity(operations.len());
     let parts = shapes.architectures.iter().zip(&shapes.vocabulary);
@@ -279,13 +273,7 @@ fn no_threads(ranks: usize, error: &std::io::Error) -> EngineError {
 }
 
 #[cfg(any(test, feature = "cuda"))]
-impl<D: Device + Send> ParallelSession<CudaOperations<D>>
-where
-    NativeSession<CudaOperations<D>>: Send,
-    ModelWeights<CudaOperations<D>>: Send,
-    CudaOperations<D>: Send,
-    for<'a> Assembly<'a, CudaOperations<D>>: Send,
-{
+impl<D: Device> ParallelSession<CudaOperations<D>> {
     /// Loads a model onto GPUs that reach each other's memory, one for each rank.
     ///
     /// # Errors
@@ -304,10 +292,7 @@ where
     }
 }
 
-impl<O: Operations + Send> ParallelSession<O>
-where
-    NativeSession<O>: Send,
-{
+impl<O: Operations> ParallelSession<O> {
     fn load(
         model: &OpenModel,
         (dtype, kv_dtype): (Dtype, Dtype),
@@ -315,11 +300,7 @@ where
         shapes: RankShapes,
         block_size: usize,
         loaded: &mut dyn FnMut(Bytes),
-    ) -> Result<Self, EngineError>
-    where
-        ModelWeights<O>: Send,
-        for<'a> Assembly<'a, O>: Send,
-    {
+    ) -> Result<Self, EngineError> {
         kv_format::check(kv_dtype, model.architecture.latent.is_some())?;
         let ranks = operations.len();
         let (loaded, inventory) = load(&mut team, model, dtype, operations, &shapes, loaded)?;
@@ -350,6 +331,18 @@ where
             capabilities: Capabilities { engine: EngineKind::of_ranks(ranks), ..own },
             lost: false,
         })
+    }
+
+    /// Why a rank was lost: what its own device says of it, where that is more than that it was missed.
+    fn reason_of(&mut self, error: EngineError) -> EngineError {
+        if error.is_sticky() {
+            self.lost = true;
+        }
+        if !matches!(error, EngineError::RankLost { .. }) {
+            return error;
+        }
+        let own = self.ranks.iter_mut().find_map(|rank| rank.timeline.drain().err());
+        own.unwrap_or(error)
     }
 
     /// The operations of a rank, to plant faults in.
@@ -401,10 +394,7 @@ where
     }
 }
 
-impl<O: Operations + Send> Session for ParallelSession<O>
-where
-    NativeSession<O>: Send,
-{
+impl<O: Operations> Session for ParallelSession<O> {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
@@ -426,7 +416,10 @@ where
     fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
         let mut all: Vec<Vec<f32>> = Vec::new();
         for rank in &mut self.ranks {
-            let own = rank.logits()?;
+            let own = match rank.logits() {
+                Ok(own) => own,
+                Err(error) => return Err(self.reason_of(error)),
+            };
             if all.is_empty() {
                 all = own;
             } else {
@@ -438,7 +431,7 @@ where
 
     fn next_tokens(&mut self, tokens: &mut Vec<u32>) -> Result<(), EngineError> {
         // All have the same.
-        self.ranks[0].next_tokens(tokens)
+        self.ranks[0].next_tokens(tokens).map_err(|error| self.reason_of(error))
     }
 
     fn timeline(&mut self) -> &mut dyn Timeline {
@@ -492,19 +485,13 @@ impl<O: Operations> Drop for ParallelSession<O> {
     }
 }
 
-impl<O: Operations + Send> SyntheticKv for ParallelSession<O>
-where
-    NativeSession<O>: Send,
-{
+impl<O: Operations> SyntheticKv for ParallelSession<O> {
     fn fill_kv(&mut self, sequence: SequenceId, positions: usize, seed: u64) -> Result<(), EngineError> {
         self.on_all(|_, session| session.fill_kv(sequence, positions, seed))
     }
 }
 
-impl<O: Operations + Send> StepProfiler for ParallelSession<O>
-where
-    NativeSession<O>: Send,
-{
+impl<O: Operations> StepProfiler for ParallelSession<O> {
     /// Times of the first rank, with the bytes of all that share its memory. What it waits for the others is in the sums.
     fn profile(&mut self, batch: &StepBatch) -> Result<Vec<OperationTime>, EngineError> {
         self.ranks[0].check_batch(batch)?;

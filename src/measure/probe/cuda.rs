@@ -14,7 +14,7 @@ use super::{ProbeError, last_half, spread};
 use crate::engine::native::cuda::device::{Device, KernelLaunch};
 use crate::engine::native::cuda::driver::{Direction, Driver, DriverMemory};
 use crate::engine::native::cuda::kernels::Tuning;
-use crate::engine::native::cuda::nccl::Nccl;
+use crate::engine::native::cuda::nccl::{Communicator, Nccl};
 use crate::engine::{Backend, DeviceChoice, DeviceOptions};
 use crate::measure::canary::Canary;
 use crate::measure::timer_checks::Check;
@@ -92,15 +92,23 @@ pub fn measure_links(first: u32, count: usize, quick: bool) -> Result<LinkCeilin
     let extent = LinkExtent { bytes, sums: &SUMS, runs: if quick { 5 } else { 15 } };
     let (mut found, devices) = links(devices, &extent, Tuning::default())?;
     if let Some(nccl) = Nccl::open() {
-        let (times, _) = all_reduces(devices, |rank, device| {
-            let group = nccl.join(device, rank)?;
+        let by = format!("NCCL {}", nccl.version());
+        let times = all_reduces(devices, |rank, device, group: &mut Option<Communicator>| {
+            let group = &*group.insert(nccl.join(device, rank)?);
             of_sizes(rank, device, &extent, |_, device, hidden| {
                 group.all_reduce(device, &hidden.memory, hidden.rows * hidden.width)?;
                 Ok("NCCL")
             })
-        })?;
-        let by = format!("NCCL {}", nccl.version());
-        found.all_reduce.extend(times.into_iter().map(|time| AllReduceTime { by: by.clone(), ..time }));
+        });
+        match times {
+            Ok((times, _)) => {
+                found
+                    .all_reduce
+                    .extend(times.into_iter().map(|time| AllReduceTime { by: by.clone(), ..time }));
+            }
+            // What was measured before stands by itself.
+            Err(error) => found.notes.push(format!("{by} was not measured: {error}")),
+        }
     }
     Ok(found)
 }

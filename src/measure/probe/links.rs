@@ -1,13 +1,13 @@
 //! Probes of the links between GPUs: reads and writes of each other's memory, and sums over all of them.
 //!
-//! Enters: devices that reach each other's memory. Leaves: [`LinkCeilings`], after what was read was checked. Sums are those of a tensor parallel step
-//! ([`Exchange`]), replayed from a graph as they are there. Times of emulated devices mean nothing.
+//! Enters: devices that reach each other's memory. Leaves: [`LinkCeilings`], after what was read of other devices was checked. Sums are those of a tensor parallel step
+//! ([`PeerBuffer`]), replayed from a graph as they are there. Times of emulated devices mean nothing.
 
 use super::device::{DeviceProbe, Extent, memory_of, write};
 use super::{ProbeError, spread};
 use crate::engine::native::cuda::device::Device;
 use crate::engine::native::cuda::kernels::{DeviceTensor, Tuning};
-use crate::engine::native::cuda::peers::Exchange;
+use crate::engine::native::cuda::peers::PeerBuffer;
 use crate::engine::native::ranks::Rank;
 use crate::engine::{EngineError, Timeline};
 use hbmark_core::result::{AllReduceTime, LinkCeilings, Spread};
@@ -32,7 +32,7 @@ pub struct LinkExtent {
 ///
 /// # Errors
 /// When a device refuses, or what was read is not what was written.
-pub fn links<D: Device + Send>(
+pub fn links<D: Device>(
     devices: Vec<D>,
     extent: &LinkExtent,
     tuning: Tuning,
@@ -77,31 +77,29 @@ pub fn links<D: Device + Send>(
 }
 
 /// Sums by our own kernels, as the first of the devices sees them.
-fn our_sums<D: Device + Send>(
+fn our_sums<D: Device>(
     devices: Vec<D>,
     extent: &LinkExtent,
     tuning: Tuning,
 ) -> Result<(Vec<AllReduceTime>, Vec<D>), EngineError> {
-    all_reduces(devices, |rank, device| {
-        let mut exchange = Exchange::default();
+    all_reduces(devices, |rank, device, peer_buffer: &mut PeerBuffer<D>| {
         let times = of_sizes(rank, device, extent, |rank, device, hidden| {
             let floats = hidden.rows * hidden.width;
-            exchange.begin(device, rank, floats, 1)?;
-            exchange.all_reduce(device, rank, tuning, hidden.rows, hidden)?;
-            let is_one_shot = Exchange::<D>::is_one_shot(rank.size(), floats, tuning);
+            peer_buffer.begin(device, rank, floats, 1)?;
+            peer_buffer.all_reduce(device, rank, tuning, hidden.rows, hidden)?;
+            let is_one_shot = PeerBuffer::<D>::is_one_shot(rank.size(), floats, tuning);
             Ok(if is_one_shot { "one-shot" } else { "two-shot" })
         })?;
-        exchange.check(device, rank.size())?;
-        // Others may still be at memory that goes now.
-        rank.bring(std::iter::empty())?;
+        peer_buffer.check(device, rank.size())?;
         Ok(times)
     })
 }
 
-/// The times that ranks on threads of their own find, of which the first rank's are the result, and the devices.
-pub(super) fn all_reduces<D: Device + Send>(
+/// The times that ranks on threads of their own find, of which the first rank's are the result, and the devices. Each rank has something of its own that
+/// the others may be at until all devices are done.
+pub(super) fn all_reduces<D: Device, O: Default + Send>(
     devices: Vec<D>,
-    of_rank: impl Fn(&mut Rank, &mut D) -> Result<Vec<AllReduceTime>, EngineError> + Sync,
+    of_rank: impl Fn(&mut Rank, &mut D, &mut O) -> Result<Vec<AllReduceTime>, EngineError> + Sync,
 ) -> Result<(Vec<AllReduceTime>, Vec<D>), EngineError> {
     let ranks = Rank::group(devices.len()).into_iter().zip(devices);
     let found: Vec<_> = std::thread::scope(|scope| {
@@ -109,17 +107,24 @@ pub(super) fn all_reduces<D: Device + Send>(
             .map(|(mut rank, mut device)| {
                 let of_rank = &of_rank;
                 scope.spawn(move || {
-                    let times = of_rank(&mut rank, &mut device);
+                    let mut own = O::default();
+                    let times = of_rank(&mut rank, &mut device, &mut own);
                     if times.is_err() {
                         rank.leave();
                     }
-                    (times, device)
+                    (times, (device, own))
                 })
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().expect("a probe does not panic")).collect()
     });
     let (times, devices): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+    let (mut devices, own): (Vec<D>, Vec<O>) = devices.into_iter().unzip();
+    for device in &mut devices {
+        // A device that failed has no kernels that run.
+        let _ = device.synchronise();
+    }
+    drop(own);
     let (good, mut failed): (Vec<_>, Vec<_>) = times.into_iter().partition(Result::is_ok);
     // The reason of the one that failed before that others missed it.
     failed.sort_by_key(|times| matches!(times, Err(EngineError::RankLost { .. })));
@@ -137,9 +142,12 @@ pub(super) fn of_sizes<D: Device>(
     let mut timeline: Box<dyn Timeline> = device.timeline();
     let mut found = Vec::with_capacity(extent.sums.len());
     for bytes in extent.sums {
-        let memory = device.allocate(*bytes)?;
+        // A library may reach for the memory of other ranks.
+        let memory = device.allocate_shared(*bytes)?;
         device.upload(&memory, 0, &vec![0; *bytes])?;
         let hidden = DeviceTensor { memory, rows: bytes / (4 * WIDTH), width: WIDTH };
+        // Nobody waits on a device for a rank that failed here, or below.
+        rank.bring(std::iter::empty())?;
         // Kernels are loaded, and memory is there, before anything is recorded.
         let by = sum(rank, device, &hidden)?;
         device.synchronise()?;
@@ -148,6 +156,7 @@ pub(super) fn of_sizes<D: Device>(
             sum(rank, device, &hidden)?;
         }
         let graph = device.end_capture()?;
+        rank.bring(std::iter::empty())?;
         device.replay(&graph)?;
         timeline.drain()?;
         for _ in 0..extent.runs {
@@ -190,7 +199,7 @@ mod tests {
     #[test]
     fn a_device_that_fails_is_named_and_the_others_do_not_wait() {
         let extent = LinkExtent { bytes: 4 << 10, sums: &[8 << 10], runs: 3 };
-        let tuning = Tuning { rank_patience: std::time::Duration::from_millis(20), ..Tuning::default() };
+        let tuning = Tuning { rank_timeout: std::time::Duration::from_millis(20), ..Tuning::default() };
         let mut devices = Emulated::group(3);
         // Behind the launches of reads and writes.
         devices[1].fails_in = Some(40);

@@ -9,6 +9,8 @@
 mod gpu;
 #[cfg(any(test, feature = "cuda"))]
 mod graphs;
+#[cfg(any(test, feature = "cuda"))]
+mod groups;
 mod models;
 mod operations;
 mod steps;

@@ -77,7 +77,23 @@ impl fmt::Display for Group {
 }
 
 impl Ledger {
-    /// The ledger of the first of so many GPUs that share each layer, whose part is the largest.
+    /// The ledger of an engine's steps: of all that one memory holds. The ranks of a group share that of a host; GPUs have their own each, and this is the
+    /// ledger of the first, whose part is the largest.
+    #[must_use]
+    pub fn of_engine(
+        architecture: &Architecture,
+        inventory: &Inventory,
+        kv_dtype: Dtype,
+        ranks: usize,
+        on_gpu: bool,
+    ) -> Self {
+        // What cannot be split is not run either.
+        let of_rank = || Self::of_first_rank(architecture, inventory, kv_dtype, ranks).ok();
+        let one = || Self::new(architecture, inventory, kv_dtype);
+        (on_gpu && ranks > 1).then(of_rank).flatten().unwrap_or_else(one)
+    }
+
+    /// The ledger of the first of so many GPUs that share each layer.
     ///
     /// # Errors
     /// When no engine would start the model on such a group.

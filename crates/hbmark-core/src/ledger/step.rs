@@ -405,10 +405,15 @@ impl Ledger {
         times(kept, copies as u64 - 1) + self.rest_of_table(ranks)
     }
 
-    /// What is the rest of the embedding where so many ranks have parts of it like this one's: our engine keeps all of it on each.
+    /// What ranks hold of the embedding beside what this ledger counts: our engine keeps all of it on each, and of one that is the head, too, a part
+    /// as the head.
     #[must_use]
     pub fn rest_of_table(&self, ranks: usize) -> Bytes {
-        times(Bytes(self.table_bytes), ranks as u64 - 1)
+        let copies = match ranks {
+            0 | 1 => 0,
+            ranks => ranks as u64 - 1 + u64::from(self.architecture.tied_head),
+        };
+        times(Bytes(self.table_bytes), copies)
     }
 
     /// Bytes of one activation: engines with an f32 cache keep f32, all others 16 bits.

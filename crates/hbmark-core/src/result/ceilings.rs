@@ -106,6 +106,9 @@ pub struct LinkCeilings {
     pub write_bytes_per_s: Vec<Vec<Option<Spread>>>,
     /// Sums over all of these GPUs as a tensor parallel step makes them, from a graph.
     pub all_reduce: Vec<AllReduceTime>,
+    /// What was not measured, and why.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 /// The time of a sum over GPUs.

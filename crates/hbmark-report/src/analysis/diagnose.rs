@@ -14,7 +14,8 @@ use super::finding::{self, Kind, NearMiss, Rule, UNEXPLAINED};
 use hbmark_core::ledger::{CACHE_MARGIN, Ledger, StepShape};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{
-    Block, Bound, Cause, CellResult, Finding, FittedModel, Phase, Report, ReportKind, Severity, Status,
+    Block, Bound, Cause, CellResult, EngineKind, Finding, FittedModel, Phase, Report, ReportKind, Severity,
+    Status,
 };
 use hbmark_core::units::{Bytes, BytesPerSecond, Nanos};
 
@@ -290,7 +291,7 @@ pub fn rule_names() -> Vec<&'static str> {
 /// A report under the rules, with the ledgers they need: a mixture of experts lists tens of thousands of tensors, and has many cells.
 struct Case<'a> {
     report: &'a Report,
-    ledgers: RefCell<HashMap<(Dtype, Dtype), Rc<Ledger>>>,
+    ledgers: RefCell<HashMap<(Dtype, Dtype, usize), Rc<Ledger>>>,
 }
 
 impl<'a> Case<'a> {
@@ -298,13 +299,16 @@ impl<'a> Case<'a> {
         Self { report, ledgers: RefCell::default() }
     }
 
-    /// The ledger of a storage of weights and cache, made once.
-    fn ledger(&self, dtype: Dtype, kv_dtype: Dtype) -> Rc<Ledger> {
+    /// The ledger of a cell's storage of weights and cache and its ranks, made once.
+    fn ledger(&self, cell: &CellResult) -> Rc<Ledger> {
+        let CellResult { dtype, kv_dtype, .. } = *cell;
+        let ranks = EngineKind::ranks(&cell.engine);
         let make = || {
             let architecture = &self.report.model.architecture;
-            Rc::new(Ledger::new(architecture, &architecture.inventory(dtype), kv_dtype))
+            let (inventory, on_gpu) = (architecture.inventory(dtype), self.report.environment.gpu.is_some());
+            Rc::new(Ledger::of_engine(architecture, &inventory, kv_dtype, ranks, on_gpu))
         };
-        self.ledgers.borrow_mut().entry((dtype, kv_dtype)).or_insert_with(make).clone()
+        self.ledgers.borrow_mut().entry((dtype, kv_dtype, ranks)).or_insert_with(make).clone()
     }
 }
 
@@ -477,7 +481,7 @@ fn wrong_size_weights(report: &Case<'_>, cell: &CellResult) -> Option<String> {
     if cell.dtype == Dtype::Gguf || architecture.quantization.is_some() || cell.bytes.weights.0 == 0 {
         return None;
     }
-    let ledger = report.ledger(cell.dtype, cell.kv_dtype);
+    let ledger = report.ledger(cell);
     let shape = StepShape { phase: cell.phase, batch: cell.batch, context: cell.context };
     let wanted = ledger.step(shape).bytes.weights;
     let ratio = cell.bytes.weights.as_f64() / wanted.as_f64();

@@ -9,7 +9,9 @@
 use super::ladder_summary;
 use hbmark_core::ledger::{Floor, Roof, StepCost};
 use hbmark_core::model::Dtype;
-use hbmark_core::result::{Bound, CellResult, Ladder, LaunchCost, Phase, Report, Rung, RungKind, Status};
+use hbmark_core::result::{
+    Bound, CellResult, EngineKind, Ladder, LaunchCost, Phase, Report, Rung, RungKind, Status,
+};
 use hbmark_core::units::Flops;
 
 /// Why a ladder with an external rung cannot be built.
@@ -234,8 +236,12 @@ fn at_one_place(cells: &[&CellResult], report: &Report) -> Vec<Ladder> {
     // Stable: engines of one kind stay in the order of the run.
     measured.sort_by_key(|m| m.kind);
     let mut chosen: Vec<Vec<Measured<'_>>> = Vec::new();
-    for dtype in measured.iter().map(|m| m.cell.dtype) {
-        let selection = one_per_engine(&measured, dtype);
+    // A GPU of a group has fewer bytes to move than one by itself; the ranks of a host share its memory.
+    let on_gpu = report.environment.gpu.is_some();
+    let ranks = |m: &Measured<'_>| if on_gpu { EngineKind::ranks(&m.cell.engine) } else { 1 };
+    for (dtype, of_ranks) in measured.iter().map(|m| (m.cell.dtype, ranks(m))) {
+        let alike: Vec<Measured<'_>> = measured.iter().filter(|m| ranks(m) == of_ranks).copied().collect();
+        let selection = one_per_engine(&alike, dtype);
         let ids = |of: &[Measured<'_>]| -> Vec<String> { of.iter().map(|m| m.cell.id.clone()).collect() };
         if !chosen.iter().any(|known| ids(known) == ids(&selection)) {
             chosen.push(selection);

@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::{Architecture, Dtype};
 use hbmark_core::result::{
-    Block, Cause, CellResult, ConsistencyRule as Rule, Limits, Phase, ProtocolSummary, Report, ReportKind,
-    Status, accepted, block_means, judged_times,
+    Block, Cause, CellResult, ConsistencyRule as Rule, EngineKind, Limits, Phase, ProtocolSummary, Report,
+    ReportKind, Status, accepted, block_means, judged_times,
 };
 use hbmark_core::stats::{self, CONFIDENCE};
 
@@ -46,7 +46,7 @@ pub fn recheck(report: &mut Report) {
     for cell in report.cells.iter_mut().filter(|cell| cell.status == Status::Ok) {
         let found = blocks(cell, &protocol, &limits, on_host)
             .or_else(|| swapped(cell, &prefills))
-            .or_else(|| lighter(cell, &architecture, &mut ledgers))
+            .or_else(|| lighter(cell, &architecture, on_host, &mut ledgers))
             .map(|cause| (Status::Invalid, cause))
             .or_else(|| sampling(cell, &protocol));
         if let Some((status, reason)) = found {
@@ -169,17 +169,24 @@ fn sampling(cell: &CellResult, protocol: &ProtocolSummary) -> Option<(Status, Ca
     ))
 }
 
-/// Of each storage of weights and cache.
-type Ledgers = BTreeMap<(&'static str, &'static str), Ledger>;
+/// Of each storage of weights and cache, and each number of ranks.
+type Ledgers = BTreeMap<(&'static str, &'static str, usize), Ledger>;
 
 /// A step that is said to read far fewer weights than its model has: its floor would be too low to hold any time against.
-fn lighter(cell: &CellResult, architecture: &Architecture, ledgers: &mut Ledgers) -> Option<Cause> {
+fn lighter(
+    cell: &CellResult,
+    architecture: &Architecture,
+    on_host: bool,
+    ledgers: &mut Ledgers,
+) -> Option<Cause> {
     // Blocks of a GGUF file are its own, and experts are counted as they came.
     if cell.dtype == Dtype::Gguf || cell.distinct_experts.is_some() {
         return None;
     }
-    let key = (cell.dtype.name(), cell.kv_dtype.name());
-    let made = || Ledger::new(architecture, &architecture.inventory(cell.dtype), cell.kv_dtype);
+    let ranks = EngineKind::ranks(&cell.engine);
+    let key = (cell.dtype.name(), cell.kv_dtype.name(), ranks);
+    let inventory = || architecture.inventory(cell.dtype);
+    let made = || Ledger::of_engine(architecture, &inventory(), cell.kv_dtype, ranks, !on_host);
     let ledger = ledgers.entry(key).or_insert_with(made);
     let shape = StepShape { phase: cell.phase, batch: cell.batch, context: cell.context };
     let (found_bytes, wanted_bytes) = (cell.bytes.weights, ledger.step(shape).bytes.weights);

@@ -158,7 +158,7 @@ impl Team {
     /// # Errors
     /// As [`Self::new`].
     pub fn unpinned(members: usize) -> std::io::Result<Self> {
-        Self::on_processors(members, 0, usize::MAX / members.max(1))
+        Self::start(members, |_| None)
     }
 
     /// As [`Self::new`], on every `apart`-th processor from the `first` on of those that this process may use.
@@ -166,6 +166,13 @@ impl Team {
     /// # Errors
     /// As [`Self::new`].
     pub fn on_processors(members: usize, first: usize, apart: usize) -> std::io::Result<Self> {
+        let members = members.max(1);
+        let processors = allowed_processors().unwrap_or_default();
+        let fits = first + (members - 1) * apart < processors.len();
+        Self::start(members, |index| fits.then(|| processors[first + index * apart]))
+    }
+
+    fn start(members: usize, processor: impl Fn(usize) -> Option<usize>) -> std::io::Result<Self> {
         let members = members.max(1);
         let shared = Arc::new(Shared {
             members,
@@ -177,12 +184,10 @@ impl Team {
             stop: AtomicBool::new(false),
             job: UnsafeCell::new(None),
         });
-        let processors = allowed_processors().unwrap_or_default();
-        let fits = first + (members - 1) * apart < processors.len();
         let mut team = Self { shared, threads: Vec::with_capacity(members - 1) };
         for index in 1..members {
             let shared = Arc::clone(&team.shared);
-            let processor = fits.then(|| processors[first + index * apart]);
+            let processor = processor(index);
             let thread = std::thread::Builder::new()
                 .name(format!("cpu-{index}"))
                 .spawn(move || member(&shared, index, processor))?;

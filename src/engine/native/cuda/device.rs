@@ -58,11 +58,11 @@ pub struct GemmOperands {
 
 /// A GPU, or what passes for one. Everything is enqueued in order; only [`download`](Self::download) and
 /// [`synchronise`](Self::synchronise) wait.
-pub trait Device: std::fmt::Debug {
+pub trait Device: std::fmt::Debug + Send {
     /// An allocation, aligned to at least 256 bytes and freed when dropped, behind the work that uses it.
-    type Memory: std::fmt::Debug;
+    type Memory: std::fmt::Debug + Send;
     /// A recorded sequence of launches.
-    type Graph: std::fmt::Debug;
+    type Graph: std::fmt::Debug + Send;
 
     /// As in results: `cuda:0`.
     fn name(&self) -> &str;

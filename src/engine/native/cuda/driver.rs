@@ -162,7 +162,13 @@ impl Driver {
     /// When there are fewer, they are not of one kind, or one cannot reach another.
     pub fn open_group(first: u32, count: usize) -> Result<Vec<Self>, EngineError> {
         let last = u32::try_from(count).map_or(u32::MAX, |count| first.saturating_add(count - 1));
-        cuda::require(last, &format!("cuda:{last}"))?;
+        if let Err(EngineError::NoCudaDevice { detail, .. }) = cuda::require(last, &format!("cuda:{last}")) {
+            return Err(EngineError::Unsupported {
+                engine: crate::engine::native::NAME.into(),
+                what: format!("a group of {count} GPUs from cuda:{first} on"),
+                why: format!("{detail}; ask for fewer, or make more visible with CUDA_VISIBLE_DEVICES"),
+            });
+        }
         let group: Vec<Self> = (first..=last).map(Self::open).collect::<Result<_, _>>()?;
         for device in &group {
             device.reach(&group)?;
@@ -439,8 +445,8 @@ impl Device for Driver {
     }
 
     fn launch(&mut self, launch: &KernelLaunch) -> Result<(), EngineError> {
+        self.bind()?;
         let function = self.function(&launch.kernel, launch.shared_bytes)?;
-        self.context.bind_to_thread().map_err(|error| self.failed(error))?;
         let mut arguments: Vec<*mut c_void> = launch
             .arguments
             .iter()

@@ -176,8 +176,14 @@ impl Emulated {
     /// Devices that reach each other's memory.
     #[must_use]
     pub fn group(count: u64) -> Vec<Self> {
-        let live = Live::default();
-        (0..count).map(|seed| Self { live: live.clone(), ..Self::new(seed) }).collect()
+        let first = Self::new(0);
+        (0..count).map(|seed| first.beside(seed)).collect()
+    }
+
+    /// Another device, which reaches the memory of this one.
+    #[must_use]
+    pub fn beside(&self, seed: u64) -> Self {
+        Self { live: self.live.clone(), ..Self::new(seed) }
     }
 
     /// Bytes of its allocations, and of those of its group, that are not freed.

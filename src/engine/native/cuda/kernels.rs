@@ -60,11 +60,11 @@ pub struct Tuning {
     pub min_widened_rows: usize,
     /// Rows of a sequence from which attention goes to the tensor cores, where heads and cache allow.
     pub min_prefill_rows: usize,
-    /// Bytes of a sum over two to four ranks that each of them reads whole from all; half as many over more. *Source*: vLLM's custom all-reduce changes
+    /// Bytes of a sum over three or four ranks that each of them reads whole from all; half as many over more, and any over two. *Source*: vLLM's custom all-reduce changes
     /// over at the same sizes.
     pub max_one_shot_bytes: usize,
-    /// How long the kernels of a rank wait for another rank's: longer than it takes to record a graph or to load a kernel.
-    pub rank_patience: Duration,
+    /// How long a barrier waits for another rank: longer than it takes to record a graph or to load a kernel.
+    pub rank_timeout: Duration,
 }
 
 impl Default for Tuning {
@@ -77,7 +77,7 @@ impl Default for Tuning {
             min_widened_rows: 33,
             min_prefill_rows: 2,
             max_one_shot_bytes: 512 << 10,
-            rank_patience: Duration::from_secs(30),
+            rank_timeout: Duration::from_secs(30),
         }
     }
 }

@@ -59,7 +59,7 @@ impl Nccl {
     #[must_use]
     pub fn open() -> Option<Self> {
         // SAFETY: NCCL's initialisation reads environment variables, and touches nothing of this program.
-        let library = NAMES.iter().find_map(|name| unsafe { Library::new(name) }.ok())?;
+        let library = NAMES.iter().find_map(|name| unsafe { Library::new(*name) }.ok())?;
         // SAFETY: the types are those of NCCL's header since version 2.0; the functions are kept no longer than the library.
         let functions = unsafe {
             Functions {
@@ -130,6 +130,9 @@ pub struct Communicator {
     nccl: Nccl,
     handle: *mut c_void,
 }
+
+// SAFETY: the library's handle belongs to no thread, and whoever has it is the only one that uses it.
+unsafe impl Send for Communicator {}
 
 impl std::fmt::Debug for Communicator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -22,7 +22,7 @@ use super::latent::{
     DeviceRows, FinishLatent, HeadProduct, LatentAttention, LatentCut, LatentDown,
     MAX_WIDTH as MAX_LATENT_WIDTH, TurnQueries,
 };
-use super::peers::{Exchange, NO_TOKEN};
+use super::peers::{NO_TOKEN, PeerBuffer};
 use super::step::{Pool, Scratch, StepState};
 use super::tensor_core_linear::{self, TiledWorkspace};
 use crate::engine::native::operations::{
@@ -153,7 +153,7 @@ pub struct CudaOperations<D: Device> {
     step: StepState<D>,
     workspace: Workspace<D>,
     /// Of a rank of a tensor parallel group, and how many ranks that has.
-    exchange: Exchange<D>,
+    peer_buffer: PeerBuffer<D>,
     ranks: usize,
     /// What the last operation left for the next.
     rounded: Option<Rounded>,
@@ -193,7 +193,7 @@ impl<D: Device> CudaOperations<D> {
             tuning,
             step: StepState::default(),
             workspace: Workspace::default(),
-            exchange: Exchange::default(),
+            peer_buffer: PeerBuffer::default(),
             ranks: 1,
             rounded: None,
             known: HashMap::new(),
@@ -275,7 +275,13 @@ impl<D: Device> CudaOperations<D> {
         rows: usize,
         router: &Matrix<D>,
     ) -> Result<Option<TiledWorkspace>, EngineError> {
-        if router.format == KernelFormat::Bf16 { self.tiled_workspace(rows, router) } else { Ok(None) }
+        if router.format != KernelFormat::Bf16 {
+            return Ok(None);
+        }
+        // All ranks must choose the same experts, and the library picks the order of a sum by what was fastest on each of them.
+        let own = self.ranks > 1;
+        let workspace = self.tiled_workspace(rows, router)?;
+        Ok(workspace.map(|space| TiledWorkspace { by_library: space.by_library && !own, ..space }))
     }
 
     /// Room for rows of a buffer in 16 bits, for the product that follows; 0 where it does not take such rows.
@@ -545,6 +551,7 @@ impl<D: Device> Operations for CudaOperations<D> {
     }
 
     fn end(&mut self, rows: &Rows) -> Result<(), EngineError> {
+        debug_assert!(self.peer_buffer.is_even(), "two sums take turns in every step");
         match std::mem::replace(&mut self.mode, Mode::Plain) {
             Mode::Recording(key) => self.finish_capture(key),
             Mode::Plain => {
@@ -564,7 +571,7 @@ impl<D: Device> Operations for CudaOperations<D> {
             self.known.remove(&key);
         }
         if self.ranks > 1 {
-            self.exchange.reset();
+            self.peer_buffer.reset();
             self.known.clear();
         }
         if self.workspace.to_norm.memory().is_some() {
@@ -821,7 +828,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         {
             (workspace.prepared, workspace.ready) = (self.workspace.rounded.address(), true);
         }
-        let mut into = self.exchange.take_begun().unwrap_or_else(|| D::address(&hidden.memory));
+        let mut into = self.peer_buffer.take_begun().unwrap_or_else(|| D::address(&hidden.memory));
         if norm.is_some() {
             self.grow(|space| &mut space.to_norm, 4 * rows.len() * weights.outputs, &[0])?;
             into = self.workspace.to_norm.address();
@@ -927,7 +934,7 @@ impl<D: Device> Operations for CudaOperations<D> {
             real_rows: self.step.real_rows(),
             parts: self.workspace.expert_parts.address(),
             hidden,
-            into: self.exchange.take_begun().unwrap_or_else(|| D::address(&hidden.memory)),
+            into: self.peer_buffer.take_begun().unwrap_or_else(|| D::address(&hidden.memory)),
             prepared: self.workspace.prepared.address(),
         };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
@@ -1003,7 +1010,7 @@ impl<D: Device> Operations for CudaOperations<D> {
             self.device.download(memory, 0, &mut self.next_bytes)?;
             next.extend(self.next_bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)));
             if self.ranks > 1 && next.contains(&NO_TOKEN) {
-                self.exchange.check(&mut self.device, self.ranks)?;
+                self.peer_buffer.check(&mut self.device, self.ranks)?;
             }
         }
         Ok(())
@@ -1017,7 +1024,7 @@ impl<D: Device> Operations for CudaOperations<D> {
     ) -> Result<(), EngineError> {
         self.ranks = rank.size();
         let (floats, outputs) = (rows.len() * hidden.width, rows.outputs.len());
-        if self.exchange.begin(&mut self.device, rank, floats, outputs)? {
+        if self.peer_buffer.begin(&mut self.device, rank, floats, outputs)? {
             self.known.clear();
         }
         Ok(())
@@ -1029,7 +1036,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         rank: &mut Rank,
         hidden: &mut DeviceTensor<D>,
     ) -> Result<(), EngineError> {
-        self.exchange.all_reduce(&mut self.device, rank, self.tuning, rows.len(), hidden)
+        self.peer_buffer.all_reduce(&mut self.device, rank, self.tuning, rows.len(), hidden)
     }
 
     fn first_of_ranks(
@@ -1042,7 +1049,7 @@ impl<D: Device> Operations for CudaOperations<D> {
     ) -> Result<(), EngineError> {
         let outputs = (rows.outputs.len(), logits);
         let next = self.workspace.next.address();
-        self.exchange.first_of_ranks(&mut self.device, rank, self.tuning, outputs, next, first)
+        self.peer_buffer.first_of_ranks(&mut self.device, rank, self.tuning, outputs, next, first)
     }
 
     fn device_name(&self) -> String {
@@ -1059,7 +1066,7 @@ impl<D: Device> Operations for CudaOperations<D> {
     fn read(&mut self, buffer: &DeviceTensor<D>, rows: usize) -> Result<Vec<Vec<f32>>, EngineError> {
         let mut bytes = vec![0; 4 * rows * buffer.width];
         self.device.download(&buffer.memory, 0, &mut bytes)?;
-        self.exchange.check(&mut self.device, self.ranks)?;
+        self.peer_buffer.check(&mut self.device, self.ranks)?;
         let values: Vec<f32> = bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect();
         Ok(values.chunks_exact(buffer.width.max(1)).map(<[f32]>::to_vec).collect())
     }

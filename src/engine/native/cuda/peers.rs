@@ -1,8 +1,8 @@
 //! Sums over the GPUs of a tensor parallel group, by kernels that read each other's memory (`kernels/all_reduce.cu`).
 //!
-//! Enters: what a rank adds to a sum, where [`Exchange::begin`] says. Leaves: the hidden states with what all ranks added, and the token with the
+//! Enters: what a rank adds to a sum, where [`PeerBuffer::begin`] says. Leaves: the hidden states with what all ranks added, and the token with the
 //! largest logit of all. Nothing of it passes the host, so that a step of a rank is still one graph. All ranks launch the same kernels in the same
-//! order; a rank that does not come is given up after [`Tuning::rank_patience`], and no other waits for it then.
+//! order; a rank that does not reach a barrier in [`Tuning::rank_timeout`] is lost, and no other waits for it then.
 
 use Argument::{Address, U64};
 
@@ -19,9 +19,9 @@ const LOST: usize = MAX_GPU_RANKS + 2;
 /// What `first_of_ranks` leaves in place of a token where a rank was lost.
 pub const NO_TOKEN: u32 = u32::MAX;
 
-/// Bytes of an exchange for sums of so many floats, and so many outputs.
+/// Bytes of a peer buffer for sums of so many floats, and so many outputs.
 #[must_use]
-pub fn exchange_bytes(floats: usize, outputs: usize) -> usize {
+pub fn buffer_bytes(floats: usize, outputs: usize) -> usize {
     4 * WORDS + 8 * outputs.next_multiple_of(2) + 2 * 4 * floats.next_multiple_of(4)
 }
 
@@ -35,7 +35,7 @@ struct Shared<D: Device> {
 
 /// The memory through which a rank meets the others.
 #[derive(Debug)]
-pub struct Exchange<D: Device> {
+pub struct PeerBuffer<D: Device> {
     shared: Option<Shared<D>>,
     floats: usize,
     outputs: usize,
@@ -45,13 +45,13 @@ pub struct Exchange<D: Device> {
     begun: Option<u64>,
 }
 
-impl<D: Device> Default for Exchange<D> {
+impl<D: Device> Default for PeerBuffer<D> {
     fn default() -> Self {
         Self { shared: None, floats: 0, outputs: 0, slot: 0, begun: None }
     }
 }
 
-impl<D: Device> Exchange<D> {
+impl<D: Device> PeerBuffer<D> {
     /// Begins a sum of hidden states, and sees to it that all ranks have room for it and for the outputs of the step. Says whether something has moved,
     /// so that what was recorded before is void.
     ///
@@ -70,6 +70,12 @@ impl<D: Device> Exchange<D> {
         }
         self.begun = self.shared.as_ref().map(|shared| D::address(&shared.memory) + self.sum_at(self.slot));
         Ok(moved)
+    }
+
+    /// Whether the two sums have had as many turns. Every step has an even number of sums, two for each layer, so that a recorded one finds the turn as it was.
+    #[must_use]
+    pub fn is_even(&self) -> bool {
+        self.slot == 0
     }
 
     /// Where the sum that was begun is made, once.
@@ -95,9 +101,10 @@ impl<D: Device> Exchange<D> {
         rank.bring(std::iter::empty())?;
         self.shared = None;
         self.slot = 0;
-        self.floats = self.floats.max(floats).next_power_of_two();
+        // Of a power of two from eight on each half is a whole number of vectors.
+        self.floats = self.floats.max(floats).max(8).next_power_of_two();
         self.outputs = self.outputs.max(outputs).next_power_of_two();
-        let bytes = exchange_bytes(self.floats, self.outputs);
+        let bytes = buffer_bytes(self.floats, self.outputs);
         let memory = device.allocate_shared(bytes)?;
         device.upload(&memory, 0, &vec![0; bytes])?;
         device.synchronise()?;
@@ -122,7 +129,7 @@ impl<D: Device> Exchange<D> {
     }
 
     fn sum_at(&self, slot: usize) -> u64 {
-        (exchange_bytes(slot * self.floats / 2, self.outputs)) as u64
+        (buffer_bytes(slot * self.floats / 2, self.outputs)) as u64
     }
 
     fn launch(
@@ -140,7 +147,7 @@ impl<D: Device> Exchange<D> {
             Address(D::address(&shared.addresses)),
             size(rank.index()),
             size(rank.size()),
-            U64(u64::try_from(tuning.rank_patience.as_nanos()).unwrap_or(u64::MAX)),
+            U64(u64::try_from(tuning.rank_timeout.as_nanos()).unwrap_or(u64::MAX)),
         ];
         arguments.extend(rest);
         device.launch(&KernelLaunch {
@@ -231,5 +238,19 @@ impl<D: Device> Exchange<D> {
             0 => Ok(()),
             rank => Err(EngineError::RankLost { rank: rank - 1, of: ranks }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_have_the_same_layout() {
+        let source = include_str!("../../../../kernels/peers.cuh");
+        assert!(source.contains(&format!("MAX_RANKS = {MAX_GPU_RANKS};")));
+        assert!(source.contains(&format!("LOST = MAX_RANKS + {}", LOST - MAX_GPU_RANKS)));
+        assert!(source.contains(&format!("USED = MAX_RANKS + {};", LOST + 1 - MAX_GPU_RANKS)));
+        assert!(LOST + 2 < WORDS && buffer_bytes(8, 1) == 256 + 16 + 64);
     }
 }

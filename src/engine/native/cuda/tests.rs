@@ -29,5 +29,5 @@ const SMALL: super::kernels::Tuning = super::kernels::Tuning {
     min_widened_rows: usize::MAX,
     min_prefill_rows: usize::MAX,
     max_one_shot_bytes: 2 << 10,
-    rank_patience: std::time::Duration::from_secs(30),
+    rank_timeout: std::time::Duration::from_secs(30),
 };

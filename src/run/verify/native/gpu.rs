@@ -5,6 +5,8 @@
 
 use super::{Bounds, Extent, Kind, Make, Side, graphs, models, operations, steps};
 use crate::engine::native::cuda::device::Device;
+#[cfg(feature = "cuda")]
+use crate::engine::native::cuda::driver::Driver;
 use crate::engine::native::cuda::kernels::Tuning;
 use crate::engine::native::cuda::operations::CudaOperations;
 use crate::engine::native::operations::Operation;
@@ -115,13 +117,35 @@ const KNOWN_BYTES: usize = 1_000_003;
 /// Everything on a GPU.
 #[cfg(feature = "cuda")]
 pub fn on_a_gpu(index: u32, quick: bool, record: &mut Record<'_>) {
-    match crate::engine::native::cuda::driver::Driver::open(index) {
+    match Driver::open(index) {
         Ok(driver) => {
             let kind = if quick { &SMALL_KIND } else { &KIND };
             let open = || Ok(driver.clone());
             on_a_device(&open, Tuning::default(), (kind, super::extent(quick)), KNOWN_BYTES, record);
+            on_groups(index, record);
         }
         Err(error) => record(Check::failed("native", "open the device", error.to_string())),
+    }
+}
+
+/// Groups of GPUs from one on, as large as the machine has them.
+#[cfg(feature = "cuda")]
+fn on_groups(first: u32, record: &mut Record<'_>) {
+    for ranks in [2, 4, 8] {
+        match Driver::open_group(first, ranks) {
+            Ok(devices) => {
+                // Sums in one shot; and in two, where there are any.
+                for max_one_shot_bytes in [usize::MAX, 8 << 10] {
+                    let tuning = Tuning { max_one_shot_bytes, ..Tuning::default() };
+                    let operations =
+                        devices.iter().cloned().map(|device| CudaOperations::with_tuning(device, tuning));
+                    super::groups::against_the_cpu(operations.collect(), record);
+                }
+            }
+            // There are no more, or they are no group.
+            Err(EngineError::NoCudaDevice { .. } | EngineError::Unsupported { .. }) => return,
+            Err(error) => record(Check::failed("groups", format!("{ranks} GPUs"), error.to_string())),
+        }
     }
 }
 

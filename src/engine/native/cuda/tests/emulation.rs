@@ -8,8 +8,15 @@ use crate::engine::EngineError;
 
 const WORDS: usize = 128;
 
-fn run(seed: u64, kernel: &str, memories: &[&EmulatedMemory], blocks: u32) -> Result<Emulated, EngineError> {
-    let mut device = Emulated::new(seed);
+/// Runs a kernel by a seed over memory of a device.
+fn run(
+    of: &Emulated,
+    seed: u64,
+    kernel: &str,
+    memories: &[&EmulatedMemory],
+    blocks: u32,
+) -> Result<Emulated, EngineError> {
+    let mut device = of.beside(seed);
     device.launch(&KernelLaunch {
         kernel: kernel.into(),
         grid: [blocks, 1, 1],
@@ -32,7 +39,7 @@ fn reversed(kernel: &str, seed: u64) -> Vec<u32> {
     let (from, to) = (device.allocate(4 * WORDS).unwrap(), device.allocate(4 * WORDS).unwrap());
     let bytes: Vec<u8> = (0..128u32).flat_map(u32::to_le_bytes).collect();
     device.upload(&from, 0, &bytes).unwrap();
-    let mut device = run(seed, kernel, &[&from, &to], 1).unwrap();
+    let mut device = run(&device, seed, kernel, &[&from, &to], 1).unwrap();
     words(&mut device, &to, WORDS)
 }
 
@@ -58,11 +65,11 @@ fn a_barrier_can_be_taken_away_by_its_line() {
 fn shared_memory_is_poisoned_between_blocks() {
     let mut device = Emulated::new(0);
     let to = device.allocate(16).unwrap();
-    let mut device = run(3, "planted_shared_before_written", &[&to], 4);
-    let found = words(device.as_mut().unwrap(), &to, 4);
+    let mut ran = run(&device, 3, "planted_shared_before_written", &[&to], 4);
+    let found = words(ran.as_mut().unwrap(), &to, 4);
     // The threads of a block see their own 7, but the first of each block sees poison.
     assert!(found.iter().all(|word| *word == u32::MAX || *word == 7), "{found:?}");
-    assert!(run(3, "planted_shared_before_written", &[&to], 1).is_ok());
+    assert!(run(&device, 3, "planted_shared_before_written", &[&to], 1).is_ok());
 }
 
 #[test]
@@ -70,7 +77,7 @@ fn threads_that_wait_for_ever_are_an_error_that_says_where() {
     let mut device = Emulated::new(0);
     let to = device.allocate(16).unwrap();
     device.upload(&to, 0, &[0; 16]).unwrap();
-    let error = run(3, "planted_half_meets", &[&to], 1).unwrap_err().to_string();
+    let error = run(&device, 3, "planted_half_meets", &[&to], 1).unwrap_err().to_string();
     assert!(error.contains("planted_half_meets") && error.contains("waits at"), "{error}");
 }
 
@@ -81,7 +88,7 @@ fn arguments_that_are_not_the_kernels_are_refused() {
     let refused = |kernel: &str, arguments: Vec<Argument>| {
         let launch =
             KernelLaunch { kernel: kernel.into(), grid: [1; 3], threads: 32, shared_bytes: 0, arguments };
-        Emulated::new(0).launch(&launch).unwrap_err().to_string()
+        device.beside(0).launch(&launch).unwrap_err().to_string()
     };
     let address = Argument::Address(Emulated::address(&to));
     assert!(refused("planted_reversal", vec![address]).contains("takes 2 arguments and was given 1"));

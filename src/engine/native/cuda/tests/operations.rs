@@ -463,6 +463,11 @@ fn without_any_one_of_its_barriers_an_operation_is_wrong() {
             barriers.entry(barrier).or_default();
         }
     }
+    // So are those of ranks, which other host threads would have to notice.
+    super::ranks::launch_every_kernel();
+    for barrier in Barrier::met() {
+        barriers.entry(barrier).or_default();
+    }
     let met: BTreeSet<String> = barriers.keys().map(Barrier::to_string).collect();
     assert_eq!(met, barriers_of_the_sources(), "a barrier that no test meets");
     let unnoticed: Vec<String> = barriers

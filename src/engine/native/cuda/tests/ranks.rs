@@ -7,12 +7,11 @@ use super::super::device::{Device, KernelLaunch};
 use super::super::emulator::Emulated;
 use super::super::kernels::{DeviceTensor, Tuning};
 use super::super::operations::CudaOperations;
-use super::super::peers::Exchange;
+use super::super::peers::PeerBuffer;
 use super::SMALL;
 use super::engine::{fixtures, tokens};
-use crate::engine::native::check_ranks;
-use crate::engine::native::parallel::ParallelSession;
 use crate::engine::native::ranks::Rank;
+use crate::engine::native::{ParallelSession, check_ranks};
 use crate::engine::{self, DeviceChoice, DeviceOptions, EngineError, SequenceId, Session, StepBatch};
 use crate::measure::quality::relative_error;
 use crate::weights::OpenModel;
@@ -121,15 +120,15 @@ fn read(device: &mut Emulated, tensor: &DeviceTensor<Emulated>, count: usize) ->
 /// Sums of several sizes, one after another, by a rank: what it has after each.
 fn sums_of_a_rank(mut rank: Rank, seed: u64, rows_of_sums: &[usize]) -> Vec<Vec<u32>> {
     let mut device = Emulated::new(seed + rank.index() as u64);
-    let mut exchange = Exchange::default();
+    let mut peer_buffer = PeerBuffer::default();
     let mut found = Vec::new();
     for (turn, rows) in rows_of_sums.iter().enumerate() {
         let count = 4 * rows;
         let hidden = floats(&mut device, &vec![1.5; count]);
-        exchange.begin(&mut device, &mut rank, count, 1).unwrap();
+        peer_buffer.begin(&mut device, &mut rank, count, 1).unwrap();
         let own: Vec<f32> = (0..count).map(|at| brought(rank.index(), turn, at)).collect();
         // In place of a product, which adds to what is there: zeros.
-        let (own, sums) = (floats(&mut device, &own), exchange.take_begun().unwrap());
+        let (own, sums) = (floats(&mut device, &own), peer_buffer.take_begun().unwrap());
         let own = Address(Emulated::address(&own.memory));
         let add = KernelLaunch {
             kernel: "triad".into(),
@@ -139,12 +138,42 @@ fn sums_of_a_rank(mut rank: Rank, seed: u64, rows_of_sums: &[usize]) -> Vec<Vec<
             arguments: vec![Address(sums), Address(sums), own, F32(1.0), U64(*rows as u64)],
         };
         device.launch(&add).unwrap();
-        exchange.all_reduce(&mut device, &rank, SMALL, *rows, &hidden).unwrap();
+        peer_buffer.all_reduce(&mut device, &rank, SMALL, *rows, &hidden).unwrap();
         found.push(read(&mut device, &hidden, count).into_iter().map(f32::to_bits).collect());
     }
     // Until all have read what this one shares.
     rank.bring(std::iter::empty()).unwrap();
     found
+}
+
+/// Launches every kernel of a group of three, whose first rank is this host thread.
+pub(super) fn launch_every_kernel() {
+    let steps = |mut rank: Rank| {
+        // Of few bytes, and of many.
+        sums_of_a_rank(rank.clone(), 7, &[3, 200]);
+        let mut device = Emulated::new(rank.index() as u64);
+        let mut peer_buffer = PeerBuffer::default();
+        let hidden = floats(&mut device, &[1.0; 8]);
+        let logits = floats(&mut device, &[0.0, rank.index() as f32, 0.0, 0.0]);
+        let next = device.allocate(4).unwrap();
+        device.upload(&next, 0, &1u32.to_le_bytes()).unwrap();
+        // What the sums above brought is behind them.
+        rank.bring(std::iter::empty()).unwrap();
+        peer_buffer.begin(&mut device, &mut rank, 8, 1).unwrap();
+        peer_buffer.all_reduce(&mut device, &rank, SMALL, 2, &hidden).unwrap();
+        let (address, first) = (Emulated::address(&next), 4 * rank.index());
+        peer_buffer.first_of_ranks(&mut device, &rank, SMALL, (1, &logits), address, first).unwrap();
+        let mut token = [0; 4];
+        device.download(&next, 0, &mut token).unwrap();
+        assert_eq!(u32::from_le_bytes(token), 9, "the second token of the last rank");
+        rank.bring(std::iter::empty()).unwrap();
+    };
+    std::thread::scope(|scope| {
+        let mut ranks = Rank::group(3).into_iter();
+        let first = ranks.next().unwrap();
+        ranks.for_each(|rank| drop(scope.spawn(move || steps(rank))));
+        steps(first);
+    });
 }
 
 #[test]
@@ -171,22 +200,22 @@ fn every_rank_has_the_same_sum_to_the_bit_whatever_the_sizes_before() {
 
 #[test]
 fn a_rank_that_does_not_come_is_named_and_not_waited_for() {
-    let tuning = Tuning { rank_patience: Duration::from_millis(20), ..SMALL };
+    let tuning = Tuning { rank_timeout: Duration::from_millis(20), ..SMALL };
     let errors: Vec<EngineError> = std::thread::scope(|scope| {
         let threads: Vec<_> = Rank::group(3)
             .into_iter()
             .map(|mut rank| {
                 scope.spawn(move || {
                     let mut device = Emulated::new(rank.index() as u64);
-                    let mut exchange = Exchange::default();
+                    let mut peer_buffer = PeerBuffer::default();
                     let hidden = floats(&mut device, &[1.0; 8]);
                     let (logits, next) = (floats(&mut device, &[1.0; 8]), device.allocate(8).unwrap());
                     device.upload(&next, 0, &[0; 8]).unwrap();
-                    exchange.begin(&mut device, &mut rank, 8, 2).unwrap();
+                    peer_buffer.begin(&mut device, &mut rank, 8, 2).unwrap();
                     if rank.index() != 1 {
-                        exchange.all_reduce(&mut device, &rank, tuning, 2, &hidden).unwrap();
+                        peer_buffer.all_reduce(&mut device, &rank, tuning, 2, &hidden).unwrap();
                         let address = Emulated::address(&next);
-                        exchange
+                        peer_buffer
                             .first_of_ranks(&mut device, &rank, tuning, (2, &logits), address, 0)
                             .unwrap();
                         let mut tokens = [0; 8];
@@ -195,7 +224,7 @@ fn a_rank_that_does_not_come_is_named_and_not_waited_for() {
                         assert_eq!(read(&mut device, &hidden, 8), [1.0; 8], "nothing is added");
                     }
                     rank.bring(std::iter::empty()).unwrap();
-                    exchange.check(&mut device, 3).unwrap_err()
+                    peer_buffer.check(&mut device, 3).unwrap_err()
                 })
             })
             .collect();
@@ -210,7 +239,7 @@ fn a_rank_that_does_not_come_is_named_and_not_waited_for() {
 #[test]
 fn a_fault_of_one_gpu_ends_the_group() {
     let model = crate::weights::open(fixtures().join("llama-gqa").to_str().unwrap(), None, 0).unwrap();
-    let tuning = Tuning { rank_patience: Duration::from_millis(20), ..SMALL };
+    let tuning = Tuning { rank_timeout: Duration::from_millis(20), ..SMALL };
     // In a step that runs kernel by kernel, and in one that is replayed.
     for (whole_steps, fails_in) in [(1, 3), (4, 9)] {
         let mut session = group(&model, Dtype::F32, 2, 3, tuning);

@@ -16,7 +16,7 @@ const SMALL: Tuning = Tuning {
     min_widened_rows: usize::MAX,
     min_prefill_rows: 2,
     max_one_shot_bytes: 2 << 10,
-    rank_patience: std::time::Duration::from_secs(30),
+    rank_timeout: std::time::Duration::from_secs(30),
 };
 
 #[test]
