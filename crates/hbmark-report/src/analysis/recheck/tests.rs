@@ -131,6 +131,17 @@ fn bytes_cut_in_half_with_the_times_are_those_of_no_such_model() {
 }
 
 #[test]
+fn a_gpu_of_a_group_reads_its_part_and_the_ranks_of_a_host_read_all() {
+    let report = run();
+    let mut cell = report.cells.into_iter().find(|cell| cell.phase == Phase::Decode).unwrap();
+    cell.engine = "native-tp3".into();
+    cell.bytes.weights.0 /= 3;
+    let found = |on_host| lighter(&cell, &report.model.architecture, on_host, &mut Ledgers::new());
+    assert!(matches!(found(true), Some(Cause::WeightsSize { .. })), "{:?}", found(true));
+    assert_eq!(found(false), None);
+}
+
+#[test]
 fn a_protocol_is_what_its_parameters_say_and_not_its_name() {
     let smoke = ProtocolSummary {
         min_blocks: 1,
