@@ -152,9 +152,9 @@ fn table_of_links(found: &LinkCeilings, sheet: Option<&DeviceSpec>) -> String {
     }
     let published = sheet.map_or_else(Vec::new, |sheet| links::measured(&sheet.name, gpus));
     let mut names = String::new();
-    published.iter().for_each(|by| {
+    for by in &published {
         let _ = write!(names, " {:>24}", by.by);
-    });
+    }
     let _ = writeln!(
         text,
         "\nall-reduce over {gpus} GPUs, in a graph; beside it what others measured, of as many bytes"

@@ -380,11 +380,14 @@ pub fn gpu_block(
 
 /// The telemetry of a block of several GPUs: the lowest clocks and the highest temperature, the power and the energy of all, whatever held any of them
 /// down.
-fn of_both(one: BlockTelemetry, other: BlockTelemetry) -> BlockTelemetry {
+fn of_both(mut one: BlockTelemetry, other: BlockTelemetry) -> BlockTelemetry {
     let join = |a: Option<f64>, b: Option<f64>, both: fn(f64, f64) -> f64| Some(both(a?, b?));
-    let mut throttle_reasons = one.throttle_reasons.clone();
-    throttle_reasons
-        .extend(other.throttle_reasons.into_iter().filter(|reason| !one.throttle_reasons.contains(reason)));
+    let mut throttle_reasons = std::mem::take(&mut one.throttle_reasons);
+    for reason in other.throttle_reasons {
+        if !throttle_reasons.contains(&reason) {
+            throttle_reasons.push(reason);
+        }
+    }
     BlockTelemetry {
         sm_clock_mhz: join(one.sm_clock_mhz, other.sm_clock_mhz, f64::min),
         memory_clock_mhz: join(one.memory_clock_mhz, other.memory_clock_mhz, f64::min),

@@ -161,7 +161,7 @@ type Loaded<O> = (O, ModelWeights<O>);
 fn on_each<'a, O: Operations>(
     team: &mut Team,
     ranks: &mut [Loading<'a, O>],
-    job: &(dyn Fn(usize, &mut Loading<'a, O>) -> Result<(), EngineError> + Sync),
+    job: impl Fn(usize, &mut Loading<'a, O>) -> Result<(), EngineError> + Sync,
 ) {
     let slots = DisjointSlice::new(ranks);
     team.run(&|worker| {
@@ -196,7 +196,7 @@ fn load<O: Operations>(
     }
     let streamed = model.stream(dtype, &mut |name, tensor| {
         loaded(tensor.bytes());
-        on_each(team, &mut ranks, &|rank, own| {
+        on_each(team, &mut ranks, |rank, own| {
             let Loading { operations, assembly: Some(assembly), .. } = own else { return Ok(()) };
             let part = shapes.part(rank, name, &tensor)?;
             part.map_or(Ok(()), |part| assembly.take(operations, name, part))
@@ -208,7 +208,7 @@ fn load<O: Operations>(
     };
     failed(&mut ranks)?;
     let inventory = streamed.map_err(|error| error_mapping::of_loading(&device, error))?;
-    on_each(team, &mut ranks, &|_, own| {
+    on_each(team, &mut ranks, |_, own| {
         let Loading { operations, assembly, weights, .. } = own;
         if let Some(assembly) = assembly.take() {
             *weights = Some(assembly.finish(operations)?);
@@ -263,7 +263,7 @@ impl ParallelSession<CpuOperations> {
         let on_own = |rank| CpuOperations::on_processors(each, rank * each, InstructionSet::best());
         let operations = (0..ranks).map(on_own).collect::<Result<_, _>>()?;
         let team = Team::on_processors(ranks, 0, each).map_err(|error| no_threads(ranks, &error))?;
-        Self::load(model, dtypes, (operations, team), shapes, block_size, loaded)
+        Self::load(model, dtypes, (operations, team), &shapes, block_size, loaded)
     }
 }
 
@@ -288,7 +288,7 @@ impl<D: Device> ParallelSession<CudaOperations<D>> {
         let ranks = operations.len();
         let shapes = RankShapes::new(model, dtypes.0, ranks)?;
         let team = Team::unpinned(ranks).map_err(|error| no_threads(ranks, &error))?;
-        Self::load(model, dtypes, (operations, team), shapes, block_size, loaded)
+        Self::load(model, dtypes, (operations, team), &shapes, block_size, loaded)
     }
 }
 
@@ -297,13 +297,13 @@ impl<O: Operations> ParallelSession<O> {
         model: &OpenModel,
         (dtype, kv_dtype): (Dtype, Dtype),
         (operations, mut team): (Vec<O>, Team),
-        shapes: RankShapes,
+        shapes: &RankShapes,
         block_size: usize,
         loaded: &mut dyn FnMut(Bytes),
     ) -> Result<Self, EngineError> {
         kv_format::check(kv_dtype, model.architecture.latent.is_some())?;
         let ranks = operations.len();
-        let (loaded, inventory) = load(&mut team, model, dtype, operations, &shapes, loaded)?;
+        let (loaded, inventory) = load(&mut team, model, dtype, operations, shapes, loaded)?;
         let places = Rank::group(ranks);
         let session = |(rank, (operations, weights)): (usize, Loaded<O>)| {
             let mut session = NativeSession::of_weights(

@@ -97,6 +97,9 @@ impl Rank {
     ///
     /// # Errors
     /// When a rank left the group.
+    ///
+    /// # Panics
+    /// Where the vocabulary is larger than 32 bits can count.
     pub fn first_largest(
         &mut self,
         first: usize,

@@ -117,7 +117,8 @@ impl Nccl {
         });
         device.bind()?;
         let mut handle = std::ptr::null_mut();
-        let [ranks, index] = [rank.size(), rank.index()].map(|count| count as c_int);
+        let [ranks, index] =
+            [rank.size(), rank.index()].map(|count| c_int::try_from(count).unwrap_or(c_int::MAX));
         // SAFETY: the context of this rank's device is current on this thread; the address of a pointer.
         let status = unsafe { (self.0.init_rank)(&raw mut handle, ranks, id, index) };
         self.check(device.name(), "ncclCommInitRank", status)?;

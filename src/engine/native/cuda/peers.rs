@@ -110,7 +110,8 @@ impl<D: Device> PeerBuffer<D> {
         device.synchronise()?;
         let own = D::address(&memory);
         let mut table = Vec::with_capacity(8 * rank.size());
-        rank.bring([own as u32, (own >> 32) as u32].into_iter())?;
+        let own = own.to_le_bytes();
+        rank.bring(own.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)))?;
         rank.each_brought(|_, words| table.extend(words.iter().flat_map(|word| word.to_le_bytes())));
         let addresses = device.allocate(table.len())?;
         device.upload(&addresses, 0, &table)?;
