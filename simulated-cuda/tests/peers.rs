@@ -42,7 +42,10 @@ impl Rank {
             assert_eq!(cuMemsetD8Async(exchange, 0, SUMS + 8 * FLOATS, stream), 0);
             assert_eq!(cuMemsetD8Async(hidden, 0, 4 * FLOATS, stream), 0);
             let values = vec![brings; FLOATS];
-            assert_eq!(cuMemcpyHtoDAsync_v2(exchange + SUMS, values.as_ptr() as usize, 4 * FLOATS, stream), 0);
+            assert_eq!(
+                cuMemcpyHtoDAsync_v2(exchange + SUMS, values.as_ptr() as usize, 4 * FLOATS, stream),
+                0
+            );
             assert_eq!(cuStreamSynchronize(stream), 0);
             Self { context, stream, all_reduce, exchange, table, hidden }
         }

@@ -287,7 +287,14 @@ impl Machine {
         });
         self.work(
             stream,
-            Work { name: "fill".into(), demand: Demand::of_memory(bytes), module: None, run, begin: None, dependent: false },
+            Work {
+                name: "fill".into(),
+                demand: Demand::of_memory(bytes),
+                module: None,
+                run,
+                begin: None,
+                dependent: false,
+            },
         )
     }
 }

@@ -165,8 +165,12 @@ impl Machine {
     /// Advances the streams of other devices by one piece of work each; whether one has come further.
     fn advance_others(&mut self, stream: usize) -> Answer<bool> {
         let device = self.stream_mut(stream)?.device;
-        let others: Vec<usize> =
-            self.streams.iter().filter(|(_, other)| other.device != device).map(|(handle, _)| *handle).collect();
+        let others: Vec<usize> = self
+            .streams
+            .iter()
+            .filter(|(_, other)| other.device != device)
+            .map(|(handle, _)| *handle)
+            .collect();
         let mut further = false;
         for other in others {
             match self.advance(other) {
