@@ -18,6 +18,7 @@ use cudarc::nvrtc::Ptx;
 use super::cublaslt::CublasLt;
 use super::device::{Argument, Device, Gemm, GemmOperands, KernelLaunch};
 use crate::engine::cuda::{self, EventTimeline};
+use crate::engine::native::refuse;
 use crate::engine::{EngineError, Timeline};
 use hbmark_core::units::{Bytes, Nanos};
 
@@ -163,11 +164,10 @@ impl Driver {
     pub fn open_group(first: u32, count: usize) -> Result<Vec<Self>, EngineError> {
         let last = u32::try_from(count).map_or(u32::MAX, |count| first.saturating_add(count - 1));
         if let Err(EngineError::NoCudaDevice { detail, .. }) = cuda::require(last, &format!("cuda:{last}")) {
-            return Err(EngineError::Unsupported {
-                engine: crate::engine::native::NAME.into(),
-                what: format!("a group of {count} GPUs from cuda:{first} on"),
-                why: format!("{detail}; ask for fewer, or make more visible with CUDA_VISIBLE_DEVICES"),
-            });
+            return refuse(
+                format!("a group of {count} GPUs from cuda:{first} on"),
+                format!("{detail}; ask for fewer, or make more visible with CUDA_VISIBLE_DEVICES"),
+            );
         }
         let group: Vec<Self> = (first..=last).map(Self::open).collect::<Result<_, _>>()?;
         for device in &group {
@@ -179,18 +179,13 @@ impl Driver {
     /// Checks that the devices of a group are of one kind, and lets kernels of this one touch the memory of the others.
     fn reach(&self, group: &[Self]) -> Result<(), EngineError> {
         let failed = |error: DriverError| self.failed(error);
-        self.context.bind_to_thread().map_err(failed)?;
+        self.bind()?;
         let kind = |device: &Self| device.context.name().map_err(failed);
-        let refuse = |what: String, why: &str| EngineError::Unsupported {
-            engine: crate::engine::native::NAME.into(),
-            what,
-            why: why.into(),
-        };
         for other in group.iter().filter(|other| other.name != self.name) {
             let (own_kind, other_kind) = (kind(self)?, kind(other)?);
             if own_kind != other_kind {
                 let what = format!("a group of {} ({own_kind}) and {} ({other_kind})", self.name, other.name);
-                return Err(refuse(what, "its GPUs must be alike; choose them by CUDA_VISIBLE_DEVICES"));
+                return refuse(what, "its GPUs must be alike; choose them by CUDA_VISIBLE_DEVICES");
             }
             let mut reaches = 0;
             // SAFETY: both are devices of open contexts; the answer is written before it is read.
@@ -204,10 +199,10 @@ impl Driver {
             .result()
             .map_err(failed)?;
             if reaches == 0 {
-                return Err(refuse(
+                return refuse(
                     format!("a group of {} and {}", self.name, other.name),
                     "one cannot access the memory of the other (`nvidia-smi topo -p2p r` says why); sums need NVLink, or PCIe with peer access",
-                ));
+                );
             }
             // SAFETY: the context of this device is current, and the other one is open.
             let enabled = unsafe { sys::cuCtxEnablePeerAccess(other.context.cu_ctx(), 0) };
@@ -238,7 +233,7 @@ impl Driver {
     /// # Errors
     /// When there is no more.
     pub fn allocate_outside_pool(&mut self, bytes: usize) -> Result<DriverMemory, EngineError> {
-        self.context.bind_to_thread().map_err(|error| self.failed(error))?;
+        self.bind()?;
         // SAFETY: the context is bound.
         let address = unsafe { result::malloc_sync(bytes) }.map_err(|error| self.failed(error))?;
         // SAFETY: the pointer is an allocation of so many bytes with no other owner, and any bytes are valid. The slice frees it in stream
@@ -376,7 +371,7 @@ impl Driver {
                 what
             }));
         }
-        self.context.bind_to_thread().map_err(|error| self.failed(error))
+        self.bind()
     }
 }
 
@@ -484,7 +479,7 @@ impl Device for Driver {
     }
 
     fn multiply(&mut self, product: &Gemm, operands: &GemmOperands) -> Result<(), EngineError> {
-        self.context.bind_to_thread().map_err(|error| self.failed(error))?;
+        self.bind()?;
         let mut library = self.products.lock().unwrap_or_else(PoisonError::into_inner);
         if library.is_none() {
             *library = Some(CublasLt::open(&self.stream, &self.name)?);
