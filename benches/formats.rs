@@ -127,7 +127,7 @@ fn main() {
         }
         println!(
             "{batch} rows, {threads} threads, {}, {rounds} rounds, probe {:.1} GB/s",
-            operations.instruction_set().name(),
+            operations.kernels().join("; "),
             median(&reads) / 1e9
         );
         let eight =

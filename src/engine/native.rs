@@ -209,6 +209,7 @@ pub fn capabilities(architecture: &Architecture, device: &str, host_memory: bool
         graphs: !host_memory,
         every_token_logits: true,
         host_memory,
+        kernels: Vec::new(),
     }
 }
 
@@ -530,7 +531,10 @@ impl<O: Operations> NativeSession<O> {
             pool_shape,
             tables: BlockTables::new(block_size),
             rows: Rows::new(block_size),
-            capabilities: capabilities(&architecture, &operations.device_name(), operations.in_host_memory()),
+            capabilities: Capabilities {
+                kernels: operations.kernels(),
+                ..capabilities(&architecture, &operations.device_name(), operations.in_host_memory())
+            },
             timeline: operations.timeline(),
             architecture,
             inventory,

@@ -139,6 +139,7 @@ impl ScriptedSession {
             prefix_sharing: true,
             graphs: false,
             every_token_logits: true,
+            kernels: Vec::new(),
             host_memory: false,
         };
         Self {

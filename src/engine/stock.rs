@@ -287,6 +287,7 @@ pub fn capabilities(variant: EngineKind, limits: Limits, device: &str, host_memo
         prefix_sharing: false,
         graphs: variant == EngineKind::StockGraph,
         every_token_logits: false,
+        kernels: Vec::new(),
         host_memory,
     }
 }

@@ -166,6 +166,7 @@ mod tests {
             prefix_sharing: false,
             graphs: false,
             every_token_logits: false,
+            kernels: Vec::new(),
             host_memory: true,
         }
     }

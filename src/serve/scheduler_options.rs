@@ -227,6 +227,7 @@ mod tests {
             prefix_sharing: true,
             graphs: true,
             every_token_logits: true,
+            kernels: Vec::new(),
             host_memory: false,
         }
     }

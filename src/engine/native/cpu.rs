@@ -14,6 +14,7 @@ mod cache;
 mod experts;
 mod gates;
 pub mod huge_pages;
+mod kernel_choice;
 mod latent;
 mod linear;
 mod lora;
@@ -47,6 +48,7 @@ use crate::weights::{Packing, StoredMatrix};
 use hbmark_core::units::Bytes;
 
 pub use cache::CachePool;
+pub use kernel_choice::KernelChoice;
 pub use linear::FusedMatrix;
 pub use simd::InstructionSet;
 
@@ -74,7 +76,7 @@ impl CpuBuffer {
 pub struct CpuOperations {
     team: Team,
     arena: Arena,
-    set: InstructionSet,
+    kernels: KernelChoice,
     inputs: PackedActivations,
     /// A row for each head of each row.
     head_inputs: PackedActivations,
@@ -83,6 +85,8 @@ pub struct CpuOperations {
     plan_stale: bool,
     /// Sums of the rows that are finished when all of a row is there: Q, K and V before norm, RoPE and store; what is normed before it is added.
     projected: Vec<f32>,
+    /// Hidden states to which a normed sum of all ranks is added.
+    residual: Vec<f32>,
     /// Of each row, what its Q and its K are multiplied with where all heads are normed together.
     factors: Vec<[f32; 2]>,
     /// Largest logit and its index, per sequence and panel of the head.
@@ -99,9 +103,9 @@ impl CpuOperations {
     /// A team of so many threads with the fastest kernels of this processor.
     ///
     /// # Errors
-    /// When the system gives no threads.
+    /// When the system gives no threads, or the user asks for kernels that this processor does not have.
     pub fn new(threads: usize) -> Result<Self, EngineError> {
-        Self::with_set(threads, InstructionSet::best())
+        Self::on_processors(threads, 0, KernelChoice::of_processor()?)
     }
 
     /// As [`Self::new`] with the kernels of an available instruction set.
@@ -112,18 +116,15 @@ impl CpuOperations {
     /// # Panics
     /// When this processor does not have the set.
     pub fn with_set(threads: usize, set: InstructionSet) -> Result<Self, EngineError> {
-        Self::on_processors(threads, 0, set)
+        assert!(InstructionSet::available().contains(&set), "an instruction set of this processor");
+        Self::on_processors(threads, 0, KernelChoice::forced(set))
     }
 
-    /// As [`Self::with_set`], with the threads on the processors from the `first` on that this process may use.
+    /// With the threads on the processors from the `first` on that this process may use.
     ///
     /// # Errors
-    /// As [`Self::with_set`].
-    ///
-    /// # Panics
-    /// As [`Self::with_set`].
-    pub fn on_processors(threads: usize, first: usize, set: InstructionSet) -> Result<Self, EngineError> {
-        assert!(InstructionSet::available().contains(&set), "an instruction set of this processor");
+    /// When the system gives no threads.
+    pub fn on_processors(threads: usize, first: usize, kernels: KernelChoice) -> Result<Self, EngineError> {
         let team = Team::on_processors(threads, first, 1).map_err(|error| EngineError::Device {
             device: "cpu".into(),
             detail: format!("cannot start {threads} threads: {error}"),
@@ -131,12 +132,13 @@ impl CpuOperations {
         Ok(Self {
             team,
             arena: Arena::default(),
-            set,
+            kernels,
             inputs: PackedActivations::default(),
             head_inputs: PackedActivations::default(),
             plan: AttentionPlan::default(),
             plan_stale: true,
             projected: Vec::new(),
+            residual: Vec::new(),
             factors: Vec::new(),
             largest: Vec::new(),
             delta: LoraDelta::default(),
@@ -144,12 +146,6 @@ impl CpuOperations {
             met: ExpertsMet::default(),
             moved: 0,
         })
-    }
-
-    /// The kernels in use.
-    #[must_use]
-    pub fn instruction_set(&self) -> InstructionSet {
-        self.set
     }
 
     /// Threads, the caller included.
@@ -267,6 +263,7 @@ impl Operations for CpuOperations {
                     });
                 }
             }
+            self.kernels.meet(&packed);
             fused.alike &= fused.parts.first().is_none_or(|first| first.panels() == packed.panels());
             fused.parts.push(packed);
             fused.biases.push(part.bias);
@@ -463,7 +460,7 @@ impl Operations for CpuOperations {
         pool: &mut CachePool,
         query: &mut CpuBuffer,
     ) -> Result<(), EngineError> {
-        let (set, count) = (self.set, rows.len());
+        let (kernels, count) = (self.kernels, rows.len());
         let matrix = &weights.qkv;
         let width = shape.query_width() + 2 * shape.kv_width();
         if self.projected.len() < count * width {
@@ -484,7 +481,7 @@ impl Operations for CpuOperations {
             let norm = weights.norm.as_ref().map(|norm| (norm.as_slice(), shape.norm_eps));
             worker.parallel_for(PREPARE, count, |row| {
                 // SAFETY: members have different rows; the set is this processor's.
-                unsafe { writer.pack(set, row, hidden.row(row), norm) };
+                unsafe { writer.pack(kernels.general, row, hidden.row(row), norm) };
             });
             worker.barrier();
             let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
@@ -492,7 +489,7 @@ impl Operations for CpuOperations {
                 unsafe { store_sums(matrix, projected, width, &delta, (first, row), sums) };
             };
             // SAFETY: the rows were packed before the barrier, for this matrix.
-            unsafe { linear::multiply(set, worker, MULTIPLY, matrix, &writer, count, store) };
+            unsafe { linear::multiply(&kernels, worker, MULTIPLY, matrix, &writer, count, store) };
             worker.barrier();
             if joint.is_some() {
                 worker.parallel_for(NORM, count, |row| {
@@ -581,7 +578,7 @@ impl Operations for CpuOperations {
         pool: &CachePool,
         out: &mut CpuBuffer,
     ) -> Result<(), EngineError> {
-        let set = self.set;
+        let set = self.kernels.general;
         if std::mem::take(&mut self.plan_stale) {
             self.plan.make(rows, shape, self.team.members());
         }
@@ -618,14 +615,14 @@ impl Operations for CpuOperations {
             self.project_add_normed(rows, weights, norm, input, hidden);
             return Ok(());
         }
-        let (set, count, width) = (self.set, rows.len(), hidden.width);
+        let (kernels, count, width) = (self.kernels, rows.len(), hidden.width);
         let delta = self.delta.take();
         let writer = self.inputs.writer(Self::input_shape(weights, count));
         let out = DisjointSlice::new(&mut hidden.values);
         self.team.run(&|worker: &Worker<'_>| {
             worker.parallel_for(PREPARE, count, |row| {
                 // SAFETY: members have different rows; the set is this processor's.
-                unsafe { writer.pack(set, row, input.row(row), None) };
+                unsafe { writer.pack(kernels.general, row, input.row(row), None) };
             });
             worker.barrier();
             let add = |first: usize, row: usize, sums: &[[f32; LANES]]| {
@@ -640,7 +637,7 @@ impl Operations for CpuOperations {
                 }
             };
             // SAFETY: the rows were packed before the barrier, for this matrix.
-            unsafe { linear::multiply(set, worker, MULTIPLY, weights, &writer, count, add) };
+            unsafe { linear::multiply(&kernels, worker, MULTIPLY, weights, &writer, count, add) };
         });
         self.moved += weights.bytes() as u64;
         Ok(())
@@ -655,7 +652,7 @@ impl Operations for CpuOperations {
         hidden: &CpuBuffer,
         out: &mut CpuBuffer,
     ) -> Result<(), EngineError> {
-        let (set, count, width) = (self.set, rows.len(), out.width);
+        let (kernels, count, width) = (self.kernels, rows.len(), out.width);
         let norm = norm.map(|(norm, eps)| (norm.as_slice(), eps));
         let delta = self.delta.take();
         let writer = self.inputs.writer(Self::input_shape(weights, count));
@@ -663,7 +660,7 @@ impl Operations for CpuOperations {
         self.team.run(&|worker: &Worker<'_>| {
             worker.parallel_for(PREPARE, count, |row| {
                 // SAFETY: members have different rows; the set is this processor's.
-                unsafe { writer.pack(set, row, hidden.row(row), norm) };
+                unsafe { writer.pack(kernels.general, row, hidden.row(row), norm) };
             });
             worker.barrier();
             let activate = |first: usize, row: usize, sums: &[[f32; LANES]]| {
@@ -672,7 +669,7 @@ impl Operations for CpuOperations {
                     delta.add(row, width + column, up);
                 };
                 // SAFETY: the set is this processor's.
-                let products = unsafe { activated(set, gate, weights, first, sums, adapt) };
+                let products = unsafe { activated(kernels.general, gate, weights, first, sums, adapt) };
                 for (column, valid, product) in products {
                     let at = row * width + column;
                     // SAFETY: members have different panels.
@@ -680,7 +677,7 @@ impl Operations for CpuOperations {
                 }
             };
             // SAFETY: the rows were packed before the barrier, for this matrix.
-            unsafe { linear::multiply(set, worker, MULTIPLY, weights, &writer, count, activate) };
+            unsafe { linear::multiply(&kernels, worker, MULTIPLY, weights, &writer, count, activate) };
         });
         self.moved += (weights.bytes() + norm.map_or(0, |(norm, _)| 4 * norm.len())) as u64;
         Ok(())
@@ -736,7 +733,7 @@ impl Operations for CpuOperations {
         logits: &mut CpuBuffer,
         next: &mut Vec<u32>,
     ) -> Result<(), EngineError> {
-        let (set, count, width) = (self.set, rows.outputs.len(), logits.width);
+        let (kernels, count, width) = (self.kernels, rows.outputs.len(), logits.width);
         let panels = head.panels();
         self.largest.clear();
         self.largest.resize(count * panels, (f32::NEG_INFINITY, 0));
@@ -747,7 +744,7 @@ impl Operations for CpuOperations {
             worker.parallel_for(PREPARE, count, |output| {
                 let row = rows.outputs[output] as usize;
                 // SAFETY: members have different rows; the set is this processor's.
-                unsafe { writer.pack(set, output, hidden.row(row), Some((norm, norm_eps))) };
+                unsafe { writer.pack(kernels.general, output, hidden.row(row), Some((norm, norm_eps))) };
             });
             worker.barrier();
             let keep = |first: usize, output: usize, sums: &[[f32; LANES]]| {
@@ -758,7 +755,7 @@ impl Operations for CpuOperations {
                     let sums = &mut sums[..valid_rows(head, place)];
                     if let Some(cap) = softcap {
                         // SAFETY: the set is this processor's.
-                        unsafe { bend(set, sums, 1.0 / cap, cap) };
+                        unsafe { bend(kernels.general, sums, 1.0 / cap, cap) };
                     }
                     let start = output * width + at;
                     let slot = output * panels + place.panel;
@@ -770,7 +767,7 @@ impl Operations for CpuOperations {
                 }
             };
             // SAFETY: the rows were packed before the barrier, for this matrix.
-            unsafe { linear::multiply(set, worker, MULTIPLY, head, &writer, count, keep) };
+            unsafe { linear::multiply(&kernels, worker, MULTIPLY, head, &writer, count, keep) };
         });
         next.clear();
         next.extend(self.largest.chunks_exact(panels).map(|panels| {
@@ -780,9 +777,20 @@ impl Operations for CpuOperations {
         Ok(())
     }
 
-    fn begin_sum(&mut self, rows: &Rows, rank: &mut Rank, hidden: &mut CpuBuffer) -> Result<(), EngineError> {
-        if rank.index() > 0 {
-            hidden.values[..rows.len() * hidden.width].fill(0.0);
+    fn begin_sum(
+        &mut self,
+        rows: &Rows,
+        rank: &mut Rank,
+        normed: bool,
+        hidden: &mut CpuBuffer,
+    ) -> Result<(), EngineError> {
+        let values = &mut hidden.values[..rows.len() * hidden.width];
+        if normed {
+            self.residual.clear();
+            self.residual.extend_from_slice(values);
+        }
+        if normed || rank.index() > 0 {
+            values.fill(0.0);
         }
         Ok(())
     }
@@ -791,9 +799,22 @@ impl Operations for CpuOperations {
         &mut self,
         rows: &Rows,
         rank: &mut Rank,
+        norm: Option<(&Vec<f32>, f32)>,
         hidden: &mut CpuBuffer,
     ) -> Result<(), EngineError> {
-        rank.sum(&mut hidden.values[..rows.len() * hidden.width])
+        let width = hidden.width;
+        let values = &mut hidden.values[..rows.len() * width];
+        rank.sum(values)?;
+        if let Some((norm, eps)) = norm {
+            for (sums, residual) in values.chunks_exact_mut(width).zip(self.residual.chunks_exact(width)) {
+                let factor = norm_factor(sums, eps);
+                for ((sum, residual), weight) in sums.iter_mut().zip(residual).zip(norm) {
+                    *sum = residual + *sum * factor * weight;
+                }
+            }
+            self.moved += 4 * norm.len() as u64;
+        }
+        Ok(())
     }
 
     fn first_of_ranks(
@@ -814,6 +835,10 @@ impl Operations for CpuOperations {
     fn take_bytes_moved(&mut self) -> Bytes {
         Bytes(std::mem::take(&mut self.moved))
     }
+
+    fn kernels(&self) -> Vec<String> {
+        self.kernels.names()
+    }
 }
 
 impl CpuOperations {
@@ -826,7 +851,7 @@ impl CpuOperations {
         input: &CpuBuffer,
         hidden: &mut CpuBuffer,
     ) {
-        let (set, count, width) = (self.set, rows.len(), hidden.width);
+        let (kernels, count, width) = (self.kernels, rows.len(), hidden.width);
         self.projected.resize(self.projected.len().max(count * width), 0.0);
         let projected = DisjointSlice::new(&mut self.projected);
         let delta = self.delta.take();
@@ -835,7 +860,7 @@ impl CpuOperations {
         self.team.run(&|worker: &Worker<'_>| {
             worker.parallel_for(PREPARE, count, |row| {
                 // SAFETY: members have different rows; the set is this processor's.
-                unsafe { writer.pack(set, row, input.row(row), None) };
+                unsafe { writer.pack(kernels.general, row, input.row(row), None) };
             });
             worker.barrier();
             let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
@@ -843,7 +868,7 @@ impl CpuOperations {
                 unsafe { store_sums(weights, projected, width, &delta, (first, row), sums) };
             };
             // SAFETY: the rows were packed before the barrier, for this matrix.
-            unsafe { linear::multiply(set, worker, MULTIPLY, weights, &writer, count, store) };
+            unsafe { linear::multiply(&kernels, worker, MULTIPLY, weights, &writer, count, store) };
             worker.barrier();
             worker.parallel_for(FINISH, count, |row| {
                 let row = row * width..(row + 1) * width;

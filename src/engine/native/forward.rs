@@ -306,12 +306,14 @@ impl<O: Operations> Forward<O> {
                 attended = values;
             }
             adapters.add(operations, rows, (index, LoraSite::Output), widths, None, attended)?;
-            let added = layer.output_norm.as_ref().map(with_eps);
-            begin_sum(operations, rows, member(rank), &mut act.hidden)?;
+            let mut added = layer.output_norm.as_ref().map(with_eps);
+            let normed = begin_sum(operations, rows, member(rank), &mut added, &mut act.hidden)?;
             operations.project_add(rows, &layer.output, added, attended, &mut act.hidden)?;
             done(operations, Operation::Output);
-            sum_of_ranks(operations, rows, member(rank), &mut act.hidden, done)?;
+            sum_of_ranks(operations, rows, member(rank), normed, &mut act.hidden, done)?;
             let norm = layer.norm.as_ref().map(with_eps);
+            let mut added = layer.mlp_norm.as_ref().map(with_eps);
+            let normed;
             match &layer.mlp {
                 Mlp::Dense { gate_up, gate, down } => {
                     let site = (index, LoraSite::GateUp);
@@ -319,8 +321,7 @@ impl<O: Operations> Forward<O> {
                     operations.norm_gate_up(rows, norm, *gate, gate_up, &act.hidden, &mut act.inner)?;
                     done(operations, Operation::GateUp);
                     adapters.add(operations, rows, (index, LoraSite::Down), widths, None, &act.inner)?;
-                    let added = layer.mlp_norm.as_ref().map(with_eps);
-                    begin_sum(operations, rows, member(rank), &mut act.hidden)?;
+                    normed = begin_sum(operations, rows, member(rank), &mut added, &mut act.hidden)?;
                     operations.project_add(rows, down, added, &act.inner, &mut act.hidden)?;
                     done(operations, Operation::Down);
                 }
@@ -335,12 +336,12 @@ impl<O: Operations> Forward<O> {
                     done(operations, Operation::Router);
                     operations.expert_gate_up(rows, norm, experts, &act.hidden, inner)?;
                     done(operations, Operation::ExpertGateUp);
-                    begin_sum(operations, rows, member(rank), &mut act.hidden)?;
+                    normed = begin_sum(operations, rows, member(rank), &mut added, &mut act.hidden)?;
                     operations.expert_down(rows, experts, inner, &mut act.hidden)?;
                     done(operations, Operation::ExpertDown);
                 }
             }
-            sum_of_ranks(operations, rows, member(rank), &mut act.hidden, done)?;
+            sum_of_ranks(operations, rows, member(rank), normed, &mut act.hidden, done)?;
         }
         let ModelWeights { norm, head, softcap, .. } = weights;
         operations.head(rows, norm, eps, head, *softcap, &act.hidden, &mut act.logits, next)?;
@@ -390,14 +391,20 @@ fn member(rank: &mut Option<(Rank, usize)>) -> Option<&mut Rank> {
     rank.as_mut().map(|(rank, _)| rank)
 }
 
-/// Before something is added to the residual that all ranks of a tensor parallel group have alike.
-fn begin_sum<O: Operations>(
+/// Weights of a norm and its ε.
+type Norm<'a, O> = Option<(&'a <O as Operations>::Vector, f32)>;
+
+/// Before something is added to the residual that all ranks of a tensor parallel group have alike. Its norm is taken away: that is of the sum.
+fn begin_sum<'a, O: Operations>(
     operations: &mut O,
     rows: &Rows,
     rank: Option<&mut Rank>,
+    norm: &mut Norm<'a, O>,
     hidden: &mut O::Buffer,
-) -> Result<(), EngineError> {
-    rank.map_or(Ok(()), |rank| operations.begin_sum(rows, rank, hidden))
+) -> Result<Norm<'a, O>, EngineError> {
+    let Some(rank) = rank else { return Ok(None) };
+    operations.begin_sum(rows, rank, norm.is_some(), hidden)?;
+    Ok(norm.take())
 }
 
 /// The residual with what all ranks added to it.
@@ -405,11 +412,12 @@ fn sum_of_ranks<O: Operations>(
     operations: &mut O,
     rows: &Rows,
     rank: Option<&mut Rank>,
+    norm: Norm<'_, O>,
     hidden: &mut O::Buffer,
     done: &mut dyn FnMut(&mut O, Operation),
 ) -> Result<(), EngineError> {
     let Some(rank) = rank else { return Ok(()) };
-    operations.all_reduce(rows, rank, hidden)?;
+    operations.all_reduce(rows, rank, norm, hidden)?;
     done(operations, Operation::AllReduce);
     Ok(())
 }

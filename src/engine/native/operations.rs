@@ -868,7 +868,8 @@ pub trait Operations: std::fmt::Debug + Send {
     fn timeline(&self) -> Box<dyn Timeline + Send> {
         Box::new(MonotonicTimeline::default())
     }
-    /// Before the operation that adds a rank's part of a sum to `hidden`, which all ranks of a tensor parallel group have alike.
+    /// Before the operation that adds a rank's part of a sum to `hidden`, which all ranks of a tensor parallel group have alike. `normed`: the sum
+    /// is normed before it is added.
     ///
     /// # Errors
     /// When memory runs out, the device fails, or a rank was lost.
@@ -876,9 +877,10 @@ pub trait Operations: std::fmt::Debug + Send {
         &mut self,
         rows: &Rows,
         rank: &mut Rank,
+        normed: bool,
         hidden: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
-    /// `hidden` with what all ranks added since [`begin_sum`](Self::begin_sum).
+    /// `hidden` with what all ranks added since [`begin_sum`](Self::begin_sum), their sum normed where a norm is given.
     ///
     /// # Errors
     /// When the device fails or a rank was lost.
@@ -886,6 +888,7 @@ pub trait Operations: std::fmt::Debug + Send {
         &mut self,
         rows: &Rows,
         rank: &mut Rank,
+        norm: Option<(&Self::Vector, f32)>,
         hidden: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
     /// The largest entries of the last head over all ranks, whose parts of the vocabulary follow each other; that of this one begins at `first`.
@@ -907,6 +910,10 @@ pub trait Operations: std::fmt::Debug + Send {
     fn read(&mut self, buffer: &Self::Buffer, rows: usize) -> Result<Vec<Vec<f32>>, EngineError>;
     /// Bytes read and written by the operations since the last call, counted where they ran, without waiting; activations are not.
     fn take_bytes_moved(&mut self) -> Bytes;
+    /// Instruction sets of a CPU's kernels by name.
+    fn kernels(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 #[cfg(test)]

@@ -32,6 +32,8 @@ use hbmark_core::units::Bytes;
 #[derive(Debug, Default)]
 pub struct Oracle {
     moved: u64,
+    /// Hidden states to which a normed sum of all ranks is added.
+    residual: Vec<f32>,
     /// What adapters add to the rows of the next linear layer.
     delta: Option<Vec<Vec<f64>>>,
     /// Experts of each row of the layer, by number, with their shares; then what the shared expert is multiplied with.
@@ -500,10 +502,13 @@ impl Operations for Oracle {
         &mut self,
         rows: &Rows,
         rank: &mut Rank,
+        normed: bool,
         hidden: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
-        if rank.index() > 0 {
-            hidden.values[..rows.len() * hidden.width].fill(0.0);
+        let values = &mut hidden.values[..rows.len() * hidden.width];
+        self.residual = values.to_vec();
+        if normed || rank.index() > 0 {
+            values.fill(0.0);
         }
         Ok(())
     }
@@ -512,9 +517,22 @@ impl Operations for Oracle {
         &mut self,
         rows: &Rows,
         rank: &mut Rank,
+        norm: Option<(&Vec<f32>, f32)>,
         hidden: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
-        rank.sum(&mut hidden.values[..rows.len() * hidden.width])
+        let width = hidden.width;
+        let values = &mut hidden.values[..rows.len() * width];
+        rank.sum(values)?;
+        let Some((norm, eps)) = norm else { return Ok(()) };
+        for (sums, residual) in values.chunks_exact_mut(width).zip(self.residual.chunks_exact(width)) {
+            let squares: f64 = sums.iter().map(|x| f64::from(*x).powi(2)).sum();
+            let factor = 1.0 / (squares / width as f64 + f64::from(eps)).sqrt();
+            for ((sum, residual), weight) in sums.iter_mut().zip(residual).zip(norm) {
+                *sum = to_f32(f64::from(*residual) + f64::from(*sum) * factor * f64::from(*weight));
+            }
+        }
+        self.moved += 4 * norm.len() as u64;
+        Ok(())
     }
 
     fn first_of_ranks(

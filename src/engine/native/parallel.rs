@@ -9,9 +9,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use super::cpu::CpuOperations;
-use super::cpu::simd::InstructionSet;
 use super::cpu::thread_team::{DisjointSlice, Team};
+use super::cpu::{CpuOperations, KernelChoice};
 #[cfg(any(test, feature = "cuda"))]
 use super::cuda::{CudaOperations, Device};
 use super::forward::ModelWeights;
@@ -25,7 +24,7 @@ use crate::engine::{
 };
 use crate::weights::{OpenModel, StoredTensor, name_of_weights};
 use hbmark_core::ledger::group::{Group, TensorPart, stages, tensor_parts};
-use hbmark_core::model::{Architecture, Dtype, FeedForward, Inventory, Mixer, Norms, QkNorm, Role};
+use hbmark_core::model::{Architecture, Dtype, Inventory, Mixer, QkNorm, Role};
 use hbmark_core::result::{Capabilities, EngineKind};
 use hbmark_core::units::Bytes;
 
@@ -68,9 +67,9 @@ impl RankShapes {
             for (tensor, part) in inventory.tensors.iter().zip(parts) {
                 let head = if architecture.tied_head { Role::Embedding } else { Role::Head };
                 if tensor.role == head
-                    && let TensorPart::Rows(rows) = &part
+                    && let TensorPart::Rows(blocks) = &part
                 {
-                    shapes.vocabulary.push(rows.clone());
+                    shapes.vocabulary.extend(TensorPart::ranges(blocks, architecture.vocab_size));
                 }
                 // Every rank looks tokens up itself.
                 let part = if tensor.role == Role::Embedding { TensorPart::Whole } else { part };
@@ -79,11 +78,16 @@ impl RankShapes {
                 }
             }
         }
+        let none = |count: usize, of: &str| {
+            refuse(format!("{of} of {count} on {ranks} ranks"), "the last of them would have none of it")
+        };
         if shapes.vocabulary.iter().any(Range::is_empty) {
-            return refuse(
-                format!("a vocabulary of {} on {ranks} ranks", architecture.vocab_size),
-                "the last of them would have none of it",
-            );
+            return none(architecture.vocab_size, "a vocabulary");
+        }
+        let width =
+            |architecture: &Architecture| architecture.experts.as_ref().map(|experts| experts.ffn_size);
+        if shapes.architectures.iter().any(|of_rank| width(of_rank) == Some(0)) {
+            return none(width(architecture).unwrap_or(0), "experts");
         }
         Ok(shapes)
     }
@@ -100,18 +104,28 @@ impl RankShapes {
     ) -> Result<Option<StoredTensor>, EngineError> {
         let part = self.parts.get(name).map(|parts| &parts[rank]);
         Ok(match (part, tensor) {
+            (Some(TensorPart::OnFirst), StoredTensor::Vector(values))
+                if rank > 0 && name.contains(".experts.") =>
+            {
+                // All experts have biases or none has.
+                Some(StoredTensor::Vector(vec![0.0; values.len()]))
+            }
             (Some(TensorPart::OnFirst), _) if rank > 0 => None,
-            (Some(TensorPart::Rows(rows)), StoredTensor::Matrix(matrix)) => {
-                Some(StoredTensor::Matrix(matrix.slice_rows(rows.clone())))
+            (Some(TensorPart::Rows(blocks)), StoredTensor::Matrix(matrix)) => {
+                let rows: Vec<usize> =
+                    TensorPart::ranges(blocks, matrix.rows).into_iter().flatten().collect();
+                Some(StoredTensor::Matrix(matrix.pick_rows(rows)))
             }
-            (Some(TensorPart::Rows(rows)), StoredTensor::Vector(values)) => {
-                Some(StoredTensor::Vector(values[rows.clone()].to_vec()))
+            (Some(TensorPart::Rows(blocks)), StoredTensor::Vector(values)) => {
+                let ranges = TensorPart::ranges(blocks, values.len());
+                Some(StoredTensor::Vector(ranges.into_iter().flat_map(|own| &values[own]).copied().collect()))
             }
-            (Some(TensorPart::Columns { index, of }), StoredTensor::Matrix(matrix)) => {
-                let Some(columns) = matrix.slice_columns(*index, *of) else {
+            (Some(TensorPart::Columns(share)), StoredTensor::Matrix(matrix)) => {
+                let own = share.range_of(matrix.columns);
+                let Some(columns) = matrix.slice_columns(own.clone()) else {
                     return refuse(
-                        format!("{name} of {} columns in {} on {of} ranks", matrix.columns, matrix.storage()),
-                        "a part would cut columns that share a scale",
+                        format!("columns {own:?} of {name}, which is in {}", matrix.storage()),
+                        "such a part would cut columns that share a scale",
                     );
                 };
                 Some(StoredTensor::Matrix(columns))
@@ -121,21 +135,11 @@ impl RankShapes {
     }
 }
 
-/// Checks that what a layer adds is a sum of what ranks add.
+/// Checks that every rank can norm what it has.
 fn check(architecture: &Architecture) -> Result<(), EngineError> {
     let what = |index: usize| {
-        let layer = architecture.layer(index);
-        let fused = matches!(layer.mixer, Mixer::Attention(a) if a.fused)
-            || matches!(layer.feed_forward, FeedForward::Dense(dense) if dense.fused);
-        match layer.mixer {
-            _ if layer.norms != Norms::Before => Some("norms of what a layer adds"),
-            Mixer::Attention(a) if a.qk_norm == QkNorm::FullWidth => {
-                Some("norms over the heads of all ranks")
-            }
-            _ if fused => Some("matrices that are stored as one"),
-            _ if architecture.family.stores_experts_by_input() => Some("experts that are stored as one"),
-            _ => None,
-        }
+        matches!(architecture.layer(index).mixer, Mixer::Attention(a) if a.qk_norm == QkNorm::FullWidth)
+            .then_some("norms over the heads of all ranks")
     };
     match (0..architecture.layers).find_map(what) {
         Some(what) => refuse(
@@ -260,7 +264,8 @@ impl ParallelSession<CpuOperations> {
             );
         }
         let each = threads / ranks;
-        let on_own = |rank| CpuOperations::on_processors(each, rank * each, InstructionSet::best());
+        let kernels = KernelChoice::of_processor()?;
+        let on_own = |rank| CpuOperations::on_processors(each, rank * each, kernels);
         let operations = (0..ranks).map(on_own).collect::<Result<_, _>>()?;
         let team = Team::on_processors(ranks, 0, each).map_err(|error| no_threads(ranks, &error))?;
         Self::load(model, dtypes, (operations, team), &shapes, block_size, loaded)
@@ -321,6 +326,7 @@ impl<O: Operations> ParallelSession<O> {
             loaded.into_iter().enumerate().map(session).collect::<Result<Vec<_>, EngineError>>()?;
         let of_rank = sessions[0].capabilities();
         let own = super::capabilities(&model.architecture, &of_rank.device, of_rank.host_memory);
+        let kernels = of_rank.kernels.clone();
         Ok(Self {
             team,
             outcomes: (0..ranks).map(|_| Ok(())).collect(),
@@ -328,7 +334,7 @@ impl<O: Operations> ParallelSession<O> {
             places,
             architecture: model.architecture.clone(),
             inventory,
-            capabilities: Capabilities { engine: EngineKind::of_ranks(ranks), ..own },
+            capabilities: Capabilities { engine: EngineKind::of_ranks(ranks), kernels, ..own },
             lost: false,
         })
     }

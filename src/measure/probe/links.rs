@@ -86,7 +86,13 @@ fn our_sums<D: Device>(
         let times = of_sizes(rank, device, extent, |rank, device, hidden| {
             let floats = hidden.rows * hidden.width;
             peer_buffer.begin(device, rank, floats, 1)?;
-            peer_buffer.all_reduce(device, rank, tuning, hidden.rows, hidden)?;
+            peer_buffer.all_reduce(
+                device,
+                rank,
+                tuning,
+                (hidden.rows, hidden.width),
+                D::address(&hidden.memory),
+            )?;
             let is_one_shot = PeerBuffer::<D>::is_one_shot(rank.size(), floats, tuning);
             Ok(if is_one_shot { "one-shot" } else { "two-shot" })
         })?;
@@ -199,7 +205,7 @@ mod tests {
     #[test]
     fn a_device_that_fails_is_named_and_the_others_do_not_wait() {
         let extent = LinkExtent { bytes: 4 << 10, sums: &[8 << 10], runs: 3 };
-        let tuning = Tuning { rank_timeout: std::time::Duration::from_millis(20), ..Tuning::default() };
+        let tuning = Tuning { rank_timeout: std::time::Duration::from_secs(3), ..Tuning::default() };
         let mut devices = Emulated::group(3);
         // Behind the launches of reads and writes.
         devices[1].fails_in = Some(40);

@@ -1,27 +1,28 @@
-//! A matrix cut into equal parts of its columns, where no group of columns that share a scale is cut.
+//! Some columns of a matrix, where no group of columns that share a scale is cut.
 //!
-//! Enters: a [`StoredMatrix`]. Leaves: one with a row for each part of each row, as they are stored, of which a rank of a tensor parallel group
-//! takes its own.
+//! Enters: a [`StoredMatrix`]. Leaves: the columns that a rank of a tensor parallel group has, as they are stored.
+
+use std::ops::Range;
 
 use half::{bf16, f16};
 
 use super::{StoredData, StoredMatrix};
 
 impl StoredMatrix {
-    /// Part `part` of `parts` of its columns; `None` where that would cut a group, or columns are no equal parts.
+    /// Some of its columns; `None` where that would cut a group.
     #[must_use]
-    pub fn slice_columns(&self, part: usize, parts: usize) -> Option<Self> {
-        let width = self.columns / parts;
+    pub fn slice_columns(&self, own: Range<usize>) -> Option<Self> {
+        let width = own.len();
         let group = match &self.data {
             // One scale for whole rows, which all parts have.
             StoredData::Int8 { .. } | StoredData::Fp8 { block: None, .. } => 1,
             _ => self.packing().group(self.columns),
         };
-        if !self.columns.is_multiple_of(parts) || !width.is_multiple_of(group) {
+        if [own.start, own.end].iter().any(|at| !at.is_multiple_of(group)) {
             return None;
         }
         let of_rows = |scales: &[f32]| scales.to_vec();
-        let cut = Cut { rows: self.rows, part, parts };
+        let cut = Cut { rows: self.rows, columns: self.columns, own };
         let data = match &self.data {
             StoredData::F32(values) => StoredData::F32(cut.of::<f32>(values)),
             StoredData::F16(values) => StoredData::F16(cut.of::<f16>(values)),
@@ -66,17 +67,19 @@ impl StoredMatrix {
     }
 }
 
-/// One of equal parts of each row.
+/// Some columns of each row.
 struct Cut {
     rows: usize,
-    part: usize,
-    parts: usize,
+    columns: usize,
+    own: Range<usize>,
 }
 
 impl Cut {
+    /// Of what lies evenly along the rows.
     fn of<T: Copy>(&self, values: &[T]) -> Vec<T> {
-        let width = values.len() / (self.rows * self.parts);
-        values.chunks_exact(width).skip(self.part).step_by(self.parts).flatten().copied().collect()
+        let width = values.len() / self.rows;
+        let [start, end] = [self.own.start, self.own.end].map(|column| column * width / self.columns);
+        values.chunks_exact(width).flat_map(|row| &row[start..end]).copied().collect()
     }
 }
 
@@ -107,7 +110,9 @@ mod tests {
         let all = plain.into_iter().chain(grouped).chain(fp8).chain(int4);
         for packing in all.chain(SuperBlock::ALL.map(Packing::Super)) {
             let whole = matrix(3, 512, packing);
-            let parts = [0, 1].map(|part| whole.slice_columns(part, 2).unwrap());
+            // Unequal parts, too, where the groups are small.
+            let cut = if packing.group(512) > 128 { 256 } else { 128 };
+            let parts = [0..cut, cut..512].map(|own| whole.slice_columns(own).unwrap());
             for r in 0..3 {
                 assert_eq!([row(&parts[0], r), row(&parts[1], r)].concat(), row(&whole, r), "{packing:?}");
             }
@@ -117,9 +122,8 @@ mod tests {
 
     #[test]
     fn no_group_is_cut() {
-        assert!(matrix(2, 64, Packing::Q8_0).slice_columns(0, 4).is_none());
-        assert!(matrix(2, 512, Packing::Super(SuperBlock::Q4K)).slice_columns(0, 4).is_none());
-        assert!(matrix(2, 9, Packing::F32).slice_columns(0, 2).is_none());
-        assert!(matrix(2, 96, Packing::Int4 { group: 32 }).slice_columns(1, 2).is_none());
+        assert!(matrix(2, 64, Packing::Q8_0).slice_columns(0..16).is_none());
+        assert!(matrix(2, 512, Packing::Super(SuperBlock::Q4K)).slice_columns(0..128).is_none());
+        assert!(matrix(2, 96, Packing::Int4 { group: 32 }).slice_columns(48..96).is_none());
     }
 }

@@ -18,7 +18,7 @@ mod tests;
 
 use std::fmt;
 
-pub use part::{Stage, TensorPart, stages, tensor_parts};
+pub use part::{Share, Stage, TensorPart, stages, tensor_parts};
 pub use predict::predict_group;
 
 use super::Ledger;

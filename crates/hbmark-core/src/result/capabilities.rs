@@ -38,6 +38,9 @@ pub struct Capabilities {
     /// Weights and KV lie in the memory of this process: its resident set is what the engine uses.
     #[serde(default)]
     pub host_memory: bool,
+    /// Instruction sets of a CPU engine's own kernels: that of most, then what products of a format use instead, by measurement.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kernels: Vec<String>,
 }
 
 impl Capabilities {

@@ -231,7 +231,7 @@ impl CpuOperations {
         scripted: Option<&[u32]>,
         hidden: &CpuBuffer,
     ) {
-        let (set, router, shape) = (self.set, &experts.router, &experts.shape);
+        let (kernels, router, shape) = (self.kernels, &experts.router, &experts.shape);
         let bias = experts.router_bias.as_deref();
         let by_softmax = bias.filter(|_| shape.scores == ExpertScores::Softmax);
         let per_row = shape.per_row;
@@ -248,7 +248,7 @@ impl CpuOperations {
         self.team.run(&|worker: &Worker<'_>| {
             worker.parallel_for(PREPARE, count, |row| {
                 // SAFETY: members have different rows; the set is this processor's.
-                unsafe { writer.pack(set, row, hidden.row(row), Some((norm, norm_eps))) };
+                unsafe { writer.pack(kernels.general, row, hidden.row(row), Some((norm, norm_eps))) };
             });
             worker.barrier();
             let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
@@ -256,7 +256,7 @@ impl CpuOperations {
                 unsafe { store_sums(router, logits, width, &Added::NONE, (first, row), sums) };
             };
             // SAFETY: the rows were packed before the barrier, for this matrix.
-            unsafe { linear::multiply(set, worker, MULTIPLY, router, &writer, count, store) };
+            unsafe { linear::multiply(&kernels, worker, MULTIPLY, router, &writer, count, store) };
             worker.barrier();
             worker.parallel_for(FINISH, count, |row| {
                 let scripted = scripted.map(|experts| &experts[row * per_row..(row + 1) * per_row]);
@@ -287,7 +287,7 @@ impl CpuOperations {
         hidden: &CpuBuffer,
         inner: &mut CpuBuffer,
     ) {
-        let (set, shape, width) = (self.set, &experts.shape, inner.width);
+        let (kernels, shape, width) = (self.kernels, &experts.shape, inner.width);
         let routed = &self.routed;
         let writer = self.inputs.writer(Self::input_shape(&experts.routed[0].gate_up, count));
         let out = DisjointSlice::new(&mut inner.values);
@@ -299,13 +299,14 @@ impl CpuOperations {
         self.team.run(&|worker: &Worker<'_>| {
             worker.parallel_for(PREPARE, count, |row| {
                 // SAFETY: members have different rows; the set is this processor's.
-                unsafe { writer.pack(set, row, hidden.row(row), Some((norm, norm_eps))) };
+                unsafe { writer.pack(kernels.general, row, hidden.row(row), Some((norm, norm_eps))) };
             });
             worker.barrier();
             // Columns of a row from `at` on.
             let store = |matrix: &FusedMatrix, first: usize, at: usize, sums: &[[f32; LANES]]| {
                 // SAFETY: the set is this processor's.
-                let products = unsafe { activated(set, shape.gate, matrix, first, sums, |_, _, _| {}) };
+                let products =
+                    unsafe { activated(kernels.general, shape.gate, matrix, first, sums, |_, _, _| {}) };
                 for (column, valid, product) in products {
                     let at = at + column;
                     // SAFETY: members have different experts or panels, which write different columns.
@@ -322,7 +323,7 @@ impl CpuOperations {
                     };
                     let panels = unit_of(index, shared_panels);
                     // SAFETY: the rows were packed before the barrier, for matrices of this width and precision.
-                    unsafe { multiply_picked(set, shared, panels, &writer, &routed.all, keep) };
+                    unsafe { multiply_picked(&kernels, shared, panels, &writer, &routed.all, keep) };
                     return;
                 }
                 let expert = routed.met[unit % routed.met.len()];
@@ -334,7 +335,7 @@ impl CpuOperations {
                 };
                 let panels = unit_of(unit / routed.met.len(), panels);
                 // SAFETY: the rows were packed before the barrier, for matrices of this width and precision.
-                unsafe { multiply_picked(set, matrix, panels, &writer, rows, keep) };
+                unsafe { multiply_picked(&kernels, matrix, panels, &writer, rows, keep) };
             });
         });
         self.moved += bytes_of(&self.routed, experts, |expert| &expert.gate_up);
@@ -348,7 +349,7 @@ impl CpuOperations {
         inner: &CpuBuffer,
         hidden: &mut CpuBuffer,
     ) {
-        let (set, shape, width) = (self.set, &experts.shape, hidden.width);
+        let (kernels, shape, width) = (self.kernels, &experts.shape, hidden.width);
         let per_row = shape.per_row;
         let choices = count * per_row;
         let writer = self.inputs.writer(Self::input_shape(&experts.routed[0].down, choices));
@@ -368,13 +369,13 @@ impl CpuOperations {
                     if let Some(row) = unit.checked_sub(choices) {
                         if let Some((_, writer)) = &shared {
                             let own = per_row * shape.width..shape.inner_width();
-                            writer.pack(set, row, &inner.row(row)[own], None);
+                            writer.pack(kernels.general, row, &inner.row(row)[own], None);
                         }
                         return;
                     }
                     let (row, slot) = (unit / per_row, unit % per_row);
                     let own = slot * shape.width..(slot + 1) * shape.width;
-                    writer.pack(set, unit, &inner.row(row)[own], None);
+                    writer.pack(kernels.general, unit, &inner.row(row)[own], None);
                 }
             });
             worker.barrier();
@@ -398,14 +399,14 @@ impl CpuOperations {
                         add(matrix, first, rows[i] as usize, weight, sums);
                     };
                     // SAFETY: the rows were packed before the barrier, for matrices of this width and precision.
-                    unsafe { multiply_picked(set, matrix, panels.clone(), &writer, choices, keep) };
+                    unsafe { multiply_picked(&kernels, matrix, panels.clone(), &writer, choices, keep) };
                 }
                 if let Some((matrix, writer)) = &shared {
                     let keep = |first: usize, row: usize, sums: &[[f32; LANES]]| {
                         add(matrix, first, row, routed.shared_share[row], sums);
                     };
                     // SAFETY: as above.
-                    unsafe { multiply_picked(set, matrix, panels, writer, &routed.all, keep) };
+                    unsafe { multiply_picked(&kernels, matrix, panels, writer, &routed.all, keep) };
                 }
             });
         });

@@ -9,10 +9,11 @@ use super::super::operations::{AttentionShape, LatentShape, LatentWeights};
 use super::super::ragged_batch::Rows;
 use super::super::rope::{RopeTables, rotate};
 use super::cache::with_element;
+use super::kernel_choice::KernelChoice;
 use super::linear::{self, FusedMatrix, panels_per_unit};
 use super::lora::Added;
 use super::packed_activations::InputWriter;
-use super::simd::{InstructionSet, LANES};
+use super::simd::LANES;
 use super::thread_team::{DisjointSlice, Worker};
 use super::{
     CachePool, CpuBuffer, CpuOperations, FINISH, MULTIPLY, NORM, PREPARE, norm_factor, store_sums, valid_rows,
@@ -35,7 +36,7 @@ impl ByHead<'_> {
     ///
     /// # Safety
     /// The rows are packed and not written meanwhile, for this matrix; nothing else touches what heads write; the set is available.
-    unsafe fn run(&self, set: InstructionSet, worker: &Worker<'_>, phase: usize) {
+    unsafe fn run(&self, kernels: &KernelChoice, worker: &Worker<'_>, phase: usize) {
         let Self { matrix, inputs, rows, out, stride } = *self;
         let heads = matrix.parts.len();
         let panels = matrix.parts[0].panels();
@@ -55,7 +56,7 @@ impl ByHead<'_> {
                 }
             };
             // SAFETY: the caller's promise.
-            unsafe { linear::neighbours(set, matrix, unit, rows, &input, &mut store) };
+            unsafe { linear::neighbours(kernels, matrix, unit, rows, &input, &mut store) };
         });
     }
 }
@@ -74,7 +75,7 @@ impl CpuOperations {
         pool: &CachePool,
         compressed: &mut CpuBuffer,
     ) {
-        let (set, count, matrix) = (self.set, rows.len(), &weights.down);
+        let (kernels, count, matrix) = (self.kernels, rows.len(), &weights.down);
         let (queries, kv_rank) = (weights.shape.query_part(), weights.shape.kv_rank);
         let width = queries + weights.shape.cached();
         self.projected.resize(self.projected.len().max(count * width), 0.0);
@@ -86,7 +87,7 @@ impl CpuOperations {
             worker.parallel_for(PREPARE, count, |row| {
                 let norm = Some((weights.norm.as_slice(), shape.norm_eps));
                 // SAFETY: members have different rows; the set is this processor's.
-                unsafe { writer.pack(set, row, hidden.row(row), norm) };
+                unsafe { writer.pack(kernels.general, row, hidden.row(row), norm) };
             });
             worker.barrier();
             let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
@@ -94,7 +95,7 @@ impl CpuOperations {
                 unsafe { store_sums(matrix, projected, width, &Added::NONE, (first, row), sums) };
             };
             // SAFETY: the rows were packed before the barrier, for this matrix.
-            unsafe { linear::multiply(set, worker, MULTIPLY, matrix, &writer, count, store) };
+            unsafe { linear::multiply(&kernels, worker, MULTIPLY, matrix, &writer, count, store) };
             worker.barrier();
             worker.parallel_for(FINISH, count, |row| {
                 // SAFETY: behind the barrier every row belongs to one unit.
@@ -140,7 +141,7 @@ impl CpuOperations {
     ) {
         let LatentShape { heads, kv_rank, nope_dim, .. } = weights.shape;
         let (query_dim, cached) = (weights.shape.query_dim(), weights.shape.cached());
-        let (set, count, width) = (self.set, rows.len(), weights.shape.query_width());
+        let (kernels, count, width) = (self.kernels, rows.len(), weights.shape.query_width());
         self.projected.resize(self.projected.len().max(count * width), 0.0);
         let projected = DisjointSlice::new(&mut self.projected);
         let of_heads = self.head_inputs.writer(Self::input_shape(&weights.key_up, count * heads));
@@ -154,7 +155,7 @@ impl CpuOperations {
             if let Some((matrix, writer)) = &projection {
                 worker.parallel_for(PREPARE, count, |row| {
                     // SAFETY: members have different rows; the set is this processor's.
-                    unsafe { writer.pack(set, row, compressed.row(row), None) };
+                    unsafe { writer.pack(kernels.general, row, compressed.row(row), None) };
                 });
                 worker.barrier();
                 let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
@@ -162,7 +163,7 @@ impl CpuOperations {
                     unsafe { store_sums(matrix, projected, width, &Added::NONE, (first, row), sums) };
                 };
                 // SAFETY: the rows were packed before the barrier, for this matrix.
-                unsafe { linear::multiply(set, worker, MULTIPLY, matrix, writer, count, store) };
+                unsafe { linear::multiply(&kernels, worker, MULTIPLY, matrix, writer, count, store) };
                 worker.barrier();
             }
             worker.parallel_for(FINISH, count * heads, |unit| {
@@ -176,7 +177,7 @@ impl CpuOperations {
                         compressed.row(row)
                     };
                     let (unturned, turned) = all[own].split_at(nope_dim);
-                    of_heads.pack(set, unit, unturned, None);
+                    of_heads.pack(kernels.general, unit, unturned, None);
                     let key = out.part(unit * cached + kv_rank..(unit + 1) * cached);
                     key.copy_from_slice(turned);
                     if let Some((cosines, sines)) = ropes.at(shape.rope, rows.positions[row] as usize) {
@@ -186,7 +187,7 @@ impl CpuOperations {
             });
             worker.barrier();
             // SAFETY: the rows were packed before the barrier, for these matrices.
-            unsafe { up.run(set, worker, NORM) };
+            unsafe { up.run(&kernels, worker, NORM) };
         });
         let queries = weights.query.as_ref().map_or(0, |(_, matrix)| matrix.bytes());
         self.moved += (queries + weights.key_up.bytes()) as u64;
@@ -201,7 +202,7 @@ impl CpuOperations {
         values: &mut CpuBuffer,
     ) {
         let LatentShape { heads, kv_rank, value_dim, .. } = weights.shape;
-        let (set, count, matrix) = (self.set, rows.len(), &weights.value_up);
+        let (kernels, count, matrix) = (self.kernels, rows.len(), &weights.value_up);
         let inputs = self.head_inputs.writer(Self::input_shape(matrix, count * heads));
         let out = DisjointSlice::new(&mut values.values);
         let up = ByHead { matrix, inputs: &inputs, rows: count, out, stride: value_dim };
@@ -210,11 +211,11 @@ impl CpuOperations {
                 let (row, head) = (unit / heads, unit % heads);
                 let own = &attended.row(row)[head * kv_rank..(head + 1) * kv_rank];
                 // SAFETY: members have different units, each a packed row of its own; the set is this processor's.
-                unsafe { inputs.pack(set, unit, own, None) };
+                unsafe { inputs.pack(kernels.general, unit, own, None) };
             });
             worker.barrier();
             // SAFETY: the rows were packed before the barrier, for these matrices.
-            unsafe { up.run(set, worker, MULTIPLY) };
+            unsafe { up.run(&kernels, worker, MULTIPLY) };
         });
         self.moved += matrix.bytes() as u64;
     }

@@ -13,6 +13,7 @@ use std::ops::Range;
 use half::f16;
 
 use super::cache::Element;
+use super::kernel_choice::KernelChoice;
 use super::packed_activations::{InputRow, InputWriter};
 use super::packed_matrix::{GROUP, HEADER, PackedFormat, PackedMatrix, Precision, SUPER_HEADER, int4_scales};
 use super::simd::{InstructionSet, LANES, Simd, dispatch, each, nth};
@@ -99,7 +100,7 @@ impl FusedMatrix {
 /// # Safety
 /// The rows behind `inputs` are packed and not written meanwhile, in the precision and width of the matrix; the set is available.
 pub unsafe fn multiply(
-    set: InstructionSet,
+    kernels: &KernelChoice,
     worker: &Worker<'_>,
     phase: usize,
     matrix: &FusedMatrix,
@@ -113,7 +114,9 @@ pub unsafe fn multiply(
         let first = unit * per_unit;
         let row = |i: usize| inputs.row(i);
         // SAFETY: the caller's promise.
-        unsafe { neighbours(set, matrix, first..(first + per_unit).min(panels), rows, &row, &mut finish) };
+        unsafe {
+            neighbours(kernels, matrix, first..(first + per_unit).min(panels), rows, &row, &mut finish);
+        };
     });
 }
 
@@ -129,7 +132,7 @@ pub fn panels_per_unit(panels: usize, members: usize) -> usize {
 /// # Safety
 /// As [`multiply`].
 pub unsafe fn multiply_picked(
-    set: InstructionSet,
+    kernels: &KernelChoice,
     matrix: &FusedMatrix,
     panels: Range<usize>,
     inputs: &InputWriter,
@@ -138,7 +141,7 @@ pub unsafe fn multiply_picked(
 ) {
     let row = |i: usize| inputs.row(picked[i] as usize);
     // SAFETY: the caller's promise.
-    unsafe { neighbours(set, matrix, panels, picked.len(), &row, &mut finish) };
+    unsafe { neighbours(kernels, matrix, panels, picked.len(), &row, &mut finish) };
 }
 
 /// Does one panel of a matrix over some of the packed rows: what adapters need, whose matrices are of few panels and whose rows are some
@@ -147,7 +150,7 @@ pub unsafe fn multiply_picked(
 /// # Safety
 /// As [`multiply`].
 pub unsafe fn multiply_panel(
-    set: InstructionSet,
+    kernels: &KernelChoice,
     matrix: &FusedMatrix,
     panel: usize,
     inputs: &InputWriter,
@@ -157,7 +160,7 @@ pub unsafe fn multiply_panel(
     let row = |i: usize| inputs.row(rows.start + i);
     let mut one = |_: usize, i: usize, sums: &[[f32; LANES]]| finish(rows.start + i, &sums[0]);
     // SAFETY: the caller's promise.
-    unsafe { strip::<1>(set, matrix, panel..panel + 1, rows.len(), &row, &mut one) };
+    unsafe { strip::<1>(kernels, matrix, panel..panel + 1, rows.len(), &row, &mut one) };
 }
 
 /// All rows over the panels of a unit: four at a time for few rows, two for many; `row` is where the i-th of them is packed.
@@ -165,7 +168,7 @@ pub unsafe fn multiply_panel(
 /// # Safety
 /// As [`multiply`].
 pub unsafe fn neighbours(
-    set: InstructionSet,
+    kernels: &KernelChoice,
     matrix: &FusedMatrix,
     panels: Range<usize>,
     rows: usize,
@@ -175,19 +178,19 @@ pub unsafe fn neighbours(
     let few = if matrix.parts[0].format.precision() == Precision::Quads { FEW_ROWS / 2 } else { FEW_ROWS };
     if rows <= few && panels.len() > 2 {
         // SAFETY: the caller's promise.
-        unsafe { strip::<MAX_PANELS>(set, matrix, panels, rows, row, finish) };
+        unsafe { strip::<MAX_PANELS>(kernels, matrix, panels, rows, row, finish) };
     } else {
         for first in panels.clone().step_by(2) {
             let two = first..(first + 2).min(panels.end);
             // SAFETY: the caller's promise.
-            unsafe { strip::<2>(set, matrix, two, rows, row, finish) };
+            unsafe { strip::<2>(kernels, matrix, two, rows, row, finish) };
         }
     }
 }
 
 /// All rows over up to P neighbouring panels, those of one format together; `row` is where the i-th of them is packed.
 unsafe fn strip<const P: usize>(
-    set: InstructionSet,
+    kernels: &KernelChoice,
     matrix: &FusedMatrix,
     panels: Range<usize>,
     rows: usize,
@@ -220,10 +223,10 @@ unsafe fn strip<const P: usize>(
             // room for the largest tile at the last slot.
             unsafe {
                 match left {
-                    1 => tile::<P, 1>(set, lead, weights, at, out, slot),
-                    2 => tile::<P, 2>(set, lead, weights, at, out, slot),
-                    3..=FEW_ROWS => tile::<P, 4>(set, lead, weights, at, out, slot),
-                    _ => tile::<P, 8>(set, lead, weights, at, out, slot),
+                    1 => tile::<P, 1>(kernels.of(lead.format, 1), lead, weights, at, out, slot),
+                    2 => tile::<P, 2>(kernels.of(lead.format, 2), lead, weights, at, out, slot),
+                    3..=FEW_ROWS => tile::<P, 4>(kernels.of(lead.format, 4), lead, weights, at, out, slot),
+                    _ => tile::<P, 8>(kernels.of(lead.format, 8), lead, weights, at, out, slot),
                 }
             }
             start += count;
@@ -282,6 +285,30 @@ unsafe fn tile<const P: usize, const B: usize>(
             PackedFormat::Super(SuperBlock::Q6K) => tile_q6_k::<P, B>(set, tile),
         }
     }
+}
+
+/// A tile of the first panels of a matrix by the kernel of a set, to be timed; the first of its sums.
+///
+/// # Safety
+/// The set is available; so many rows are packed behind `inputs` for the matrix.
+pub unsafe fn one_tile(set: InstructionSet, matrix: &PackedMatrix, inputs: &InputWriter, rows: usize) -> f32 {
+    let panel = |i: usize| matrix.panel(i.min(matrix.panels() - 1)).as_ptr();
+    let mut sums = [[[0.0f32; LANES]; SLOTS]; MAX_ROWS];
+    let out = sums.as_mut_ptr();
+    let row = |i: usize| inputs.row(i);
+    let four = (&std::array::from_fn::<_, MAX_PANELS, _>(panel), &[matrix.factor; MAX_PANELS]);
+    let two = (&std::array::from_fn::<_, 2, _>(panel), &[matrix.factor; 2]);
+    // SAFETY: the caller's promise; `out` has room for the largest tile.
+    unsafe {
+        match rows {
+            1 => tile::<MAX_PANELS, 1>(set, matrix, four, row, out, 0),
+            2 => tile::<MAX_PANELS, 2>(set, matrix, four, row, out, 0),
+            FEW_ROWS => tile::<MAX_PANELS, FEW_ROWS>(set, matrix, four, row, out, 0),
+            MAX_ROWS => tile::<2, MAX_ROWS>(set, matrix, two, row, out, 0),
+            _ => unreachable!("the rows of a tile"),
+        }
+    }
+    sums[0][0][0]
 }
 
 impl<const P: usize, const B: usize> Tile<'_, P, B> {

@@ -111,7 +111,7 @@ impl CpuOperations {
             bytes += low.a.bytes() + low.b.bytes();
         }
         let Some((first, _)) = groups().next() else { return };
-        let (set, count, slots) = (self.set, rows.len(), rows.adapted.len());
+        let (kernels, count, slots) = (self.kernels, rows.len(), rows.adapted.len());
         let outer = self.inputs.writer(Self::input_shape(&first.a, slots));
         let LoraDelta { values, inner, packed, .. } = &mut self.delta;
         // Buffers only grow, so a steady decode finds them there.
@@ -139,7 +139,7 @@ impl CpuOperations {
                         inner.part(unit * extent.rank..(unit + 1) * extent.rank).fill(0.0);
                     }
                     if unit < slots {
-                        outer.pack(set, unit, input.row(rows.adapted[unit]), norm);
+                        outer.pack(kernels.general, unit, input.row(rows.adapted[unit]), norm);
                     }
                 }
             });
@@ -154,14 +154,14 @@ impl CpuOperations {
                     unsafe { inner.part(at..at + valid) }.copy_from_slice(&sums[..valid]);
                 };
                 // SAFETY: the rows were packed before the barrier, for matrices of this width and precision.
-                unsafe { linear::multiply_panel(set, &low.a, panel, &outer, own, store) };
+                unsafe { linear::multiply_panel(&kernels, &low.a, panel, &outer, own, store) };
             });
             worker.barrier();
             worker.parallel_for(PACK, inner_rows, |unit| {
                 // SAFETY: after the barrier no member writes the sums; members have different rows.
                 unsafe {
                     let row = &inner.whole()[unit * extent.rank..(unit + 1) * extent.rank];
-                    packed.pack(set, unit, row, None);
+                    packed.pack(kernels.general, unit, row, None);
                 }
             });
             worker.barrier();
@@ -177,7 +177,7 @@ impl CpuOperations {
                 };
                 let own = first + own.start..first + own.end;
                 // SAFETY: the rows were packed before the barrier, at least as wide as the matrix and in its precision.
-                unsafe { linear::multiply_panel(set, &low.b, panel, &packed, own, store) };
+                unsafe { linear::multiply_panel(&kernels, &low.b, panel, &packed, own, store) };
             });
         });
         self.delta.width = width;

@@ -245,6 +245,17 @@ impl InstructionSet {
         self == Self::Portable
     }
 
+    /// The name by which it is asked for.
+    #[must_use]
+    pub fn id(self) -> &'static str {
+        match self {
+            Self::Avx512 => "avx512",
+            Self::Avx512Base => "avx512-base",
+            Self::Avx2 => "avx2",
+            Self::Portable => "portable",
+        }
+    }
+
     /// The name used in a report.
     #[must_use]
     pub fn name(self) -> &'static str {

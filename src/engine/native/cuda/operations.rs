@@ -392,6 +392,26 @@ impl<D: Device> CudaOperations<D> {
         Ok((plan, self.workspace.expert_work.address()))
     }
 
+    /// Room for sums that are normed before they are added to the hidden states. They are zeros between steps.
+    fn sums_to_norm(&mut self, rows: usize, width: usize) -> Result<u64, EngineError> {
+        self.grow(|space| &mut space.to_norm, 4 * rows * width, &[0])?;
+        Ok(self.workspace.to_norm.address())
+    }
+
+    /// `hidden += norm(sums)`, where there is a norm.
+    fn add_normed(
+        &mut self,
+        rows: usize,
+        sums: u64,
+        norm: Option<(&DeviceTensor<D>, f32)>,
+        hidden: &DeviceTensor<D>,
+    ) -> Result<(), EngineError> {
+        if let Some((norm, norm_eps)) = norm {
+            self.moved += AddNormed { rows, sums, norm, norm_eps, hidden }.launch(&mut self.device)?;
+        }
+        Ok(())
+    }
+
     /// Makes room in one part of the workspace. What was recorded points to the room that was there before.
     fn grow(
         &mut self,
@@ -830,16 +850,11 @@ impl<D: Device> Operations for CudaOperations<D> {
         }
         let mut into = self.peer_buffer.take_begun().unwrap_or_else(|| D::address(&hidden.memory));
         if norm.is_some() {
-            self.grow(|space| &mut space.to_norm, 4 * rows.len() * weights.outputs, &[0])?;
-            into = self.workspace.to_norm.address();
+            into = self.sums_to_norm(rows.len(), weights.outputs)?;
         }
         let kernel = ProjectAdd { rows: rows.len(), input, weights, hidden, into, workspace };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
-        if let Some((norm, norm_eps)) = norm {
-            let kernel = AddNormed { rows: rows.len(), sums: into, norm, norm_eps, hidden };
-            self.moved += kernel.launch(&mut self.device)?;
-        }
-        Ok(())
+        self.add_normed(rows.len(), into, norm, hidden)
     }
 
     fn norm_gate_up(
@@ -1020,9 +1035,13 @@ impl<D: Device> Operations for CudaOperations<D> {
         &mut self,
         rows: &Rows,
         rank: &mut Rank,
+        normed: bool,
         hidden: &mut DeviceTensor<D>,
     ) -> Result<(), EngineError> {
         self.ranks = rank.size();
+        if normed {
+            self.sums_to_norm(rows.len(), hidden.width)?;
+        }
         let (floats, outputs) = (rows.len() * hidden.width, rows.outputs.len());
         if self.peer_buffer.begin(&mut self.device, rank, floats, outputs)? {
             self.known.clear();
@@ -1034,9 +1053,13 @@ impl<D: Device> Operations for CudaOperations<D> {
         &mut self,
         rows: &Rows,
         rank: &mut Rank,
+        norm: Option<(&DeviceTensor<D>, f32)>,
         hidden: &mut DeviceTensor<D>,
     ) -> Result<(), EngineError> {
-        self.peer_buffer.all_reduce(&mut self.device, rank, self.tuning, rows.len(), hidden)
+        let sums = self.workspace.to_norm.address();
+        let to = if norm.is_some() { sums } else { D::address(&hidden.memory) };
+        self.peer_buffer.all_reduce(&mut self.device, rank, self.tuning, (rows.len(), hidden.width), to)?;
+        self.add_normed(rows.len(), sums, norm, hidden)
     }
 
     fn first_of_ranks(

@@ -160,7 +160,7 @@ impl<D: Device> PeerBuffer<D> {
         })
     }
 
-    /// `hidden += Σ sums` over the ranks, for the first rows of the hidden states.
+    /// `to += Σ sums` over the ranks, of so many rows and columns of f32.
     ///
     /// # Errors
     /// When no sum was begun, or the device refuses.
@@ -169,15 +169,15 @@ impl<D: Device> PeerBuffer<D> {
         device: &mut D,
         rank: &Rank,
         tuning: Tuning,
-        rows: usize,
-        hidden: &DeviceTensor<D>,
+        (rows, width): (usize, usize),
+        to: u64,
     ) -> Result<(), EngineError> {
-        let floats = rows * hidden.width;
+        let floats = rows * width;
         if !floats.is_multiple_of(4)
             || floats > self.floats.min(i32::MAX as usize)
             || rank.size() > MAX_GPU_RANKS
         {
-            let what = format!("{rows} rows of {} on {} ranks", hidden.width, rank.size());
+            let what = format!("{rows} rows of {width} on {} ranks", rank.size());
             return launch_mismatch(device, "all_reduce", what);
         }
         self.begun = None;
@@ -187,7 +187,7 @@ impl<D: Device> PeerBuffer<D> {
         };
         let sums =
             [U64(self.sum_at(self.slot)), U64(self.sum_at(1 - self.slot)), size(self.slot), size(floats)];
-        let whole = [&sums[..], &[Address(D::address(&hidden.memory))]].concat();
+        let whole = [&sums[..], &[Address(to)]].concat();
         if Self::is_one_shot(rank.size(), floats, tuning) {
             let blocks = blocks(floats / 4);
             self.launch(device, rank, tuning, ("all_reduce", blocks), &whole)?;

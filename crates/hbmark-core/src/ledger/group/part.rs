@@ -65,13 +65,27 @@ pub enum TensorPart {
     Whole,
     /// All of it on the first GPU, and nothing on the others: what is added to a sum is added once.
     OnFirst,
-    /// Some rows: of the first dimension.
-    Rows(Range<usize>),
-    /// The `index`-th of so many equal parts of its columns.
-    Columns {
-        index: usize,
-        of: usize,
-    },
+    /// Some outputs: rows, where weights are `[outputs, inputs]`. What families store as one has a share of each of its blocks, which are so
+    /// many parts of all rows: Q, K and V, gate and up, every expert.
+    Rows(Vec<(usize, Share)>),
+    /// Some inputs: columns.
+    Columns(Share),
+}
+
+impl TensorPart {
+    /// Which of so many rows blocks with their shares are.
+    #[must_use]
+    pub fn ranges(blocks: &[(usize, Share)], rows: usize) -> Vec<Range<usize>> {
+        let all: usize = blocks.iter().map(|(size, _)| size).sum();
+        let mut before = 0;
+        let range = |(size, share): &(usize, Share)| {
+            let [first, next] = [before, before + size].map(|at| at * rows / all.max(1));
+            before += size;
+            let Range { start, end } = share.range_of(next - first);
+            first + start..first + end
+        };
+        blocks.iter().map(range).collect()
+    }
 }
 
 /// The part of each tensor that GPU `rank` of a tensor parallel group has, in the order of the inventory.
@@ -89,16 +103,11 @@ pub fn tensor_parts(
     let blocks_of_experts = blocks_of_experts(architecture, inventory);
     let splitter = Splitter { architecture, inventory, group, rank, blocks_of_experts };
     let part = |tensor: &TensorInfo| {
-        let rows = tensor.shape.first().copied().unwrap_or(1);
         Ok(match splitter.split(tensor)? {
             Split::Whole | Split::Elsewhere | Split::Stacked(_) => TensorPart::Whole,
             Split::AddedOnce => TensorPart::OnFirst,
-            Split::Columns(_) => TensorPart::Columns { index: rank, of: ranks },
-            Split::Rows(Share { here, of, repeated }) => {
-                let first = if repeated { rank * of / ranks } else { (rank * of.div_ceil(ranks)).min(of) };
-                let row = |at: usize| at * rows / of;
-                TensorPart::Rows(row(first)..row(first + here))
-            }
+            Split::Columns(share) => TensorPart::Columns(share),
+            Split::Rows(share) => TensorPart::Rows(splitter.blocks_of_rows(tensor, share)),
         })
     };
     inventory.tensors.iter().map(part).collect()
@@ -120,13 +129,23 @@ pub(super) fn blocks_of_experts(architecture: &Architecture, inventory: &Invento
     quantised.then(|| experts.ffn_size.div_ceil(MXFP4_BLOCK))
 }
 
-/// A part of so many equal ones.
+/// Some of so many equal parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Share {
+pub struct Share {
+    first: usize,
     here: usize,
     of: usize,
     /// GPUs that hold this very part.
     repeated: bool,
+}
+
+impl Share {
+    /// Which of so many rows or columns they are.
+    #[must_use]
+    pub fn range_of(self, count: usize) -> Range<usize> {
+        let at = |at: usize| at * count / self.of.max(1);
+        at(self.first)..at(self.first + self.here)
+    }
 }
 
 /// What a GPU has of a module.
@@ -254,19 +273,54 @@ impl Splitter<'_> {
 
     /// The channels of a routed expert that this GPU has.
     fn width_of_expert(&self, width: usize) -> Share {
-        let all = Share { here: width, of: width, repeated: false };
+        let all = Share { first: 0, here: width, of: width, repeated: false };
         match self.blocks_of_experts {
             _ if self.group.tensor == 1 || self.group.experts => all,
             Some(blocks) => {
-                let blocks = chunk(blocks, self.group.tensor, self.rank);
-                Share { here: blocks * MXFP4_BLOCK, ..all }
+                let own = self.chunk_of(blocks);
+                Share { first: own.first * MXFP4_BLOCK, here: own.here * MXFP4_BLOCK, ..all }
             }
-            None => Share { here: width / self.group.tensor, ..all },
+            None => {
+                let here = width / self.group.tensor;
+                Share { first: self.rank * here, here, ..all }
+            }
         }
     }
 
     fn even(&self) -> Share {
-        Share { here: 1, of: self.group.tensor, repeated: false }
+        Share { first: self.rank, here: 1, of: self.group.tensor, repeated: false }
+    }
+
+    fn of_kv_heads(&self, heads: usize) -> Share {
+        let kv = Shared { what: "", count: heads, repeated: true };
+        let here = kv.here(self.group.tensor);
+        let repeated = heads < self.group.tensor;
+        let first = if repeated { self.rank * heads / self.group.tensor } else { self.rank * here };
+        Share { first, here, of: heads, repeated }
+    }
+
+    /// All parts but the last are equal.
+    fn chunk_of(&self, count: usize) -> Share {
+        let first = (self.rank * count.div_ceil(self.group.tensor)).min(count);
+        Share { first, here: chunk(count, self.group.tensor, self.rank), of: count, repeated: false }
+    }
+
+    /// The share of each block of rows.
+    fn blocks_of_rows(&self, tensor: &TensorInfo, share: Share) -> Vec<(usize, Share)> {
+        let layer = tensor.layer.map(|layer| self.architecture.layer(layer));
+        match (module_of(&tensor.name), layer) {
+            ("qkv_proj", Some(Layer { mixer: Mixer::Attention(a), .. })) => {
+                let of_kv = self.of_kv_heads(a.kv_heads);
+                let [keys, values] = [a.key_dim, a.value_dim].map(|dim| (a.kv_heads * dim, of_kv));
+                vec![(a.heads * a.key_dim, self.even()), keys, values]
+            }
+            // A stack of experts, in which gate and up of a channel are neighbours.
+            ("gate_up_proj", Some(layer)) if tensor.name.contains("experts.") => {
+                vec![(1, share); layer.feed_forward.mixture().map_or(1, |mixture| mixture.count)]
+            }
+            ("gate_up_proj", _) => vec![(1, share); 2],
+            _ => vec![(1, share)],
+        }
     }
 
     fn split(&self, tensor: &TensorInfo) -> Result<Split, GroupError> {
@@ -294,8 +348,7 @@ impl Splitter<'_> {
     }
 
     fn vocabulary(&self) -> Share {
-        let rows = self.architecture.vocab_size;
-        Share { here: chunk(rows, self.group.tensor, self.rank), of: rows, repeated: false }
+        self.chunk_of(self.architecture.vocab_size)
     }
 
     fn of_expert(&self, tensor: &TensorInfo) -> Option<Split> {
@@ -307,7 +360,7 @@ impl Splitter<'_> {
             return Some(match own {
                 Some(expert) if (first..first + here).contains(&expert) => Split::Whole,
                 Some(_) => Split::Elsewhere,
-                None => Split::Stacked(Share { here, of: experts.count, repeated: false }),
+                None => Split::Stacked(Share { first, here, of: experts.count, repeated: false }),
             });
         }
         let width = self.width_of_expert(experts.ffn_size);
@@ -338,18 +391,17 @@ impl Splitter<'_> {
         }
         match layer.mixer {
             Mixer::Attention(a) => {
-                let kv = Shared { what: "", count: a.kv_heads, repeated: true };
-                let here = kv.here(self.group.tensor);
-                let repeated = a.kv_heads < self.group.tensor;
-                let of_kv = Share { here, of: a.kv_heads, repeated };
+                let of_kv = self.of_kv_heads(a.kv_heads);
                 Some(match module {
                     "q_proj" | "sinks" | "attention_sink_bias" => Split::Rows(even),
                     "k_proj" | "v_proj" => Split::Rows(of_kv),
                     "qkv_proj" => {
                         let rows =
                             |heads: usize, kv: usize| heads * a.key_dim + kv * (a.key_dim + a.value_dim);
-                        let part = rows(a.heads / self.group.tensor, here);
-                        Split::Rows(Share { here: part, of: rows(a.heads, a.kv_heads), repeated: false })
+                        let part = rows(a.heads / self.group.tensor, of_kv.here);
+                        // What is here of it lies apart: `blocks_of_rows`.
+                        let all = rows(a.heads, a.kv_heads);
+                        Split::Rows(Share { first: 0, here: part, of: all, repeated: false })
                     }
                     "o_proj" => Split::Columns(even),
                     "q_norm" if a.qk_norm == QkNorm::FullWidth => Split::Rows(even),

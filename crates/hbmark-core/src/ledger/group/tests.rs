@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::*;
 use crate::ledger::{ExpertRouting, Ledger, Prediction, Request, devices, links, predict};
@@ -528,11 +529,16 @@ fn parts_of_all_gpus_are_the_tensor_and_as_many_bytes_as_a_stage_counts() {
             let mut next = 0;
             for (rank, parts) in parts.iter().enumerate() {
                 match &parts[index] {
-                    TensorPart::Rows(rows) => {
+                    TensorPart::Rows(blocks) => {
+                        let [rows] = &TensorPart::ranges(blocks, tensor.shape[0])[..] else {
+                            panic!("{blocks:?}")
+                        };
                         assert_eq!(rows.start, next, "{} of {ranks}: {}", rank, tensor.name);
                         next = rows.end;
                     }
-                    TensorPart::Columns { index, of } => assert_eq!((*index, *of), (rank, ranks)),
+                    TensorPart::Columns(share) => {
+                        assert_eq!(share.range_of(ranks), rank..rank + 1, "{}", tensor.name);
+                    }
                     TensorPart::Whole | TensorPart::OnFirst => {}
                 }
             }
@@ -544,8 +550,12 @@ fn parts_of_all_gpus_are_the_tensor_and_as_many_bytes_as_a_stage_counts() {
             .iter()
             .zip(&parts[ranks - 1])
             .map(|(tensor, part)| match part {
-                TensorPart::Rows(rows) => tensor.bytes.0 * rows.len() as u64 / tensor.shape[0] as u64,
-                TensorPart::Columns { of, .. } => tensor.bytes.0 / *of as u64,
+                TensorPart::Rows(blocks) => {
+                    let rows: usize =
+                        TensorPart::ranges(blocks, tensor.shape[0]).iter().map(ExactSizeIterator::len).sum();
+                    tensor.bytes.0 * rows as u64 / tensor.shape[0] as u64
+                }
+                TensorPart::Columns(_) => tensor.bytes.0 / ranks as u64,
                 TensorPart::Whole | TensorPart::OnFirst => tensor.bytes.0,
             })
             .sum();
@@ -555,6 +565,43 @@ fn parts_of_all_gpus_are_the_tensor_and_as_many_bytes_as_a_stage_counts() {
     let few = Architecture { kv_heads: 4, ..shapes::llama_3_1_8b() };
     let inventory = few.inventory(Dtype::Bf16);
     let keys = inventory.tensors.iter().position(|tensor| tensor.name.contains("k_proj")).unwrap();
-    let of = |rank| tensor_parts(&few, &inventory, 8, rank).unwrap()[keys].clone();
-    assert_eq!([0, 1, 6, 7].map(of), [0..128, 0..128, 384..512, 384..512].map(TensorPart::Rows));
+    let of = |rank| rows_of(&few, &inventory, 8, rank, keys);
+    assert_eq!([0, 1, 6, 7].map(of), [0..128, 0..128, 384..512, 384..512].map(|rows| vec![rows]));
+}
+
+fn rows_of(
+    architecture: &Architecture,
+    inventory: &Inventory,
+    ranks: usize,
+    rank: usize,
+    tensor: usize,
+) -> Vec<Range<usize>> {
+    match &tensor_parts(architecture, inventory, ranks, rank).unwrap()[tensor] {
+        TensorPart::Rows(blocks) => TensorPart::ranges(blocks, inventory.tensors[tensor].shape[0]),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_is_stored_as_one_is_split_block_by_block() {
+    let position = |inventory: &Inventory, part: &str| {
+        inventory.tensors.iter().position(|tensor| tensor.name.contains(part)).unwrap()
+    };
+    // 40 heads of 128 for queries, 10 for keys and values; gate and up have 17,920 channels.
+    let phi = preset("Phi-4");
+    let inventory = phi.inventory(Dtype::Bf16);
+    let of = |rank, part| rows_of(&phi, &inventory, 2, rank, position(&inventory, part));
+    assert_eq!(of(0, "qkv_proj"), [0..2560, 5120..5760, 6400..7040]);
+    assert_eq!(of(1, "qkv_proj"), [2560..5120, 5760..6400, 7040..7680]);
+    assert_eq!(of(0, "gate_up_proj"), [0..8960, 17_920..26_880]);
+    assert_eq!(of(1, "gate_up_proj"), [8960..17_920, 26_880..35_840]);
+    // 90 blocks of 32 channels on four GPUs: 23, 23, 23 and 21.
+    let oss = preset("gpt-oss-20b");
+    let inventory = oss.inventory(Dtype::Mxfp4);
+    let part = |name| tensor_parts(&oss, &inventory, 4, 3).unwrap()[position(&inventory, name)].clone();
+    let TensorPart::Rows(blocks) = part("experts.gate_up_proj") else { panic!("rows") };
+    let rows = TensorPart::ranges(&blocks, 32 * 5760);
+    assert_eq!((rows.len(), rows[0].clone(), rows[1].clone()), (32, 4416..5760, 10_176..11_520));
+    let TensorPart::Columns(share) = part("experts.down_proj") else { panic!("columns") };
+    assert_eq!(share.range_of(2880), 2208..2880);
 }

@@ -1,0 +1,272 @@
+//! The instruction set of each product, chosen by measurement.
+//!
+//! Enters: a packed matrix in a format that was not met before. Leaves: for tiles of one, two, four and eight rows the [`InstructionSet`] whose
+//! kernel was fastest on this processor. The widest set is not always the fastest: on some processors the dot product of bf16 pairs is slower than
+//! two multiplications in f32. A format is timed once in a process, for about a millisecond, so that all its sessions compute the same bits.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use super::linear;
+use super::packed_activations::{InputShape, PackedActivations};
+use super::packed_matrix::{PackedFormat, PackedMatrix};
+use super::simd::InstructionSet;
+use crate::engine::EngineError;
+use crate::weights::stored_matrix::SuperBlock;
+
+/// Names an instruction set that all kernels are to use.
+const FORCED: &str = "HBMARK_CPU_KERNELS";
+
+/// Rows of a tile.
+const ROWS: [usize; 4] = [1, 2, 4, 8];
+
+/// Formats with kernels of their own, by the names of `--dtype`.
+const FORMATS: [&str; 14] = [
+    "f32", "f16", "bf16", "int8", "fp8", "q8_0", "q4_0", "mxfp8", "mxfp4", "nvfp4", "int4", "q4_k", "q5_k",
+    "q6_k",
+];
+
+/// Of tiles of a format, in the order of [`ROWS`].
+type OfFormat = [InstructionSet; ROWS.len()];
+
+/// What this process has timed.
+static TIMED: Mutex<[Option<OfFormat>; FORMATS.len()]> = Mutex::new([None; FORMATS.len()]);
+
+/// Runs of a tile, of which the fastest counts.
+const RUNS: usize = 12;
+
+/// Which kernels run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KernelChoice {
+    /// Of everything that is no product, and of products whose format was not timed.
+    pub general: InstructionSet,
+    products: [Option<OfFormat>; FORMATS.len()],
+    forced: bool,
+}
+
+impl KernelChoice {
+    /// One set for everything.
+    #[must_use]
+    pub fn forced(set: InstructionSet) -> Self {
+        Self { general: set, products: [None; FORMATS.len()], forced: true }
+    }
+
+    /// The fastest of this processor, or the set that `HBMARK_CPU_KERNELS` names.
+    ///
+    /// # Errors
+    /// When that is none of this processor.
+    pub fn of_processor() -> Result<Self, EngineError> {
+        let Some(name) = std::env::var_os(FORCED) else {
+            return Ok(Self { forced: false, ..Self::forced(InstructionSet::best()) });
+        };
+        Self::named(&name.to_string_lossy(), &InstructionSet::available())
+    }
+
+    fn named(name: &str, available: &[InstructionSet]) -> Result<Self, EngineError> {
+        let found = available.iter().find(|set| set.id() == name);
+        found.map(|set| Self::forced(*set)).ok_or_else(|| EngineError::Unsupported {
+            engine: "native".into(),
+            what: format!("{FORCED}={name}"),
+            why: format!(
+                "this processor has {}",
+                available.iter().map(|set| set.id()).collect::<Vec<_>>().join(", ")
+            ),
+        })
+    }
+
+    /// The set for tiles of so many rows of a format.
+    #[inline]
+    #[must_use]
+    pub fn of(&self, format: PackedFormat, rows: usize) -> InstructionSet {
+        match &self.products[index(format)] {
+            Some(sets) => sets[class(rows)],
+            None => self.general,
+        }
+    }
+
+    /// Times the kernels of a format, unless that was done or one set is forced.
+    pub fn meet(&mut self, matrix: &PackedMatrix) {
+        let own = &mut self.products[index(matrix.format)];
+        if self.forced || own.is_some() || matrix.panels() == 0 {
+            return;
+        }
+        let mut timed = TIMED.lock().unwrap_or_else(PoisonError::into_inner);
+        *own = Some(*timed[index(matrix.format)].get_or_insert_with(|| {
+            let sets = candidates();
+            match &sets[..] {
+                [only] => [*only; ROWS.len()],
+                _ => ROWS.map(|rows| sets[fastest(&times(&sets, matrix, rows))]),
+            }
+        }));
+    }
+
+    /// The kernels by name: the general set, then what products of a format use instead.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        let mut names = vec![self.general.name().to_owned()];
+        for (format, sets) in FORMATS.iter().zip(&self.products) {
+            let others = ROWS.iter().zip(sets.iter().flatten()).filter(|(_, set)| **set != self.general);
+            names.extend(others.map(|(rows, set)| {
+                format!(
+                    "{} for {format} tiles of {rows} row{}",
+                    set.name(),
+                    if *rows == 1 { "" } else { "s" }
+                )
+            }));
+        }
+        names
+    }
+}
+
+/// What can be fastest: plain Rust only where there is nothing else.
+fn candidates() -> Vec<InstructionSet> {
+    let mut sets = InstructionSet::available();
+    if sets.len() > 1 {
+        sets.retain(|set| *set != InstructionSet::Portable);
+    }
+    sets
+}
+
+/// The first of the times, unless another is shorter by a tenth: what noise decides would change from one process to the next.
+fn fastest(times: &[u128]) -> usize {
+    let first = times[0];
+    let (best, time) = times.iter().enumerate().min_by_key(|(_, time)| **time).unwrap_or((0, &first));
+    if 10 * time <= 9 * first { best } else { 0 }
+}
+
+/// Nanoseconds of a tile by each of the sets, the shortest of several runs in turn.
+fn times(sets: &[InstructionSet], matrix: &PackedMatrix, rows: usize) -> Vec<u128> {
+    let mut inputs = PackedActivations::default();
+    let shape = InputShape {
+        precision: matrix.format.precision(),
+        rows,
+        columns: matrix.columns,
+        padded: matrix.padded_columns(),
+    };
+    let writer = inputs.writer(shape);
+    let values: Vec<f32> = (0..matrix.columns).map(|column| 0.25 + (column % 7) as f32 / 8.0).collect();
+    for row in 0..rows {
+        // SAFETY: nobody else has the rows; the set is this processor's.
+        unsafe { writer.pack(sets[0], row, &values, None) };
+    }
+    let mut shortest = vec![u128::MAX; sets.len()];
+    for _ in 0..RUNS {
+        for (set, shortest) in sets.iter().zip(&mut shortest) {
+            let begin = Instant::now();
+            // SAFETY: the rows are packed for this matrix; the set is this processor's.
+            std::hint::black_box(unsafe { linear::one_tile(*set, matrix, &writer, rows) });
+            *shortest = begin.elapsed().as_nanos().min(*shortest);
+        }
+    }
+    shortest
+}
+
+/// Which of [`ROWS`] a tile has.
+fn class(rows: usize) -> usize {
+    rows.next_power_of_two().trailing_zeros().min(3) as usize
+}
+
+/// Which of [`FORMATS`].
+fn index(format: PackedFormat) -> usize {
+    match format {
+        PackedFormat::F32 => 0,
+        PackedFormat::F16 => 1,
+        PackedFormat::Bf16 => 2,
+        PackedFormat::Int8 => 3,
+        PackedFormat::Fp8 { .. } => 4,
+        PackedFormat::Q8_0 => 5,
+        PackedFormat::Q4_0 => 6,
+        PackedFormat::Mxfp8 => 7,
+        PackedFormat::Mxfp4 => 8,
+        PackedFormat::Nvfp4 => 9,
+        PackedFormat::Int4 { .. } => 10,
+        PackedFormat::Super(SuperBlock::Q4K) => 11,
+        PackedFormat::Super(SuperBlock::Q5K) => 12,
+        PackedFormat::Super(SuperBlock::Q6K) => 13,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::huge_pages::Arena;
+    use super::*;
+    use crate::weights::{Packing, StoredMatrix};
+
+    fn packed(packing: Packing) -> PackedMatrix {
+        let values: Vec<f32> = (0..64 * 256).map(|i| (i % 31) as f32 / 16.0 - 1.0).collect();
+        let matrix = StoredMatrix::from_f32_rows(64, 256, &values, packing);
+        PackedMatrix::new(&mut Arena::default(), &matrix, |bytes, _| bytes.fill(0)).unwrap()
+    }
+
+    #[test]
+    fn another_set_must_be_faster_by_a_tenth() {
+        assert_eq!(fastest(&[100, 91, 95]), 0);
+        assert_eq!(fastest(&[100, 90, 95]), 1);
+        assert_eq!(fastest(&[100, 89, 60]), 2);
+        assert_eq!(fastest(&[50, 100, 100]), 0);
+    }
+
+    #[test]
+    fn tiles_of_every_size_have_a_class() {
+        assert_eq!([1, 2, 3, 4, 5, 8].map(class), [0, 1, 2, 2, 3, 3]);
+        assert_eq!(ROWS.map(class), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn every_set_is_timed_on_every_format_and_once() {
+        let super_blocks = SuperBlock::ALL.map(Packing::Super);
+        let plain = [
+            Packing::F32,
+            Packing::F16,
+            Packing::Bf16,
+            Packing::Int8,
+            Packing::Fp8 { block: None },
+            Packing::Q8_0,
+            Packing::Q4_0,
+            Packing::Mxfp8,
+            Packing::Mxfp4,
+            Packing::Nvfp4,
+            Packing::Int4 { group: 32 },
+        ];
+        let sets = InstructionSet::available();
+        let mut met = [false; FORMATS.len()];
+        for packing in plain.into_iter().chain(super_blocks) {
+            let matrix = packed(packing);
+            met[index(matrix.format)] = true;
+            for rows in ROWS {
+                assert!(times(&sets, &matrix, rows).iter().all(|time| *time < u128::MAX), "{packing:?}");
+            }
+            let mut choice = KernelChoice { forced: false, ..KernelChoice::forced(sets[0]) };
+            choice.meet(&matrix);
+            assert!(ROWS.iter().all(|rows| candidates().contains(&choice.of(matrix.format, *rows))));
+            // What was timed once is not timed again.
+            let mut next = KernelChoice { forced: false, ..KernelChoice::forced(sets[0]) };
+            next.meet(&matrix);
+            assert_eq!(choice.products[index(matrix.format)], next.products[index(matrix.format)]);
+        }
+        assert!(met.iter().all(|met| *met), "{met:?}");
+    }
+
+    #[test]
+    fn a_forced_set_is_used_for_everything_and_one_that_is_missing_is_refused() {
+        let available = [InstructionSet::Avx2, InstructionSet::Portable];
+        let mut forced = KernelChoice::named("portable", &available).unwrap();
+        let matrix = packed(Packing::Bf16);
+        forced.meet(&matrix);
+        assert_eq!(forced, KernelChoice::forced(InstructionSet::Portable));
+        assert_eq!(forced.names(), [InstructionSet::Portable.name()]);
+        let error = KernelChoice::named("avx512", &available).unwrap_err().to_string();
+        assert!(error.contains("HBMARK_CPU_KERNELS=avx512") && error.contains("avx2, portable"), "{error}");
+    }
+
+    #[test]
+    fn products_that_use_another_set_are_named() {
+        let mut choice = KernelChoice::forced(InstructionSet::Avx512);
+        let mut sets = [InstructionSet::Avx512; ROWS.len()];
+        sets[3] = InstructionSet::Avx512Base;
+        choice.products[index(PackedFormat::Bf16)] = Some(sets);
+        assert_eq!(choice.of(PackedFormat::Bf16, 8), InstructionSet::Avx512Base);
+        assert_eq!(choice.of(PackedFormat::Bf16, 4), InstructionSet::Avx512);
+        assert_eq!(choice.names(), ["avx512 with bf16 and vnni", "avx512 for bf16 tiles of 8 rows"]);
+    }
+}
