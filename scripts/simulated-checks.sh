@@ -22,7 +22,7 @@ known=()
 # As many at a time as there are processors: a check is one thread for most of its time.
 jobs=$(($(nproc) < 8 ? $(nproc) : 8))
 
-# check NAME STATUS TEXT COMMAND...: the command ends with the status and says the text, in 25 minutes, and skips no cell unless the text is of that.
+# check NAME STATUS TEXT COMMAND...: the command ends with the status and says the text, in 40 minutes, and skips no cell unless the text is of that.
 check() {
     known+=("$1")
     if [ ${#only[@]} -gt 0 ] && [[ " ${only[*]} " != *" $1 "* ]]; then return; fi
@@ -32,7 +32,7 @@ check() {
 run_check() {
     local name=$1 status=$2 text=$3 got=0 begin=$SECONDS
     shift 3
-    timeout 1500 "$@" >"$out/$name.txt" 2>&1 || got=$?
+    timeout 2400 "$@" >"$out/$name.txt" 2>&1 || got=$?
     if [ "$got" = "$status" ] && grep -qE -- "$text" "$out/$name.txt" && { [[ $text == *skipped* ]] || ! grep -qw skipped "$out/$name.txt"; }; then
         echo "ok      $name ($((SECONDS - begin)) s)"
         return

