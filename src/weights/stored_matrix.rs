@@ -160,6 +160,24 @@ pub enum Packing {
 }
 
 impl Packing {
+    /// What the native engine streams, and multiplies in its own way: one of each kind.
+    pub const NATIVE: [Self; 14] = [
+        Self::F32,
+        Self::F16,
+        Self::Bf16,
+        Self::Int8,
+        Self::Fp8 { block: None },
+        Self::Q8_0,
+        Self::Q4_0,
+        Self::Mxfp8,
+        Self::Mxfp4,
+        Self::Nvfp4,
+        Self::Int4 { group: 32 },
+        Self::Super(SuperBlock::Q4K),
+        Self::Super(SuperBlock::Q5K),
+        Self::Super(SuperBlock::Q6K),
+    ];
+
     /// The packing of a dtype's linear layers; `int4_group` is [`Architecture::int4_group`](hbmark_core::model::Architecture::int4_group).
     ///
     /// `None` for `gguf`, whose matrices each have their own.

@@ -21,7 +21,7 @@ use crate::engine::native::cpu::thread_team::{Team, Worker, pin};
 use crate::engine::native::cpu::{self as native, InstructionSet};
 use crate::machine::environment::last_cache;
 use crate::weights::Packing;
-use crate::weights::stored_matrix::{SUPER_BLOCK, SuperBlock};
+use crate::weights::stored_matrix::SUPER_BLOCK;
 use hbmark_core::result::{Ceilings, Spread};
 
 /// What every thread of a team does with its own part of the buffer in one pass.
@@ -314,7 +314,7 @@ fn matrix_products(config: &ProbeConfig) -> Result<BTreeMap<String, Spread>, Pro
     let threads = config.threads.iter().copied().max().unwrap_or(1);
     // Whole blocks of every format.
     let size = config.gemm_sizes.iter().copied().max().unwrap_or(512).next_multiple_of(SUPER_BLOCK);
-    for packing in NATIVE_FORMATS {
+    for packing in Packing::NATIVE {
         let rates =
             native::product_rates(threads, packing, size, MIN_REPETITIONS.max(config.repetitions.min(5)))
                 .map_err(|source| ProbeError::NativeProduct {
@@ -325,24 +325,6 @@ fn matrix_products(config: &ProbeConfig) -> Result<BTreeMap<String, Spread>, Pro
     }
     Ok(peaks)
 }
-
-/// What the native engine streams, and multiplies in its own way.
-const NATIVE_FORMATS: [Packing; 14] = [
-    Packing::F32,
-    Packing::F16,
-    Packing::Bf16,
-    Packing::Int8,
-    Packing::Fp8 { block: None },
-    Packing::Q8_0,
-    Packing::Q4_0,
-    Packing::Mxfp8,
-    Packing::Mxfp4,
-    Packing::Nvfp4,
-    Packing::Int4 { group: 32 },
-    Packing::Super(SuperBlock::Q4K),
-    Packing::Super(SuperBlock::Q5K),
-    Packing::Super(SuperBlock::Q6K),
-];
 
 fn matrix_product(
     dtype: DType,

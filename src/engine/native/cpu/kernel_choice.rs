@@ -214,23 +214,9 @@ mod tests {
 
     #[test]
     fn every_set_is_timed_on_every_format_and_once() {
-        let super_blocks = SuperBlock::ALL.map(Packing::Super);
-        let plain = [
-            Packing::F32,
-            Packing::F16,
-            Packing::Bf16,
-            Packing::Int8,
-            Packing::Fp8 { block: None },
-            Packing::Q8_0,
-            Packing::Q4_0,
-            Packing::Mxfp8,
-            Packing::Mxfp4,
-            Packing::Nvfp4,
-            Packing::Int4 { group: 32 },
-        ];
         let sets = InstructionSet::available();
         let mut met = [false; FORMATS.len()];
-        for packing in plain.into_iter().chain(super_blocks) {
+        for packing in Packing::NATIVE {
             let matrix = packed(packing);
             met[index(matrix.format)] = true;
             for rows in ROWS {
