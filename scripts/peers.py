@@ -59,7 +59,7 @@ def write_model(path: Path, shape: str, name: str) -> None:
         if kind in BLOCKS and columns % BLOCKS[kind][0]:
             kind = Type.Q8_0
         if kind == Type.BF16:
-            values = (random.standard_normal((rows, columns), dtype=np.float32) / np.sqrt(columns)).view(np.uint32)
+            values = (random.standard_normal((rows, columns), dtype=np.float32) / np.float32(columns**0.5)).view(np.uint32)
             data = (values >> 16).astype(np.uint16).view(np.uint8)
         else:
             weights, size, scales = BLOCKS[kind]

@@ -17,13 +17,12 @@ python=$dir/venv/bin/python
 
 if [ ! -e "$dir/installed" ]; then
     python3 -m venv "$dir/venv"
-    "$dir/venv/bin/pip" install --quiet --disable-pip-version-check numpy==2.4.6 gguf==0.19.0 cmake==4.1.2 ninja==1.13.0
+    "$dir/venv/bin/pip" install --quiet --disable-pip-version-check numpy==2.4.6 gguf==0.19.0 cmake==4.1.2 ninja==1.13.0 scikit-build-core==0.11.6
     touch "$dir/installed"
 fi
 if [ ! -x "$dir/peer_llama" ]; then
-    # The bindings' source package has that of llama.cpp with it.
-    "$dir/venv/bin/pip" download --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-binary :all: --dest "$dir" "llama-cpp-python==$version" ||
-        "$dir/venv/bin/pip" download --quiet --disable-pip-version-check --no-deps --no-binary :all: --dest "$dir" "llama-cpp-python==$version"
+    # The bindings' source package has that of llama.cpp with it. pip asks its build system, installed above, for the package's name.
+    "$dir/venv/bin/pip" download --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-binary llama-cpp-python --dest "$dir" "llama-cpp-python==$version"
     tar -xzf "$dir"/llama_cpp_python-$version.tar.gz -C "$dir"
     source=$dir/llama_cpp_python-$version/vendor/llama.cpp
     PATH="$dir/venv/bin:$PATH" cmake -S "$source" -B "$dir/llama" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=ON \

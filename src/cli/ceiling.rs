@@ -11,6 +11,7 @@ use crate::measure::protocol::Depth;
 use hbmark_core::ledger::{devices, links};
 use hbmark_core::result::{Ceilings, DeviceSpec, Environment, LinkCeilings, Spread};
 use hbmark_core::units::{BytesPerSecond, FlopsPerSecond, Nanos};
+use hbmark_report::output::copy_above_read;
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Example:\n  hbmark ceiling --format json")]
@@ -122,6 +123,9 @@ fn table(output: &Output) -> String {
     text.push_str("; copy counts both directions, triad three streams\n");
     if let Some(cause) = c.doubt() {
         let _ = writeln!(text, "disturbed: {cause}; nothing should rest on these ceilings");
+    }
+    if let Some(note) = copy_above_read(c) {
+        let _ = writeln!(text, "{note}");
     }
     if let Some(links) = &output.links {
         text.push_str(&table_of_links(links, sheet));

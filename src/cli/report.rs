@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{bail, ensure};
+use anyhow::{Context, bail, ensure};
 use clap::Args as ClapArgs;
 
 use super::import::{OverrideArgs, name_of};
@@ -12,11 +12,11 @@ use hbmark_core::result::Report;
 use hbmark_fleet::result::FleetReport;
 use hbmark_report::analysis::import::{self, Imported};
 use hbmark_report::analysis::{Collection, FailOn, Opened, open, opened};
-use hbmark_report::output::{External, Format, page};
+use hbmark_report::output::{External, Format, Kind, page, parquet};
 
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Examples:\n  hbmark report results/1b/result.json --format md\n  hbmark report results/sweep/serve.json --format html > sweep.html\n  hbmark report results/ --format csv > all.csv\n  hbmark report results/8b/result.json --format html --external vllm.json --model Llama-3.1-8B --gpu h100-sxm --dtype bf16 > page.html"
+    after_help = "Examples:\n  hbmark report results/1b/result.json --format md\n  hbmark report results/sweep/serve.json --format html > sweep.html\n  hbmark report results/ --format csv > all.csv\n  hbmark report results/ --parquet all.parquet\n  hbmark report results/8b/result.json --format html --external vllm.json --model Llama-3.1-8B --gpu h100-sxm --dtype bf16 > page.html"
 )]
 pub struct Args {
     /// A saved result of any kind: of run, predict, serve, compare or fleet, or of a program that `hbmark import` reads; or a folder, of whose
@@ -26,6 +26,9 @@ pub struct Args {
     /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
     format: Format,
+    /// Write the rows of --format csv to this Parquet file, with types, and print nothing else.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["format", "external"])]
+    parquet: Option<PathBuf>,
     /// Exit with 1 when one of these holds.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "CONDITION")]
     fail_on: Vec<FailOn>,
@@ -75,13 +78,13 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
                     if for_people {
                         report.warnings.push(UNSIGNED_SERVING.to_owned());
                     }
-                    print_result(&*report, args.format)?;
+                    show(&*report, args)?;
                 }
-                Opened::Comparison(found) => print_result(&*found, args.format)?,
+                Opened::Comparison(found) => show(&*found, args)?,
                 Opened::Foreign(results) => {
                     let placed: Vec<Imported> =
                         results.into_iter().map(|r| Imported::new(r, &given)).collect();
-                    print_result(placed.as_slice(), args.format)?;
+                    show(placed.as_slice(), args)?;
                 }
                 Opened::Report(_) => unreachable!("matched above"),
             }
@@ -92,11 +95,19 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         report.warnings.push(opened::unsigned(report.kind).to_owned());
     }
     if args.external.is_empty() {
-        print_result(&*report, args.format)?;
+        show(&*report, args)?;
     } else {
         print(&page(&report, &externals(args, &report)?))?;
     }
     Ok(outcome)
+}
+
+/// Prints a result, or writes its rows to a file.
+fn show<K: Kind + ?Sized>(result: &K, args: &Args) -> anyhow::Result<()> {
+    let Some(file) = &args.parquet else { return print_result(result, args.format) };
+    let rows = parquet(&result.document())
+        .context("this result has no table of raw numbers; those of run, predict and serve have one, and folders of them")?;
+    std::fs::write(file, rows).with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// Prints all results of a folder.
@@ -106,7 +117,7 @@ fn folder(args: &Args) -> anyhow::Result<Outcome> {
         "{} is a folder: --external and --fail-on are for one result, give its file",
         args.file.display()
     );
-    print_result(&Collection::read(&args.file)?, args.format)?;
+    show(&Collection::read(&args.file)?, args)?;
     Ok(Outcome::Complete)
 }
 
@@ -116,7 +127,7 @@ fn fleet(args: &Args) -> anyhow::Result<Outcome> {
         args.external.is_empty() && args.fail_on.is_empty(),
         "a fleet has no roofline and no --fail-on: `hbmark fleet report` ends with 1 when it finds something"
     );
-    print_result(&FleetReport::read(&args.file)?, args.format)?;
+    show(&FleetReport::read(&args.file)?, args)?;
     Ok(Outcome::Complete)
 }
 

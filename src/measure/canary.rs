@@ -4,6 +4,7 @@
 //! that the protocol rejects a block for a change of the machine and not for the canary's jitter.
 
 use super::probe::cpu::{Pass, instruction_sets, with_team};
+use super::probe::cpu_kernels::Walk;
 use super::probe::{ProbeError, usable_cores};
 use crate::engine::native::cpu::huge_pages::Pages;
 use hbmark_core::units::Bytes;
@@ -93,7 +94,7 @@ impl CpuCanary {
         let size = usize::try_from(bytes.0).unwrap_or(usize::MAX);
         let mut buffer = Pages::new(size).map_err(|source| ProbeError::Memory { bytes, source })?;
         with_team(&cores, buffer.floats_mut(), |time| time(Pass::Touch))?;
-        Ok(Self { buffer, bytes, cores, pass: Pass::Read { set: instruction_sets()[0], streams: 1 } })
+        Ok(Self { buffer, bytes, cores, pass: Pass::Read { set: instruction_sets()[0], walk: Walk::PLAIN } })
     }
 }
 

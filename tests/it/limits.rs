@@ -88,7 +88,7 @@ fn no_number_of_any_flag_ends_in_a_panic_or_does_not_end() {
         vec!["record", path(&sweep), "--target-rate", "1"],
     ];
     let mut commands = Vec::new();
-    for base in &bases {
+    for (number, base) in bases.iter().enumerate() {
         let tree = hbmark::cli::Cli::command();
         let mut at = &tree;
         let names = base.iter().map_while(|word| {
@@ -122,8 +122,12 @@ fn no_number_of_any_flag_ends_in_a_panic_or_does_not_end() {
                     rest.push((*more).to_owned());
                 }
             }
-            for value in ["0", "2147483648", "9223372036854775807", "18446744073709551615", "1e300s", "NaN"] {
-                commands.push([&rest[..], &[format!("{own}={value}")]].concat());
+            let values = ["0", "2147483648", "9223372036854775807", "18446744073709551615", "1e300s", "NaN"];
+            for (at, value) in values.iter().enumerate() {
+                // The modes of `serve` share most flags: each has half of the values for all of them.
+                if base[0] != "serve" || at % 2 == number % 2 {
+                    commands.push([&rest[..], &[format!("{own}={value}")]].concat());
+                }
             }
         }
     }

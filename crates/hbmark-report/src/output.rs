@@ -12,6 +12,7 @@ mod html;
 pub mod kinds;
 mod markdown;
 pub mod metrics;
+mod parquet;
 pub mod plot;
 mod terminal;
 mod text;
@@ -22,7 +23,7 @@ pub use terminal::Screen;
 
 use hbmark_core::result::{CellResult, Report};
 
-pub use kinds::{Aliases, Glossary, record, status_word};
+pub use kinds::{Aliases, Glossary, copy_above_read, record, status_word};
 
 /// Another program's decode, to be drawn beside the cells of a report on its roofline.
 #[derive(Debug, Clone, PartialEq)]
@@ -109,6 +110,12 @@ pub fn render<K: Kind + ?Sized>(
         Format::Md => Ok(markdown(&result.document())),
         Format::Html => Ok(html::render(&result.page())),
     }
+}
+
+/// A document's sheet of raw numbers as the bytes of a Parquet file, where it has one.
+#[must_use]
+pub fn parquet(document: &Document) -> Option<Vec<u8>> {
+    parquet::render(document)
 }
 
 /// Draws a document as Markdown.

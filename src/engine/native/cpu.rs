@@ -130,7 +130,7 @@ impl CpuOperations {
             detail: format!("cannot start {threads} threads: {error}"),
         })?;
         Ok(Self {
-            team,
+            team: team.that_may_shrink(),
             arena: Arena::default(),
             kernels,
             inputs: PackedActivations::default(),

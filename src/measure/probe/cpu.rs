@@ -4,7 +4,8 @@
 //! Enters: [`ProbeConfig`]. Leaves: [`Ceilings`] and the winning configuration. Threads, memory and SIMD are those of the native engine.
 //! Each thread is pinned, touches its own part first, starts with the others at a barrier and stamps its own start and end; a pass
 //! lasts from the first start to the last end, without waking the threads. Kernels alternate within a repetition, so that a drift of the
-//! machine's speed affects all of them alike.
+//! machine's speed affects all of them alike. Of the ways to read memory the fastest few are tried on all of it: those that were fastest
+//! on parts of it.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -14,10 +15,10 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 
-use super::cpu_kernels::{self, Stores};
+use super::cpu_kernels::{self, Prefetch, Stores, Walk};
 use super::{MIN_REPETITIONS, ProbeConfig, ProbeError, spread};
 use crate::engine::native::cpu::huge_pages::Pages;
-use crate::engine::native::cpu::thread_team::{Team, Worker, pin};
+use crate::engine::native::cpu::thread_team::{Team, Worker, owned, pin};
 use crate::engine::native::cpu::{self as native, InstructionSet};
 use crate::machine::environment::last_cache;
 use crate::weights::Packing;
@@ -33,7 +34,13 @@ pub(crate) enum Pass {
     Touch,
     Read {
         set: InstructionSet,
-        streams: usize,
+        walk: Walk,
+    },
+    /// Reads one of [`SLICES`] slices: those behind each other are in no cache.
+    ReadSlice {
+        set: InstructionSet,
+        walk: Walk,
+        slice: usize,
     },
     /// First half into the second.
     Copy {
@@ -47,14 +54,25 @@ pub(crate) enum Pass {
     },
 }
 
+/// Slices of a part, of which each trial of a walk reads another.
+const SLICES: usize = 16;
+/// Trials of every walk on slices; their median counts.
+const SLICE_TRIALS: usize = 3;
+/// Walks that are tried on all of the memory.
+const FINALISTS: usize = 3;
+
 impl Pass {
     fn run(self, part: &mut [f32]) {
         match self {
             Self::Empty => {}
             // Neither zero nor constant: such pages can be merged or compressed by the system below.
             Self::Touch => part.iter_mut().enumerate().for_each(|(i, word)| *word = (i + 1) as f32),
-            Self::Read { set, streams } => {
-                black_box(cpu_kernels::read(set, streams, black_box(part)));
+            Self::Read { set, walk } => {
+                black_box(cpu_kernels::read(set, walk, black_box(part)));
+            }
+            Self::ReadSlice { set, walk, slice } => {
+                let slice = owned(slice % SLICES, SLICES, part.len());
+                black_box(cpu_kernels::read(set, walk, black_box(&part[slice])));
             }
             Self::Copy { set, stores } => {
                 let half = part.len() / 2;
@@ -75,6 +93,7 @@ impl Pass {
         let moved = match self {
             Self::Empty => 0,
             Self::Touch | Self::Read { .. } => words,
+            Self::ReadSlice { .. } => words / SLICES,
             Self::Copy { .. } => words / 2 * 2,
             Self::Triad { .. } => words / 3 * 3,
         };
@@ -84,10 +103,7 @@ impl Pass {
     fn name(self, threads: usize) -> String {
         let plural = if threads == 1 { "" } else { "s" };
         match self {
-            Self::Read { set, streams } => {
-                let streams_plural = if streams == 1 { "" } else { "s" };
-                format!("{threads} thread{plural}, {}, {streams} stream{streams_plural}", set.name())
-            }
+            Self::Read { set, walk } => format!("{threads} thread{plural}, {}, {walk}", set.name()),
             other => format!("{threads} thread{plural}, {other:?}"),
         }
     }
@@ -173,18 +189,39 @@ pub(crate) fn instruction_sets() -> Vec<InstructionSet> {
     InstructionSet::available().into_iter().filter(|set| *set != InstructionSet::Avx512).collect()
 }
 
-/// Every pass worth trying on this processor.
-fn candidates(sets: &[InstructionSet]) -> Vec<Pass> {
-    let mut passes = Vec::new();
-    for (index, set) in sets.iter().copied().enumerate() {
-        match set {
-            InstructionSet::Portable if index == 0 => passes.push(Pass::Read { set, streams: 1 }),
-            // A fallback where there are no vectors.
-            InstructionSet::Portable => {}
-            _ => passes.extend([1, 4, 8].map(|streams| Pass::Read { set, streams })),
+/// Every way to read worth trying on this processor: all walks with its widest vectors, and without prefetches those with narrower ones.
+fn reads(sets: &[InstructionSet]) -> Vec<(InstructionSet, Walk)> {
+    if sets[0] == InstructionSet::Portable {
+        return vec![(sets[0], Walk::PLAIN)];
+    }
+    let narrower = sets[1..].iter().filter(|set| **set != InstructionSet::Portable);
+    let unaided = Walk::ALL.into_iter().filter(|walk| walk.prefetch == Prefetch::Hardware);
+    Walk::ALL
+        .map(|walk| (sets[0], walk))
+        .into_iter()
+        .chain(narrower.flat_map(|set| unaided.clone().map(|walk| (*set, walk))))
+        .collect()
+}
+
+/// The fastest few of those on slices of the memory.
+fn finalists(reads: &[(InstructionSet, Walk)], time: &mut dyn FnMut(Pass) -> PassTime) -> Vec<Pass> {
+    let mut slice = 0;
+    let mut times = vec![[0.0; SLICE_TRIALS]; reads.len()];
+    for trial in 0..SLICE_TRIALS {
+        for ((set, walk), times) in reads.iter().copied().zip(&mut times) {
+            times[trial] = time(Pass::ReadSlice { set, walk, slice }).inside;
+            slice += 1;
         }
     }
-    let set = sets[0];
+    let median = |times: &[f64; SLICE_TRIALS]| spread(times).map_or(f64::INFINITY, |times| times.median);
+    let mut ranked: Vec<_> = reads.iter().zip(times.iter().map(median)).collect();
+    ranked.sort_by(|a, b| a.1.total_cmp(&b.1));
+    ranked.iter().take(FINALISTS).map(|((set, walk), _)| Pass::Read { set: *set, walk: *walk }).collect()
+}
+
+/// Copies and triads worth trying on a processor whose widest vectors are these.
+fn writes(set: InstructionSet) -> Vec<Pass> {
+    let mut passes = Vec::new();
     for stores in [Stores::Normal, Stores::NonTemporal] {
         if set != InstructionSet::Portable || stores == Stores::Normal {
             passes.extend([Pass::Copy { set, stores }, Pass::Triad { set, stores }]);
@@ -219,7 +256,8 @@ pub fn measure_cpu(config: &ProbeConfig) -> Result<Ceilings, ProbeError> {
     config.check(cores.len())?;
     // Two thirds of the time belong to memory, the figure that everything else is divided by.
     let share = 2.0 / 3.0 * config.seconds_cap / config.threads.len() as f64;
-    let passes = candidates(&instruction_sets());
+    let sets = instruction_sets();
+    let (reads, writes) = (reads(&sets), writes(sets[0]));
     let mut trials = Vec::new();
     let mut wakes = Vec::new();
     for threads in config.threads.iter().copied() {
@@ -231,6 +269,8 @@ pub fn measure_cpu(config: &ProbeConfig) -> Result<Ceilings, ProbeError> {
         let (rates, wake) = with_team(&cores[..threads], &mut buffer.floats_mut()[..words], |time| {
             let end = begin + Duration::from_secs_f64(share.max(0.0));
             time(Pass::Touch);
+            let mut passes = finalists(&reads, time);
+            passes.extend(&writes);
             let rates = rates_of(&passes, config, threads, end, time);
             (rates, (0..200).map(|_| time(Pass::Empty).outside * 1e9).collect::<Vec<_>>())
         })?;
@@ -352,6 +392,27 @@ mod tests {
     use hbmark_core::units::Bytes;
 
     #[test]
+    fn walks_that_are_fastest_on_slices_are_tried_on_all_memory_and_no_slice_is_read_twice_in_a_row() {
+        let sets = [InstructionSet::Avx512Base, InstructionSet::Avx2, InstructionSet::Portable];
+        let reads = reads(&sets);
+        assert_eq!(reads.len(), Walk::ALL.len() + 3);
+        let fast = Walk { streams: 4, prefetch: Prefetch::FarOnce };
+        let mut slices = Vec::new();
+        let found = finalists(&reads, &mut |pass| {
+            let Pass::ReadSlice { set, walk, slice } = pass else { panic!("{pass:?}") };
+            slices.push(slice % SLICES);
+            // The first trial of the fast one is slow by accident.
+            let fast = walk == fast && slices.len() > reads.len();
+            let inside = if fast { 1.0 } else { 2.0 + f64::from(u8::from(set != sets[0])) };
+            PassTime { inside, outside: inside }
+        });
+        assert_eq!(found.len(), FINALISTS);
+        assert_eq!(found[0], Pass::Read { set: sets[0], walk: fast });
+        assert!(slices.windows(2).all(|two| two[1] == (two[0] + 1) % SLICES));
+        assert_eq!(super::reads(&sets[2..]), [(InstructionSet::Portable, Walk::PLAIN)]);
+    }
+
+    #[test]
     fn parts_cover_every_word_once() {
         for (len, threads) in [(0, 1), (1, 3), (64, 2), (1_000, 7), (4_096, 4)] {
             let mut words: Vec<f32> = vec![0.0; len];
@@ -391,7 +452,8 @@ mod tests {
     #[test]
     fn copy_and_triad_count_every_stream() {
         let set = InstructionSet::Portable;
-        assert_eq!(Pass::Read { set, streams: 1 }.bytes(10), 40);
+        assert_eq!(Pass::Read { set, walk: Walk::PLAIN }.bytes(10), 40);
+        assert_eq!(Pass::ReadSlice { set, walk: Walk::PLAIN, slice: 3 }.bytes(160), 40);
         assert_eq!(Pass::Copy { set, stores: Stores::Normal }.bytes(11), 40);
         assert_eq!(Pass::Triad { set, stores: Stores::Normal }.bytes(11), 36);
         assert_eq!(Pass::Empty.bytes(10), 0);
@@ -400,13 +462,16 @@ mod tests {
     #[test]
     fn the_best_median_wins_not_the_best_single_pass() {
         let trial = |streams, rates: &[f64]| Trial {
-            pass: Pass::Read { set: InstructionSet::Avx512Base, streams },
+            pass: Pass::Read {
+                set: InstructionSet::Avx512Base,
+                walk: Walk { streams, prefetch: Prefetch::Far },
+            },
             threads: 2,
             rates: rates.to_vec(),
         };
         let trials = [trial(1, &[5.0, 5.0, 99.0]), trial(8, &[6.0, 7.0, 8.0]), trial(4, &[])];
         let (winner, spread) = best(&trials, |_| true).unwrap();
-        assert_eq!(winner.pass.name(winner.threads), "2 threads, avx512, 8 streams");
+        assert_eq!(winner.pass.name(winner.threads), "2 threads, avx512, 8 streams, prefetch 2 KiB ahead");
         assert_eq!(spread, Spread { median: 7.0, low: 6.0, high: 8.0 });
         assert!(best(&trials, |pass| pass == Pass::Empty).is_none());
     }

@@ -8,7 +8,60 @@
     reason = "a kernel gets its instruction set from the function it is inlined into"
 )]
 
-use crate::engine::native::cpu::simd::{InstructionSet, LANES, Simd, dispatch, store_fence};
+use crate::engine::native::cpu::simd::{
+    InstructionSet, LANES, Simd, dispatch, nth, prefetch, prefetch_once, store_fence,
+};
+
+/// How a read walks memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Walk {
+    /// Equal parts that are walked in lockstep: 1, 4 or 8; anything else is 1.
+    pub streams: usize,
+    pub prefetch: Prefetch,
+}
+
+/// What a read asks for ahead of itself. The portable set leaves that to the processor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Prefetch {
+    Hardware,
+    /// 512 bytes ahead.
+    Near,
+    /// 2 KiB ahead.
+    Far,
+    /// 2 KiB ahead, as lines that are read once.
+    FarOnce,
+}
+
+impl Walk {
+    /// Every walk that is worth a trial on vectors.
+    pub const ALL: [Self; 12] = {
+        let (streams, ahead) =
+            ([1, 4, 8], [Prefetch::Hardware, Prefetch::Near, Prefetch::Far, Prefetch::FarOnce]);
+        let mut all = [Self { streams: 1, prefetch: Prefetch::Hardware }; 12];
+        let mut at = 0;
+        while at < all.len() {
+            all[at] = Self { streams: streams[at % 3], prefetch: ahead[at / 3] };
+            at += 1;
+        }
+        all
+    };
+
+    /// One stream, and no more than the processor prefetches.
+    pub const PLAIN: Self = Self::ALL[0];
+}
+
+impl std::fmt::Display for Walk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let plural = if self.streams == 1 { "" } else { "s" };
+        write!(f, "{} stream{plural}", self.streams)?;
+        match self.prefetch {
+            Prefetch::Hardware => Ok(()),
+            Prefetch::Near => f.write_str(", prefetch 512 B ahead"),
+            Prefetch::Far => f.write_str(", prefetch 2 KiB ahead"),
+            Prefetch::FarOnce => f.write_str(", non-temporal prefetch 2 KiB ahead"),
+        }
+    }
+}
 
 /// How a copy or triad writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,23 +72,44 @@ pub enum Stores {
     NonTemporal,
 }
 
-/// Sums the bit patterns of all elements, wrapping, while walking `streams` (1, 4 or 8; anything else is 1) equal parts in lockstep.
+/// Sums the bit patterns of all elements, wrapping.
 ///
 /// An integer sum does not depend on its order, so every variant must agree exactly.
 ///
 /// # Panics
 /// When this processor does not have the set.
 #[must_use]
-pub fn read(set: InstructionSet, streams: usize, values: &[f32]) -> u32 {
+pub fn read(set: InstructionSet, walk: Walk, values: &[f32]) -> u32 {
+    // In vectors of a line each.
+    const NEAR: usize = 8;
+    const FAR: usize = 32;
     assert!(set.is_available(), "an instruction set of this processor");
     // SAFETY: the set is available.
     unsafe {
-        match (set, streams) {
+        match (set, walk.prefetch) {
             // As many sums as fit its registers.
-            (InstructionSet::Portable, _) => sum_on::<1, 2>(set, values),
-            (_, 8) => sum_on::<8, 1>(set, values),
-            (_, 4) => sum_on::<4, 2>(set, values),
-            _ => sum_on::<1, 8>(set, values),
+            (InstructionSet::Portable, _) => sum_on::<1, 2, 0, false>(set, values),
+            (_, Prefetch::Hardware) => sum_by::<0, false>(set, walk.streams, values),
+            (_, Prefetch::Near) => sum_by::<NEAR, false>(set, walk.streams, values),
+            (_, Prefetch::Far) => sum_by::<FAR, false>(set, walk.streams, values),
+            (_, Prefetch::FarOnce) => sum_by::<FAR, true>(set, walk.streams, values),
+        }
+    }
+}
+
+/// # Safety
+/// The processor has the set.
+unsafe fn sum_by<const AHEAD: usize, const ONCE: bool>(
+    set: InstructionSet,
+    streams: usize,
+    values: &[f32],
+) -> u32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match streams {
+            8 => sum_on::<8, 1, AHEAD, ONCE>(set, values),
+            4 => sum_on::<4, 2, AHEAD, ONCE>(set, values),
+            _ => sum_on::<1, 8, AHEAD, ONCE>(set, values),
         }
     }
 }
@@ -77,7 +151,15 @@ fn plain_sum(values: &[f32]) -> u32 {
 /// # Safety
 /// The processor has the features of `S`.
 #[inline(always)]
-unsafe fn sum<S: Simd, const STREAMS: usize, const PER_STREAM: usize>(values: &[f32]) -> u32 {
+unsafe fn sum<
+    S: Simd,
+    const STREAMS: usize,
+    const PER_STREAM: usize,
+    const AHEAD: usize,
+    const ONCE: bool,
+>(
+    values: &[f32],
+) -> u32 {
     // SAFETY: every pattern of bits is a valid element and a valid vector of integers.
     let (head, vectors, tail) = unsafe { values.align_to::<S::Packed>() };
     // Loads through slices, not pointers: builds with debug assertions check every pointer, at a third of the bandwidth.
@@ -92,6 +174,12 @@ unsafe fn sum<S: Simd, const STREAMS: usize, const PER_STREAM: usize>(values: &[
         for stream in 0..STREAMS {
             let step = &streams[stream][at];
             for k in 0..PER_STREAM {
+                let ahead = nth(&raw const step[k], AHEAD, 1);
+                match (AHEAD, ONCE) {
+                    (0, _) => {}
+                    (_, false) => prefetch(ahead),
+                    (_, true) => prefetch_once(ahead),
+                }
                 // SAFETY: the caller's promise.
                 sums[stream][k] = unsafe { S::add_packed(sums[stream][k], step[k]) };
             }
@@ -105,7 +193,9 @@ unsafe fn sum<S: Simd, const STREAMS: usize, const PER_STREAM: usize>(values: &[
     let (_, lanes, _) = unsafe { sums.as_flattened().align_to::<f32>() };
     [head, tail, lanes].iter().fold(0, |total: u32, values| total.wrapping_add(plain_sum(values)))
 }
-dispatch! { fn sum_on[const STREAMS: usize, const PER_STREAM: usize][STREAMS, PER_STREAM](values: &[f32]) -> u32 = sum }
+dispatch! {
+    fn sum_on[const STREAMS: usize, const PER_STREAM: usize, const AHEAD: usize, const ONCE: bool][STREAMS, PER_STREAM, AHEAD, ONCE](values: &[f32]) -> u32 = sum
+}
 
 /// Fills `out` by vectors of `vector(first)`, and by `plain(index)` before the first line and behind the last step.
 ///
@@ -199,9 +289,9 @@ mod tests {
             for offset in 0..3 {
                 let values = &values[offset..];
                 for set in InstructionSet::available() {
-                    for streams in [1, 4, 8] {
-                        let found = read(set, streams, values);
-                        assert_eq!(found, plain_sum(values), "{set:?}, {streams} streams, {len} + {offset}");
+                    for walk in Walk::ALL {
+                        let found = read(set, walk, values);
+                        assert_eq!(found, plain_sum(values), "{set:?}, {walk}, {len} + {offset}");
                     }
                 }
             }

@@ -70,6 +70,12 @@ pub struct Ceilings {
 }
 
 impl Ceilings {
+    /// Whether a copy moved more bytes a second than every read: the memory gives more than reads alone take, as where each direction has lanes of its own.
+    #[must_use]
+    pub fn copy_exceeds_read(&self) -> bool {
+        self.copy_bytes_per_s.median > self.read_bytes_per_s.high
+    }
+
     /// Why nothing should rest on them: what disturbed the probe, or a range over its repetitions that a steady machine does not have.
     #[must_use]
     pub fn doubt(&self) -> Option<Cause> {

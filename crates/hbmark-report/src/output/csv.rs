@@ -13,11 +13,10 @@ use hbmark_core::input::plain;
 /// Never on a buffer in memory; the signature is the writer's.
 pub fn render(document: &Document) -> Result<String, OutputError> {
     if let Some(sheet) = &document.sheet {
-        let titles = sheet.iter().map(|column| match column.cells {
-            Cells::Measured { unit, .. } => format!("{}{}", column.title, unit.suffix()),
-            _ => column.title.clone(),
-        });
-        return write(titles, &sheet.iter().map(fields).collect::<Vec<_>>());
+        return write(
+            sheet.iter().map(Column::title_with_unit),
+            &sheet.iter().map(fields).collect::<Vec<_>>(),
+        );
     }
     let mut text = String::new();
     for table in document.blocks.iter().flat_map(tables) {

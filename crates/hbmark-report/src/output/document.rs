@@ -264,6 +264,15 @@ impl Column {
         Self { key: true, ..self }
     }
 
+    /// The title of raw numbers: with the unit where they have one.
+    #[must_use]
+    pub fn title_with_unit(&self) -> String {
+        match self.cells {
+            Cells::Measured { unit, .. } => format!("{}{}", self.title, unit.suffix()),
+            _ => self.title.clone(),
+        }
+    }
+
     /// Whether it is aligned to the right.
     #[must_use]
     pub fn right(&self) -> bool {

@@ -19,4 +19,4 @@ mod speculation;
 
 pub use foreign::Aliases;
 pub use glossary::Glossary;
-pub use run::status_word;
+pub use run::{copy_above_read, status_word};

@@ -3,7 +3,7 @@
 use super::*;
 use crate::analysis::judge;
 use crate::samples;
-use hbmark_core::result::{Cause, Phase, RungKind, SIMULATED_DEVICE, Status, saved};
+use hbmark_core::result::{Cause, Phase, RungKind, SIMULATED_DEVICE, Spread, Status, saved};
 
 fn report() -> Report {
     samples::saved("run-scripted")
@@ -85,6 +85,22 @@ fn read_again(report: &Report) -> Report {
     let mut report = saved::parse(&json.to_string()).unwrap();
     judge::recompute(&mut report);
     report
+}
+
+#[test]
+fn a_copy_faster_than_every_read_is_said_where_the_ceilings_are() {
+    let mut report = samples::measured();
+    let said = |report: &Report| {
+        [Format::Table, Format::Md, Format::Html].map(|format| {
+            render(report, format, false).unwrap().replace('\\', "").contains("a copy moves 24.0 GB/s")
+        })
+    };
+    let ceilings = report.ceilings.as_mut().unwrap();
+    ceilings.copy_bytes_per_s = Spread { median: 24e9, low: 23e9, high: 25e9 };
+    ceilings.read_bytes_per_s = Spread { median: 20e9, low: 19e9, high: 24.1e9 };
+    assert_eq!(said(&report), [false; 3], "one read was as fast");
+    report.ceilings.as_mut().unwrap().read_bytes_per_s.high = 21e9;
+    assert_eq!(said(&report), [true; 3]);
 }
 
 #[test]

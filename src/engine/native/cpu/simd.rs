@@ -114,6 +114,18 @@ pub fn prefetch<T>(address: *const T) {
     let _ = address;
 }
 
+/// As [`prefetch`], for a line that is read once: it should push no other out of the caches.
+#[inline(always)]
+pub fn prefetch_once<T>(address: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_NTA }>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
 /// Orders streaming stores before all later stores of this thread.
 #[inline(always)]
 pub fn store_fence() {

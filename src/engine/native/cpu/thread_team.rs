@@ -3,16 +3,22 @@
 //! Enters: a job, a function of the worker that runs it. Leaves: nothing, when all members are done with it. No thread is spawned per operation: members
 //! spin for the next job for a while and park when none comes. The caller is a member too. Work of a job is divided into
 //! units: each member has a contiguous range of its own (whose memory it touched first), and takes units of others when that is
-//! done, so that a slow core does not delay the step. Results do not depend on which member does a unit.
+//! done, so that a slow core does not delay the step. Results do not depend on which member does a unit, nor on how many do: a team that
+//! may shrink leaves out members whose processor another program takes.
 #![expect(unsafe_code, reason = "a job borrowed from the caller is shared with the members")]
+
+mod preemption;
 
 use std::cell::UnsafeCell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 #[cfg(target_os = "linux")]
 use rustix::thread::CpuSet;
+
+use preemption::{Attendance, RunDelay};
 
 /// Phases of one job with shared work; each has its own counters.
 pub const PHASES: usize = 4;
@@ -22,6 +28,12 @@ const SPINS_BEFORE_PARKING: u32 = 20_000;
 
 /// Turns of a waiting member before it yields: the member it waits for may have lost its core.
 const SPINS_BEFORE_YIELDING: u32 = 4_000;
+
+/// Time between two looks at who has lost a processor, for each member that is looked at, which takes some microseconds.
+const LOOK_EVERY: Duration = Duration::from_micros(100);
+
+/// The place of a member that is left out of a job.
+const LEFT_OUT: usize = usize::MAX;
 
 /// A counter on a cache line of its own.
 #[derive(Debug, Default)]
@@ -33,8 +45,14 @@ type Job<'a> = dyn Fn(&Worker<'_>) + Sync + 'a;
 /// State shared by the members.
 struct Shared {
     members: usize,
-    /// Number of the current job; a change starts it.
+    /// Twice the number of the current job: a change to an even number starts one. Odd while `places` change.
     epoch: Counter,
+    /// Each member's index within the current job, or [`LEFT_OUT`].
+    places: Vec<Counter>,
+    /// The system's number of each member's thread, 0 until it has started.
+    threads: Vec<AtomicU32>,
+    /// Waits so long that a member may have lost its processor.
+    long_waits: Counter,
     /// Members still at the current job.
     busy: Counter,
     parked: Counter,
@@ -43,6 +61,14 @@ struct Shared {
     taken: Vec<[Counter; PHASES]>,
     stop: AtomicBool,
     job: UnsafeCell<Option<&'static Job<'static>>>,
+}
+
+impl Shared {
+    /// Starts the next job. For the caller alone.
+    fn next_epoch(&self) {
+        let last = self.epoch.0.load(Ordering::Relaxed);
+        self.epoch.0.store((last | 1).wrapping_add(1), Ordering::SeqCst);
+    }
 }
 
 // SAFETY: `job` is written only by the caller while no member runs (`busy` is 0), before the release store of `epoch` that
@@ -59,19 +85,20 @@ struct Barrier {
 }
 
 impl Barrier {
-    fn wait(&self, members: usize) {
+    /// Waits for so many members. Whether it took long.
+    fn wait(&self, members: usize) -> bool {
         let generation = self.generation.0.load(Ordering::Acquire);
         if self.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == members {
             self.arrived.0.store(0, Ordering::Relaxed);
             self.generation.0.store(generation.wrapping_add(1), Ordering::Release);
-            return;
+            return false;
         }
-        spin_until(|| self.generation.0.load(Ordering::Acquire) != generation);
+        spin_until(|| self.generation.0.load(Ordering::Acquire) != generation)
     }
 }
 
-/// Waits for what another thread does.
-pub(in crate::engine::native) fn spin_until(ready: impl Fn() -> bool) {
+/// Waits for what another thread does. Whether it took so long that this thread has yielded its processor.
+pub(in crate::engine::native) fn spin_until(ready: impl Fn() -> bool) -> bool {
     let mut spins = 0u32;
     while !ready() {
         spins += 1;
@@ -81,6 +108,7 @@ pub(in crate::engine::native) fn spin_until(ready: impl Fn() -> bool) {
             std::hint::spin_loop();
         }
     }
+    spins >= SPINS_BEFORE_YIELDING
 }
 
 /// One member within a job.
@@ -100,8 +128,8 @@ impl std::fmt::Debug for Worker<'_> {
 impl Worker<'_> {
     /// Waits for all members.
     pub fn barrier(&self) {
-        if self.count > 1 {
-            self.shared.barrier.wait(self.count);
+        if self.count > 1 && self.shared.barrier.wait(self.count) {
+            self.shared.long_waits.0.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -133,6 +161,13 @@ pub fn owned(member: usize, members: usize, units: usize) -> std::ops::Range<usi
 pub struct Team {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    /// Of the members beside the caller, in a team that may shrink.
+    attendance: Vec<Attendance>,
+    looked: Instant,
+    /// Members of the next job, the caller included.
+    present: usize,
+    /// Whether they are others than those of the last job.
+    changed: bool,
 }
 
 impl std::fmt::Debug for Team {
@@ -177,6 +212,9 @@ impl Team {
         let shared = Arc::new(Shared {
             members,
             epoch: Counter::default(),
+            places: (0..members).map(|place| Counter(place.into())).collect(),
+            threads: (0..members).map(|_| AtomicU32::new(0)).collect(),
+            long_waits: Counter::default(),
             busy: Counter::default(),
             parked: Counter::default(),
             barrier: Barrier::default(),
@@ -184,7 +222,14 @@ impl Team {
             stop: AtomicBool::new(false),
             job: UnsafeCell::new(None),
         });
-        let mut team = Self { shared, threads: Vec::with_capacity(members - 1) };
+        let mut team = Self {
+            shared,
+            threads: Vec::with_capacity(members - 1),
+            attendance: Vec::new(),
+            looked: Instant::now(),
+            present: members,
+            changed: false,
+        };
         for index in 1..members {
             let shared = Arc::clone(&team.shared);
             let processor = processor(index);
@@ -196,24 +241,42 @@ impl Team {
         Ok(team)
     }
 
+    /// The same team for jobs that any number of members can do: while other programs take a member's processor, jobs are run without it.
+    #[must_use]
+    pub fn that_may_shrink(mut self) -> Self {
+        let delay = |thread: &AtomicU32| {
+            spin_until(|| thread.load(Ordering::Relaxed) != 0);
+            Attendance::new(RunDelay::of_thread(thread.load(Ordering::Relaxed)))
+        };
+        self.attendance = self.shared.threads[1..].iter().map(delay).collect();
+        self
+    }
+
     /// Members, the caller included.
     #[must_use]
     pub fn members(&self) -> usize {
         self.shared.members
     }
 
-    /// Runs a job on all members and returns when all are done.
+    /// Runs a job on all members, or on all that have their processors in a team that may shrink, and returns when all are done.
     ///
     /// A job that panics ends the process: the other members may wait at a barrier for the one that panicked.
     pub fn run(&mut self, job: &Job<'_>) {
+        if self.present < self.shared.members {
+            let now = Instant::now();
+            self.changed |= self.attendance.iter_mut().fold(false, |any, member| member.returns(now) | any);
+        }
+        self.take_places();
         let shared = &*self.shared;
         for taken in &shared.taken {
             for counter in taken {
                 counter.0.store(0, Ordering::Relaxed);
             }
         }
-        let count = shared.members;
+        let count = self.present;
         if count == 1 {
+            // Nobody else has a place: whoever has just lost one goes to sleep.
+            shared.next_epoch();
             job(&Worker { index: 0, count, shared });
             return;
         }
@@ -225,9 +288,13 @@ impl Team {
         shared.busy.0.store(count - 1, Ordering::Relaxed);
         // Sequentially consistent with the member's `parked` increment and its last load of `epoch`: either it reads the new epoch, or
         // this reads it as parked.
-        shared.epoch.0.fetch_add(1, Ordering::SeqCst);
+        shared.next_epoch();
         if shared.parked.0.load(Ordering::SeqCst) > 0 {
-            self.threads.iter().for_each(|thread| thread.thread().unpark());
+            for (thread, place) in self.threads.iter().zip(&shared.places[1..]) {
+                if place.0.load(Ordering::Relaxed) != LEFT_OUT {
+                    thread.thread().unpark();
+                }
+            }
         }
         let own = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             job(&Worker { index: 0, count, shared });
@@ -236,14 +303,51 @@ impl Team {
             // The others may wait at a barrier for this one: nothing can continue.
             std::process::abort();
         }
-        spin_until(|| shared.busy.0.load(Ordering::Acquire) == 0);
+        let waited = spin_until(|| shared.busy.0.load(Ordering::Acquire) == 0);
+        if waited || shared.long_waits.0.load(Ordering::Relaxed) > 0 {
+            shared.long_waits.0.store(0, Ordering::Relaxed);
+            self.look();
+        }
+    }
+
+    /// Looks who has lost a processor.
+    fn look(&mut self) {
+        let now = Instant::now();
+        if now - self.looked < LOOK_EVERY * u32::try_from(self.attendance.len()).unwrap_or(u32::MAX) {
+            return;
+        }
+        self.looked = now;
+        for member in self.attendance.iter_mut().filter(|member| member.is_present()) {
+            self.changed |= member.leaves(now);
+        }
+    }
+
+    /// Gives the members that take part in the next job their indices, where others took part in the last one.
+    fn take_places(&mut self) {
+        if !self.changed {
+            return;
+        }
+        self.changed = false;
+        self.present = 1;
+        let shared = &*self.shared;
+        // A member that reads its place between two equal even epochs has the place of that epoch's job: with a new place it acquires the odd
+        // epoch before it, and with an even epoch the places before that.
+        shared.epoch.0.fetch_or(1, Ordering::SeqCst);
+        for ((member, place), thread) in self.attendance.iter().zip(&shared.places[1..]).zip(&self.threads) {
+            let new = if member.is_present() { self.present } else { LEFT_OUT };
+            self.present += usize::from(member.is_present());
+            let old = place.0.swap(new, Ordering::AcqRel);
+            if (old == LEFT_OUT) != (new == LEFT_OUT) {
+                thread.thread().unpark();
+            }
+        }
     }
 }
 
 impl Drop for Team {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.epoch.0.fetch_add(1, Ordering::SeqCst);
+        self.shared.next_epoch();
         for thread in self.threads.drain(..) {
             thread.thread().unpark();
             // A member that panicked has printed its message.
@@ -258,9 +362,10 @@ fn member(shared: &Shared, index: usize, processor: Option<usize>) {
         // A system that refuses leaves it unbound: slower, not wrong.
         let _ = pin(processor);
     }
+    shared.threads[index].store(thread_number(), Ordering::Relaxed);
     let mut seen = 0;
     loop {
-        seen = next_epoch(shared, seen);
+        let index = next_job(shared, index, &mut seen);
         if shared.stop.load(Ordering::SeqCst) {
             return;
         }
@@ -278,13 +383,23 @@ fn member(shared: &Shared, index: usize, processor: Option<usize>) {
     }
 }
 
-/// Waits for an epoch after `seen`: spinning at first, then parked.
-fn next_epoch(shared: &Shared, seen: usize) -> usize {
+/// Waits for a job after that of the epoch `seen` in which this member has a place: spinning at first, then parked. Any place when the team stops.
+fn next_job(shared: &Shared, member: usize, seen: &mut usize) -> usize {
     let mut spins = 0u32;
     loop {
         let epoch = shared.epoch.0.load(Ordering::Acquire);
-        if epoch != seen {
-            return epoch;
+        if epoch != *seen && epoch.is_multiple_of(2) {
+            let place = shared.places[member].0.load(Ordering::Acquire);
+            if shared.epoch.0.load(Ordering::Acquire) != epoch {
+                continue;
+            }
+            *seen = epoch;
+            if place != LEFT_OUT || shared.stop.load(Ordering::SeqCst) {
+                return place;
+            }
+            // Not counted as parked: no job wakes it before it has a place again.
+            std::thread::park();
+            continue;
         }
         spins += 1;
         if spins < SPINS_BEFORE_PARKING {
@@ -292,12 +407,20 @@ fn next_epoch(shared: &Shared, seen: usize) -> usize {
             continue;
         }
         shared.parked.0.fetch_add(1, Ordering::SeqCst);
-        if shared.epoch.0.load(Ordering::SeqCst) == seen {
+        if shared.epoch.0.load(Ordering::SeqCst) == *seen {
             std::thread::park();
         }
         shared.parked.0.fetch_sub(1, Ordering::SeqCst);
         spins = 0;
     }
+}
+
+/// The system's number of this thread; where it has none, one that no thread has.
+fn thread_number() -> u32 {
+    #[cfg(target_os = "linux")]
+    return rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+    #[cfg(not(target_os = "linux"))]
+    return u32::MAX;
 }
 
 /// The processors this process may run on, in order; none where the system has no such list.
@@ -430,6 +553,43 @@ mod tests {
         assert_eq!(total.load(Ordering::Relaxed), 9);
         drop(team);
         assert_eq!(shared.strong_count(), 0, "every member has returned and dropped its share");
+    }
+
+    #[test]
+    fn a_team_without_some_members_does_every_unit_and_has_them_back_later() {
+        let mut team = Team::new(4).unwrap().that_may_shrink();
+        let done: Vec<AtomicU64> = (0..40).map(|_| AtomicU64::new(0)).collect();
+        let widest = AtomicUsize::new(0);
+        let mut rounds = 0;
+        // Each round leaves out another set of the three members beside the caller, all of them at last.
+        for absent in [0b000_u32, 0b010, 0b101, 0b011, 0b111, 0b100] {
+            for (member, attendance) in team.attendance.iter_mut().enumerate() {
+                attendance.set_absent(absent >> member & 1 == 1);
+            }
+            team.changed = true;
+            for _ in 0..50 {
+                widest.store(0, Ordering::Relaxed);
+                team.run(&|worker| {
+                    widest.fetch_max(worker.count, Ordering::Relaxed);
+                    worker.parallel_for(0, done.len(), |unit| {
+                        done[unit].fetch_add(1, Ordering::Relaxed);
+                    });
+                    worker.barrier();
+                    worker.parallel_for(1, done.len(), |unit| {
+                        done[unit].fetch_add(1, Ordering::Relaxed);
+                    });
+                });
+                rounds += 1;
+                assert!(done.iter().all(|count| count.load(Ordering::Relaxed) == 2 * rounds));
+            }
+            assert!(widest.load(Ordering::Relaxed) <= 4 - absent.count_ones() as usize, "{absent:b}");
+        }
+        // Pauses end.
+        team.attendance.iter_mut().for_each(|attendance| attendance.set_absent(false));
+        team.changed = true;
+        team.run(&|_| {});
+        assert_eq!(team.members(), 4);
+        drop(team);
     }
 
     #[test]

@@ -119,6 +119,7 @@ fn header(report: &Report) -> Vec<Line> {
             c.read_configuration
         )));
         lines.extend(ceiling_doubt(c));
+        lines.extend(copy_above_read(c).map(Line::plain));
     }
     if let Some(sheet) = &report.datasheet {
         lines.push(Line::plain(format!(
@@ -152,6 +153,16 @@ fn read_ceiling(ceilings: &Ceilings) -> String {
     } else {
         format!("{median} ({low} to {high})")
     }
+}
+
+/// What to know where copies are faster than reads.
+#[must_use]
+pub fn copy_above_read(ceilings: &Ceilings) -> Option<String> {
+    let read = BytesPerSecond(ceilings.read_bytes_per_s.median);
+    let copy = BytesPerSecond(ceilings.copy_bytes_per_s.median);
+    ceilings
+        .copy_exceeds_read()
+        .then(|| format!("a copy moves {copy}, reads alone {read}: this memory moves more than reads reach, and shares of the read ceiling are of reads alone"))
 }
 
 /// Why nothing should rest on the ceilings.

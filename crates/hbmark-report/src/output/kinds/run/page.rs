@@ -3,8 +3,8 @@
 use super::palette::Palette;
 use super::{batch, blocks, context, group, roofline, telemetry, waterfall};
 use super::{
-    before, ceiling_doubt, cold, crossover_line, device_line, fit_line, notes, of_cells, protocol_line,
-    read_ceiling, remarks,
+    before, ceiling_doubt, cold, copy_above_read, crossover_line, device_line, fit_line, notes, of_cells,
+    protocol_line, read_ceiling, remarks,
 };
 use crate::analysis::words::counted;
 use crate::output::External;
@@ -89,6 +89,7 @@ fn header(report: &Report) -> Vec<Line> {
         format!("data sheet: {} · {}", sheet.product, BytesPerSecond(sheet.bandwidth_bytes_per_s))
     }));
     lines.extend(report.started_at.iter().map(|at| format!("started {at}")));
+    lines.extend(report.ceilings.as_ref().and_then(copy_above_read));
     let doubt = report.ceilings.as_ref().and_then(ceiling_doubt);
     lines
         .into_iter()
