@@ -236,7 +236,7 @@ mod tests {
     use crate::output::metrics::Unit;
     use crate::samples;
 
-    /// As pyarrow 22 reads it: `[1.5, None, None, inf, None, 1.0, 2.0, 3.0, 4.0]`, `[1, None, 2.5, …]`, `['1', 'two', None, …]`, `['=1+1', None, 'ok', '日本', …]`.
+    /// As pyarrow 26.0.1 reads it: `[1.5, None, None, inf, None, 1.0, 2.0, 3.0, 4.0]`, `[1, None, 2.5, …]`, `['1', 'two', None, …]`, `['=1+1', None, 'ok', '日本', …]`.
     #[test]
     fn a_small_file_has_the_bytes_that_another_reader_has_read() {
         let nine = |cells: [&str; 9]| cells.map(str::to_owned).to_vec();

@@ -47,6 +47,8 @@ struct Shared {
     members: usize,
     /// Twice the number of the current job: a change to an even number starts one. Odd while `places` change.
     epoch: Counter,
+    /// Members of the current job.
+    present: Counter,
     /// Each member's index within the current job, or [`LEFT_OUT`].
     places: Vec<Counter>,
     /// The system's number of each member's thread, 0 until it has started.
@@ -212,6 +214,7 @@ impl Team {
         let shared = Arc::new(Shared {
             members,
             epoch: Counter::default(),
+            present: Counter::default(),
             places: (0..members).map(|place| Counter(place.into())).collect(),
             threads: (0..members).map(|_| AtomicU32::new(0)).collect(),
             long_waits: Counter::default(),
@@ -285,6 +288,7 @@ impl Team {
         let pointer = unsafe { std::mem::transmute::<&Job<'_>, &'static Job<'static>>(job) };
         // SAFETY: no member runs: `busy` is 0 at the end of every job, and `&mut self` excludes a second caller.
         unsafe { *shared.job.get() = Some(pointer) };
+        shared.present.0.store(count, Ordering::Relaxed);
         shared.busy.0.store(count - 1, Ordering::Relaxed);
         // Sequentially consistent with the member's `parked` increment and its last load of `epoch`: either it reads the new epoch, or
         // this reads it as parked.
@@ -371,7 +375,7 @@ fn member(shared: &Shared, index: usize, processor: Option<usize>) {
         }
         // SAFETY: the caller wrote the job before the epoch that was just acquired, and keeps it alive until `busy` is 0.
         let job = unsafe { *shared.job.get() };
-        let worker = Worker { index, count: shared.members, shared };
+        let worker = Worker { index, count: shared.present.0.load(Ordering::Relaxed), shared };
         if let Some(job) = job {
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(&worker)));
             if done.is_err() {
@@ -571,6 +575,7 @@ mod tests {
                 widest.store(0, Ordering::Relaxed);
                 team.run(&|worker| {
                     widest.fetch_max(worker.count, Ordering::Relaxed);
+                    assert!(worker.index < worker.count);
                     worker.parallel_for(0, done.len(), |unit| {
                         done[unit].fetch_add(1, Ordering::Relaxed);
                     });
