@@ -28,7 +28,8 @@ enum Stored<'a> {
 #[must_use]
 pub fn render(document: &Document) -> Option<Vec<u8>> {
     let sheet = document.sheet.as_ref()?;
-    Some(file(sheet.iter().map(|column| (column.title_with_unit(), stored(&column.cells))).collect()))
+    let columns = sheet.iter().map(|column| (column.title_with_unit(), stored(&column.cells)));
+    Some(file(&columns.collect::<Vec<_>>()))
 }
 
 fn stored(cells: &Cells) -> Stored<'_> {
@@ -107,14 +108,14 @@ fn length(bytes: usize) -> [u8; 4] {
     u32::try_from(bytes).unwrap_or(u32::MAX).to_le_bytes()
 }
 
-fn file(columns: Vec<(String, Stored<'_>)>) -> Vec<u8> {
+fn file(columns: &[(String, Stored<'_>)]) -> Vec<u8> {
     let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
     let rows = columns.first().map_or(0, |(_, stored)| stored.rows());
     let mut file = MAGIC.to_vec();
     // Where each column's page begins and ends.
     let mut places = Vec::new();
     if rows > 0 {
-        for (_, stored) in &columns {
+        for (_, stored) in columns {
             let begin = file.len();
             file.extend(stored.page());
             places.push((count(begin), count(file.len() - begin)));
@@ -126,7 +127,7 @@ fn file(columns: Vec<(String, Stored<'_>)>) -> Vec<u8> {
         metadata.structure(|root| {
             root.text(4, "hbmark").int32(5, count(columns.len()));
         });
-        for (name, stored) in &columns {
+        for (name, stored) in columns {
             metadata.structure(|column| {
                 column.int32(1, stored.kind()).int32(3, OPTIONAL).text(4, name);
                 if stored.kind() == BYTE_ARRAY {
@@ -175,10 +176,10 @@ struct Thrift(Vec<u8>, u8);
 impl Thrift {
     fn varint(&mut self, mut value: u64) {
         while value > 0x7f {
-            self.0.push(value as u8 | 0x80);
+            self.0.push(value.to_le_bytes()[0] | 0x80);
             value >>= 7;
         }
-        self.0.push(value as u8);
+        self.0.push(value.to_le_bytes()[0]);
     }
 
     fn zigzag(&mut self, value: i64) -> &mut Self {
@@ -258,9 +259,9 @@ mod tests {
             Cells::Words(nine(["=1+1", "", "ok", "日本", "3", "4", "5", "6", "7"])),
         ];
         let names = ["measured", "numbers", "mixed", "words"].map(str::to_owned);
-        let bytes = file(names.into_iter().zip(cells.iter().map(stored)).collect());
+        let bytes = file(&names.into_iter().zip(cells.iter().map(stored)).collect::<Vec<_>>());
         let hex: Vec<String> =
-            bytes.chunks(32).map(|line| line.iter().map(|byte| format!("{byte:02x}")).collect()).collect();
+            bytes.chunks(32).map(|line| format!("{line:02x?}").replace(['[', ',', ' ', ']'], "")).collect();
         insta::assert_snapshot!(hex.join("\n"));
     }
 
@@ -279,7 +280,7 @@ mod tests {
         assert!(text.contains(&report.cells[0].id));
         assert!(render(&Document::default()).is_none());
         // A sheet without rows has columns and no row group.
-        let empty = file(vec![("a".to_owned(), Stored::Doubles(Vec::new()))]);
+        let empty = file(&[("a".to_owned(), Stored::Doubles(Vec::new()))]);
         assert!(empty.len() < 80, "{}", empty.len());
     }
 
