@@ -27,11 +27,11 @@ smoke:
 
 # Look for an input that panics, hangs or takes too much memory: `just fuzz`, `just fuzz gguf 3600`. Runs on stable.
 fuzz target="all" seconds="60" seed="1":
-    CARGO_TARGET_DIR=target cargo run --manifest-path fuzz/Cargo.toml --bin drive -- {{target}} {{seconds}} {{seed}}
+    cargo run -p hbmark-fuzz --bin drive -- {{target}} {{seconds}} {{seed}}
 
 # The same, guided by coverage and under the address sanitiser (nightly and cargo-fuzz).
 fuzz-guided target="gguf" seconds="600":
-    CARGO_TARGET_DIR=target cargo run --manifest-path fuzz/Cargo.toml --bin drive -- corpus {{target}} fuzz/corpus/{{target}}
+    cargo run -p hbmark-fuzz --bin drive -- corpus {{target}} fuzz/corpus/{{target}}
     cargo +nightly fuzz run {{target}} -- -max_total_time={{seconds}} -rss_limit_mb=4096 -timeout=30
 
 # Runs and serves over and over, with kills at random moments: nothing may be lost, stay behind or grow. `just soak 60` for a minute.

@@ -23,6 +23,15 @@ struct Cache {
         return (T*)(block + layer * layer_bytes) + element;
     }
 
+    // Element 0 of V, whose vectors have a width of their own.
+    template <class T>
+    __device__ T* value_at(unsigned start, int position, int head, int value_dim) const {
+        const unsigned long long block = tables[start + (position >> block_shift)];
+        const int slot = position & ((1 << block_shift) - 1);
+        const size_t keys = ((size_t)kv_heads << block_shift) * head_dim, element = (((size_t)head << block_shift) + slot) * value_dim;
+        return (T*)(block + layer * layer_bytes) + keys + element;
+    }
+
     // The scale of that vector, where elements are one byte and vectors have scales.
     __device__ float* scale(unsigned start, int position, int head, int which) const {
         const unsigned long long block = tables[start + (position >> block_shift)];

@@ -85,24 +85,59 @@ KERNEL(f16, F16)
 KERNEL(f32, float)
 #undef KERNEL
 
-// The parts of queries that turn, behind what a product with the matrix of each head leaves there.
+// The parts of queries that turn, behind what a product with the matrix of each head leaves there, or behind the elements before them, `copied` of each head.
 //
-//   out[row][h][latent..] = turn(queries[row][h][plain..])
+//   out[row][h][latent..] = turn(queries[row][h][plain..]);   out[row][h][0..copied] = queries[row][h][0..copied]
 //
 // Shapes: queries [rows, stride] f32, whose heads are plain + rope elements each; out [rows, heads * (latent + rope)] f32; cosines and sines as above.
 // Grid: (rows, ceil(heads * rope / 512)). Block: 256 threads.
 HBMARK_KERNEL_BOUNDED(THREADS, 2, latent_turn, const float* queries, const float* cosines, const float* sines, const unsigned* positions, float* out,
-                      int heads, int plain, int rope, int latent, int stride) {
+                      int heads, int plain, int rope, int latent, int copied, int stride) {
     launch_dependents();
     wait_for_dependency();
     const int row = blockIdx.x, half = rope / 2, at = blockIdx.y * THREADS + threadIdx.x, head = at / half, i = at % half;
     if (head >= heads) return;
-    const float* from = queries + (size_t)row * stride + head * (plain + rope) + plain;
-    float* to = out + ((size_t)row * heads + head) * (latent + rope) + latent;
+    const float* query = queries + (size_t)row * stride + head * (plain + rope);
+    float* made = out + ((size_t)row * heads + head) * (latent + rope);
+    for (int element = i; element < copied; element += half) made[element] = query[element];
+    const float* from = query + plain;
+    float* to = made + latent;
     const float2 both = turned(make_float2(from[i], from[i + half]), cosines, sines, (int)positions[row] * half + i);
     to[i] = both.x;
     to[i + half] = both.y;
 }
+
+// Latents of a cache for products that make K and V of each head of them, and the part of K that is the same for all heads.
+//
+//   latents[k][slot] = cache[k][slot][0..latent];   K[k][h][slot][plain..] = cache[k][slot][latent..]
+//
+// Shapes: tables [k], of blocks of 2^block_shift positions with a vector of `width` elements each; latents [positions, latent] f32, position k * 2^block_shift
+// + slot; K and V: cache.cuh, of one layer, in the blocks of `expanded`, with vectors of head_dim = plain + (width - latent).
+// Grid: (positions). Block: 256 threads. Bytes: per position `width` elements read, latent f32 and heads * (width - latent) elements written.
+// latent_gather_DTYPE, of the cache.
+template <class T>
+__device__ inline void latent_gather(const unsigned long long* tables, unsigned long long layer_bytes, int layer, int width, int latent,
+                                     int block_shift, float* latents, const unsigned long long* expanded, int heads, int head_dim) {
+    launch_dependents();
+    wait_for_dependency();
+    const int position = blockIdx.x, block = position >> block_shift, slot = position & ((1 << block_shift) - 1), rope = width - latent;
+    const T* from = (const T*)(tables[block] + layer * layer_bytes) + (size_t)slot * width;
+    for (int i = threadIdx.x; i < latent; i += THREADS) latents[(size_t)position * latent + i] = widen(from[i]);
+    for (int i = threadIdx.x; i < heads * rope; i += THREADS) {
+        const int head = i / rope, element = i % rope;
+        ((T*)expanded[block])[(((size_t)head << block_shift) + slot) * head_dim + head_dim - rope + element] = from[latent + element];
+    }
+}
+
+#define KERNEL(dtype, T)                                                                                                                    \
+    HBMARK_KERNEL_BOUNDED(THREADS, 2, latent_gather_##dtype, const unsigned long long* tables, unsigned long long layer_bytes, int layer,  \
+                          int width, int latent, int block_shift, float* latents, const unsigned long long* expanded, int heads,           \
+                          int head_dim) {                                                                                                   \
+        latent_gather<T>(tables, layer_bytes, layer, width, latent, block_shift, latents, expanded, heads, head_dim);                       \
+    }
+KERNEL(bf16, Bf16)
+KERNEL(f16, F16)
+#undef KERNEL
 
 // A product for each head.
 //
@@ -171,6 +206,38 @@ struct OfHead {
                 to[0] = first;                                                                                                              \
                 to[1] = second;                                                                                                             \
             });                                                                                                                             \
+    }
+HBMARK_FOR_EACH_TILING(KERNEL)
+HBMARK_FOR_EACH_ROWS(KERNEL, fp8_block, TiledFp8Block)
+#undef KERNEL
+
+// The same of prepared rows that all heads share, to a cache: K, or V, of each head and position.
+//
+//   out[k][h][slot] = M[h] · input[k][slot]
+//
+// Shapes: matrices as above; inputs [positions, columns], prepared; out: cache.cuh, of one layer, in the blocks of `tables`: outputs are the first elements
+// of vectors of `width`, which begin `before` elements behind the beginning of a block. Of elements of 16 bits, bf16 or f16.
+// Grid: (ceil(outputs / BN), heads, ceil(positions / BM)). latent_tiled_expand_DTYPE_tBM.
+struct ToCache {
+    const unsigned long long* tables;
+    unsigned long long before;
+    int width, block_shift, is_bf16;
+
+    __device__ void operator()(int position, int pair_of_outputs, float first, float second) const {
+        const int slot = position & ((1 << block_shift) - 1);
+        unsigned short* vectors = (unsigned short*)tables[position >> block_shift] + before;
+        unsigned* to = (unsigned*)(vectors + (((size_t)blockIdx.y << block_shift) + slot) * width) + pair_of_outputs;
+        *to = is_bf16 ? pair<Bf16>(first, second) : pair<F16>(first, second);
+    }
+};
+
+#define KERNEL(dtype, F, ROWS)                                                                                                              \
+    HBMARK_KERNEL_BOUNDED(Tiling##ROWS::TILED_THREADS, 1, latent_tiled_expand_##dtype##_t##ROWS, const unsigned long long* tables,          \
+                          unsigned long long before, int width, int block_shift, int is_bf16, const uint4* inputs, const uint4* data,      \
+                          const float* scales, int rows, int outputs, int vectors, int shift) {                                             \
+        multiply_tile_of_rows<F, Tiling##ROWS>(inputs, rows, blockIdx.z * ROWS, rows, InOrder{},                                            \
+                                               of_head<F>({data, scales, nullptr, outputs, vectors, shift}),                                \
+                                               ToCache{tables, before, width, block_shift, is_bf16});                                       \
     }
 HBMARK_FOR_EACH_TILING(KERNEL)
 HBMARK_FOR_EACH_ROWS(KERNEL, fp8_block, TiledFp8Block)

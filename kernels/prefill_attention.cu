@@ -2,16 +2,17 @@
 //
 //   out[row][h] = Σ_p softmax_p(bend(q[h] · k[p] * scale), sinks[h]) * v[p],   p from max(0, position + 1 - window) to the row's own position
 //
-// Shapes: query, out [rows, heads * head_dim] f32; cache: cache.cuh in bf16, f16, fp8 or int8, head_dim a multiple of 8, at most D.
+// Shapes: query [rows, heads * head_dim], out [rows, heads * value_dim] f32; cache: cache.cuh in bf16, f16, fp8 or int8, with V of value_dim; both multiples
+// of 8, at most D and VD.
 // Grid: (tiles of 64 queries of the longest sequence × splits, kv_heads, sequences). Block: 128 threads. The queries of a sequence and a head of K and
 // V are its rows × the query heads of the group; a warp has 16 of them, a block 64, and all of them share each tile of 64 positions. Few queries over
 // many positions are split by positions, each split `least` tiles or more; a shorter sequence uses fewer, and blocks without a split return.
-// partial [rows, heads, splits, head_dim], statistics [rows, heads, splits] and arrived [sequences, kv_heads, tiles] are those of splits.cuh.
-// Shared: two tiles of K and of V, 64 * D elements each; one is multiplied while the next one comes. Of elements of one byte, which are widened to f16
+// partial [rows, heads, splits, value_dim], statistics [rows, heads, splits] and arrived [sequences, kv_heads, tiles] are those of splits.cuh.
+// Shared: two tiles of K and of V, 64 * D and 64 * VD elements each; one is multiplied while the next one comes. Of elements of one byte, which are widened to f16
 // and multiplied with their scales between, one wide tile of each, then two with their scales.
-// Bytes: 2 * positions * kv_heads * head_dim elements per 64 queries. FLOPs: 4 * heads * head_dim per row and position that it sees; queries and
+// Bytes: positions * kv_heads * (head_dim + value_dim) elements per 64 queries. FLOPs: 2 * heads * (head_dim + value_dim) per row and position that it sees; queries and
 // weights are rounded to the cache's dtype, or that f16, before they are multiplied. Minimum architecture: sm_80. Idea: FlashAttention-2 (Dao, 2023).
-// prefill_attention_DTYPE_dD.
+// prefill_attention_DTYPE_dD: VD is D, and 128 of 192 (DeepSeek's heads).
 
 #include "cache.cuh"
 #include "splits.cuh"
@@ -24,7 +25,7 @@ struct PrefillWork {
     const float* query;
     const unsigned *positions, *last_rows;
     float* out;
-    int heads, window;
+    int heads, value_dim, window;
     // Scores are bent towards softcap where that is above 0.
     float scale, softcap;
     // [heads]: one more score of each, without a value; or null.
@@ -36,15 +37,18 @@ struct PrefillWork {
 };
 
 // A cache of C, multiplied as T.
-template <class T, class C, int D>
+template <class T, class C, int D, int VD>
 __device__ inline void prefill_attention(const PrefillWork& work, const Cache& cache) {
     constexpr bool WIDENED = sizeof(C) == 1;
-    constexpr int V = D / 8, STEPS = D / 16, TILE_BYTES = POSITIONS * D * 2, NARROW_BYTES = POSITIONS * D;
+    // Vectors of 16 bytes in rows of K and V; tiles as they are multiplied, and of K and V in elements of one byte.
+    constexpr int V = D / 8, VV = VD / 8, STEPS = D / 16, KEY_BYTES = POSITIONS * D * 2, TILE_BYTES = KEY_BYTES + POSITIONS * VD * 2;
+    constexpr int NARROW_BYTES = POSITIONS * D;
+    static_assert(!WIDENED || D == VD, "K and V alike");
     SHARED_BYTES(memory);
     launch_dependents();
     wait_for_dependency();
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const int kv_head = blockIdx.y, sequence = blockIdx.z, head_dim = cache.head_dim, group = work.heads / cache.kv_heads;
+    const int kv_head = blockIdx.y, sequence = blockIdx.z, head_dim = cache.head_dim, value_dim = work.value_dim, group = work.heads / cache.kv_heads;
     const int first_row = sequence > 0 ? work.last_rows[sequence - 1] + 1 : 0, rows = work.last_rows[sequence] + 1 - first_row;
     const int tile = blockIdx.x / work.splits, split = blockIdx.x % work.splits;
     const int first_query = tile * QUERIES, queries = rows * group;
@@ -58,23 +62,25 @@ __device__ inline void prefill_attention(const PrefillWork& work, const Cache& c
     if (split >= splits) return;
     const int begin = seen_from + split * per_split * POSITIONS, end = min(begin + per_split * POSITIONS, last_position + 1);
 
-    const auto keys_of = [&](int stage) { return memory + (WIDENED ? 0 : stage * 2 * TILE_BYTES); };
-    const auto values_of = [&](int stage) { return keys_of(stage) + TILE_BYTES; };
+    const auto keys_of = [&](int stage) { return memory + (WIDENED ? 0 : stage * TILE_BYTES); };
+    const auto values_of = [&](int stage) { return keys_of(stage) + KEY_BYTES; };
     // K and then V of a tile as they come, and their scales.
-    const auto narrow_of = [&](int stage) { return memory + 2 * TILE_BYTES + stage * (2 * NARROW_BYTES + 2 * POSITIONS * 4); };
+    const auto narrow_of = [&](int stage) { return memory + TILE_BYTES + stage * (2 * NARROW_BYTES + 2 * POSITIONS * 4); };
     const auto scales_of = [&](int stage) { return narrow_of(stage) + 2 * NARROW_BYTES; };
     const auto load = [&](int base, int stage) {
         for (int i = threadIdx.x; i < POSITIONS * V; i += PREFILL_THREADS) {
             const int position = base + i / V, vector = i % V;
             const bool exists = position < end && vector * 8 < head_dim;
             const int there = exists ? position : begin, at = exists ? vector * 8 : 0;
-            const C *key = cache.at<C>(start, there, kv_head, 0) + at, *value = cache.at<C>(start, there, kv_head, 1) + at;
+            const bool in_value = position < end && vector * 8 < value_dim;
+            const C* key = cache.at<C>(start, there, kv_head, 0) + at;
+            const C* value = cache.value_at<C>(start, there, kv_head, value_dim) + (in_value ? at : 0);
             if constexpr (WIDENED) {
                 copy_async<8>(narrow_of(stage) + i * 8, key, exists);
-                copy_async<8>(narrow_of(stage) + NARROW_BYTES + i * 8, value, exists);
+                copy_async<8>(narrow_of(stage) + NARROW_BYTES + i * 8, value, in_value);
             } else {
                 copy_async(swizzled<V>(keys_of(stage), i / V, vector), key, exists);
-                copy_async(swizzled<V>(values_of(stage), i / V, vector), value, exists);
+                if (VV == V || vector < VV) copy_async(swizzled<VV>(values_of(stage), i / V, vector), value, in_value);
             }
         }
         if constexpr (has_scales<C>()) {
@@ -127,7 +133,7 @@ __device__ inline void prefill_attention(const PrefillWork& work, const Cache& c
     // What scores are multiplied with before and after they are bent.
     const bool bends = work.softcap > 0;
     const float factor = bends ? work.scale / work.softcap : work.scale * LOG2_E, cap = work.softcap * LOG2_E;
-    float o[D / 8][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
+    float o[VD / 8][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
     // The first split has seen the sinks.
     if (work.sinks && split == 0) {
 #pragma unroll
@@ -181,7 +187,7 @@ __device__ inline void prefill_attention(const PrefillWork& work, const Cache& c
             m[half] = most;
             l[half] *= kept;
 #pragma unroll
-            for (int n = 0; n < D / 8; ++n) {
+            for (int n = 0; n < VD / 8; ++n) {
                 o[n][2 * half] *= kept;
                 o[n][2 * half + 1] *= kept;
             }
@@ -200,9 +206,9 @@ __device__ inline void prefill_attention(const PrefillWork& work, const Cache& c
             const unsigned a[4] = {pair<T>(s[2 * k][0], s[2 * k][1]), pair<T>(s[2 * k][2], s[2 * k][3]),
                                    pair<T>(s[2 * k + 1][0], s[2 * k + 1][1]), pair<T>(s[2 * k + 1][2], s[2 * k + 1][3])};
 #pragma unroll
-            for (int n = 0; n < D / 16; ++n) {
+            for (int n = 0; n < VD / 16; ++n) {
                 unsigned b[4];
-                load_tiles<true>(b, swizzled<V>(values_of(stage), k * 16 + lane % 16, n * 2 + lane / 16));
+                load_tiles<true>(b, swizzled<VV>(values_of(stage), k * 16 + lane % 16, n * 2 + lane / 16));
                 multiply_tile<T>(o[2 * n], a, {b[0], b[1]});
                 multiply_tile<T>(o[2 * n + 1], a, {b[2], b[3]});
             }
@@ -214,13 +220,13 @@ __device__ inline void prefill_attention(const PrefillWork& work, const Cache& c
         sum += __shfl_xor_sync(ALL_LANES, sum, 2);
         if (own[half] < 0) continue;
         const size_t head = places[half] / head_dim;
-        float* to = splits == 1 ? work.out + places[half] : work.partial + (head * work.splits + split) * head_dim;
+        float* to = splits == 1 ? work.out + head * value_dim : work.partial + (head * work.splits + split) * value_dim;
         const float by = splits == 1 ? sum : 1;
         if (splits > 1 && lane % 4 == 0) work.statistics[head * work.splits + split] = make_float2(m[half], sum);
 #pragma unroll
-        for (int n = 0; n < D / 8; ++n) {
+        for (int n = 0; n < VD / 8; ++n) {
             const int element = n * 8 + lane % 4 * 2;
-            if (element < head_dim) *(float2*)(to + element) = make_float2(o[n][2 * half] / by, o[n][2 * half + 1] / by);
+            if (element < value_dim) *(float2*)(to + element) = make_float2(o[n][2 * half] / by, o[n][2 * half + 1] / by);
         }
     }
     if (splits == 1) return;
@@ -229,21 +235,22 @@ __device__ inline void prefill_attention(const PrefillWork& work, const Cache& c
         const int query = first_query + i;
         return (size_t)(first_row + query / group) * work.heads + kv_head * group + query % group;
     };
-    merge_splits<PREFILL_WARPS>(work.partial, work.statistics, work.splits, splits, min(QUERIES, queries - first_query), head_dim, (float*)memory,
+    merge_splits<PREFILL_WARPS>(work.partial, work.statistics, work.splits, splits, min(QUERIES, queries - first_query), value_dim, (float*)memory,
                                 head_of, [&](size_t at, float4 value) { ((float4*)work.out)[at] = value; });
 }
 
-#define KERNEL(dtype, T, C, D)                                                                                                               \
-    HBMARK_KERNEL_BOUNDED(PREFILL_THREADS, 2, prefill_attention_##dtype##_d##D, const float* query,                          \
-                          const unsigned* positions, const unsigned* last_rows,                                 \
-                          const unsigned long long* tables, const unsigned* starts, float* out,    \
-                          unsigned long long layer_bytes, int layer, int heads, int kv_heads, int head_dim, int block_shift, int window,  \
-                          float scale, float softcap, const float* sinks, int splits, int least, float* partial, float2* statistics,      \
-                          unsigned* arrived) {                                                                                            \
-        prefill_attention<T, C, D>({query, positions, last_rows, out, heads, window, scale, softcap, sinks, splits, least, partial,          \
-                                 statistics, arrived},                                                                                    \
-                                {tables, starts, layer_bytes, layer, kv_heads, head_dim, block_shift});                                   \
+#define KERNEL(dtype, T, C, D, VD)                                                                                                        \
+    HBMARK_KERNEL_BOUNDED(PREFILL_THREADS, 2, prefill_attention_##dtype##_d##D, const float* query, const unsigned* positions,            \
+                          const unsigned* last_rows, const unsigned long long* tables, const unsigned* starts, float* out,                \
+                          unsigned long long layer_bytes, int layer, int heads, int kv_heads, int head_dim, int value_dim,                \
+                          int block_shift, int window, float scale, float softcap, const float* sinks, int splits, int least,             \
+                          float* partial, float2* statistics, unsigned* arrived) {                                                        \
+        prefill_attention<T, C, D, VD>({query, positions, last_rows, out, heads, value_dim, window, scale, softcap, sinks, splits,        \
+                                        least, partial, statistics, arrived},                                                             \
+                                       {tables, starts, layer_bytes, layer, kv_heads, head_dim, block_shift});                            \
     }
-KERNEL(bf16, Bf16, Bf16, 64) KERNEL(bf16, Bf16, Bf16, 128) KERNEL(f16, F16, F16, 64) KERNEL(f16, F16, F16, 128)
-KERNEL(fp8, F16, E4m3, 64) KERNEL(fp8, F16, E4m3, 128) KERNEL(int8, F16, Code8, 64) KERNEL(int8, F16, Code8, 128)
+#define KERNELS(dtype, T, C) KERNEL(dtype, T, C, 64, 64) KERNEL(dtype, T, C, 128, 128)
+KERNELS(bf16, Bf16, Bf16) KERNELS(f16, F16, F16) KERNELS(fp8, F16, E4m3) KERNELS(int8, F16, Code8)
+KERNEL(bf16, Bf16, Bf16, 192, 128) KERNEL(f16, F16, F16, 192, 128)
+#undef KERNELS
 #undef KERNEL

@@ -38,13 +38,14 @@ use super::adapters::LoraWeights;
 use super::kv_format;
 use super::operations::{
     AttentionShape, AttentionWeights, DraftWeights, Embedding, ExpertMlp, ExpertWeights, ExpertsMet,
-    FusedLayout, Gate, LatentWeights, LinearPart, Operations, PoolShape, StepLaunch,
+    FusedLayout, Gate, LatentForm, LatentShape, LatentWeights, LinearPart, Operations, PoolShape, StepLaunch,
 };
 use super::ragged_batch::Rows;
 use super::ranks::Rank;
 use super::rope::{RopeTables, rotate};
 use crate::engine::EngineError;
 use crate::weights::{Packing, StoredMatrix};
+use hbmark_core::model::Dtype;
 use hbmark_core::units::Bytes;
 
 pub use cache::CachePool;
@@ -85,6 +86,8 @@ pub struct CpuOperations {
     plan_stale: bool,
     /// Sums of the rows that are finished when all of a row is there: Q, K and V before norm, RoPE and store; what is normed before it is added.
     projected: Vec<f32>,
+    /// The positions that a step sees, where K and V are made of latents: the block in its tables, and the slot.
+    seen: Vec<(usize, usize)>,
     /// Hidden states to which a normed sum of all ranks is added.
     residual: Vec<f32>,
     /// Of each row, what its Q and its K are multiplied with where all heads are normed together.
@@ -138,6 +141,7 @@ impl CpuOperations {
             plan: AttentionPlan::default(),
             plan_stale: true,
             projected: Vec::new(),
+            seen: Vec::new(),
             residual: Vec::new(),
             factors: Vec::new(),
             largest: Vec::new(),
@@ -308,6 +312,15 @@ impl Operations for CpuOperations {
 
     fn pool(&mut self, shape: PoolShape) -> Result<CachePool, EngineError> {
         CachePool::new(shape)
+    }
+
+    fn expanded_pool(&mut self, shape: &LatentShape, latents: &CachePool) -> Result<CachePool, EngineError> {
+        // Nothing is rounded that the absorbed form does not round.
+        CachePool::new(PoolShape { dtype: Dtype::F32, ..shape.expanded_pool(&latents.shape) })
+    }
+
+    fn set_width(buffer: &mut CpuBuffer, width: usize) {
+        buffer.width = width;
     }
 
     fn reserve(&mut self, pool: &mut CachePool, blocks: usize) -> Result<(), EngineError> {
@@ -549,10 +562,26 @@ impl Operations for CpuOperations {
         shape: &AttentionShape,
         weights: &LatentWeights<Self>,
         ropes: &RopeTables,
+        form: LatentForm,
         compressed: &CpuBuffer,
         query: &mut CpuBuffer,
     ) -> Result<(), EngineError> {
-        self.absorb_queries(rows, shape, weights, ropes, compressed, query);
+        match form {
+            LatentForm::Absorbed => self.absorb_queries(rows, shape, weights, ropes, compressed, query),
+            LatentForm::Expanded => self.turn_queries(rows, shape, weights, ropes, compressed, query),
+        }
+        Ok(())
+    }
+
+    fn latent_expand(
+        &mut self,
+        rows: &Rows,
+        weights: &LatentWeights<Self>,
+        layer: usize,
+        pool: &CachePool,
+        expanded: &mut CachePool,
+    ) -> Result<(), EngineError> {
+        self.expand_latents(rows, weights, layer, pool, expanded);
         Ok(())
     }
 

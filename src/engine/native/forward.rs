@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use super::adapters::{Adapters, LoraSite};
 use super::operations::{
-    AttentionShape, AttentionWeights, DraftWeights, Embedding, ExpertShape, ExpertWeights, Gate, LatentShape,
-    LatentWeights, Operation, Operations, StepLaunch,
+    AttentionShape, AttentionWeights, DraftWeights, Embedding, ExpertShape, ExpertWeights, Gate, LatentForm,
+    LatentShape, LatentWeights, Operation, Operations, StepLaunch,
 };
 use super::ragged_batch::Rows;
 use super::ranks::Rank;
@@ -122,12 +122,18 @@ struct Activations<O: Operations> {
     hidden: O::Buffer,
     /// Embeddings with hidden states behind them.
     joined: Option<O::Buffer>,
-    query: O::Buffer,
-    attended: O::Buffer,
-    latent: Option<LatentActivations<O>>,
+    attention: AttentionActivations<O>,
     inner: O::Buffer,
     expert_inner: Option<O::Buffer>,
     logits: O::Buffer,
+}
+
+/// Those around attention.
+#[derive(Debug)]
+struct AttentionActivations<O: Operations> {
+    query: O::Buffer,
+    attended: O::Buffer,
+    latent: Option<LatentActivations<O>>,
 }
 
 /// Those of latent attention.
@@ -156,9 +162,11 @@ impl<O: Operations> Activations<O> {
             outputs,
             hidden: operations.buffer(rows, widths.hidden)?,
             joined: if widths.drafts { Some(operations.buffer(rows, 2 * widths.hidden)?) } else { None },
-            query: operations.buffer(rows, widths.attention.query_width())?,
-            attended: operations.buffer(rows, widths.attention.attended_width())?,
-            latent: latent.transpose()?,
+            attention: AttentionActivations {
+                query: operations.buffer(rows, widths.attention.query_width())?,
+                attended: operations.buffer(rows, widths.attention.attended_width())?,
+                latent: latent.transpose()?,
+            },
             inner: operations.buffer(rows, widths.ffn)?,
             expert_inner: match widths.experts {
                 0 => None,
@@ -184,6 +192,8 @@ pub struct Forward<O: Operations> {
     /// Its place in a tensor parallel group, and the first token of its logits.
     rank: Option<(Rank, usize)>,
     activations: Option<Activations<O>>,
+    /// K and V of the layer in work, in steps whose latent attention is expanded.
+    expanded: Option<O::Pool>,
     next: Vec<u32>,
     /// Of the last step.
     outputs: usize,
@@ -195,8 +205,8 @@ impl<O: Operations> Forward<O> {
     pub fn new(widths: ModelWidths, weights: ModelWeights<O>, ropes: RopeTables) -> Self {
         let adapters = Adapters::new(weights.layers.len());
         let script = None;
-        let (rank, activations, next) = (None, None, Vec::new());
-        Self { widths, weights, adapters, script, ropes, rank, activations, next, outputs: 0 }
+        let (rank, activations, expanded, next) = (None, None, None, Vec::new());
+        Self { widths, weights, adapters, script, ropes, rank, activations, expanded, next, outputs: 0 }
     }
 
     /// From the next step on a script picks the experts of a model that has any, or its routers do again.
@@ -237,6 +247,7 @@ impl<O: Operations> Forward<O> {
         done: &mut dyn FnMut(&mut O, Operation),
     ) -> Result<(), EngineError> {
         self.ensure_capacity(operations, rows)?;
+        self.ensure_expanded(operations, rows, pool)?;
         let enqueued = self.enqueue(operations, rows, pool, done);
         if enqueued.is_err() {
             operations.abandon();
@@ -251,7 +262,8 @@ impl<O: Operations> Forward<O> {
         pool: &mut O::Pool,
         done: &mut dyn FnMut(&mut O, Operation),
     ) -> Result<(), EngineError> {
-        let Self { widths, weights, adapters, script, ropes, rank, activations, next, outputs } = self;
+        let Self { widths, weights, adapters, script, ropes, rank, activations, expanded, next, outputs } =
+            self;
         let act = activations.as_mut().expect("room was made above");
         let eps = widths.attention.norm_eps;
 
@@ -279,7 +291,9 @@ impl<O: Operations> Forward<O> {
         for (index, layer) in weights.layers.iter().enumerate() {
             let with_eps = |norm| (norm, eps);
             let shape = &layer.shape;
-            let (hidden, query) = (&act.hidden, &mut act.query);
+            let mut form = LatentForm::Absorbed;
+            let hidden = &act.hidden;
+            let AttentionActivations { query, latent, .. } = &mut act.attention;
             match &layer.attention {
                 Projections::Heads(weights) => {
                     let normed = weights.norm.as_ref().map(with_eps);
@@ -288,23 +302,17 @@ impl<O: Operations> Forward<O> {
                     done(operations, Operation::NormQkv);
                 }
                 Projections::Latent(weights) => {
-                    let LatentActivations { compressed, .. } = act.latent.as_mut().expect(HAS_LATENT);
+                    let LatentActivations { compressed, .. } = latent.as_mut().expect(HAS_LATENT);
                     operations.latent_down(rows, shape, weights, ropes, index, hidden, pool, compressed)?;
                     done(operations, Operation::LatentDown);
-                    operations.latent_query(rows, shape, weights, ropes, compressed, query)?;
+                    form = operations.latent_form(rows, weights, pool);
+                    O::set_width(query, weights.shape.query_width_of(form));
+                    operations.latent_query(rows, shape, weights, ropes, form, compressed, query)?;
                     done(operations, Operation::LatentQuery);
                 }
             }
-            let (window, sinks) = (layer.window, layer.sinks.as_ref());
-            operations.attention(rows, shape, window, sinks, index, &act.query, pool, &mut act.attended)?;
-            done(operations, Operation::Attention);
-            let mut attended = &act.attended;
-            if let Projections::Latent(weights) = &layer.attention {
-                let LatentActivations { values, .. } = act.latent.as_mut().expect(HAS_LATENT);
-                operations.latent_value(rows, weights, &act.attended, values)?;
-                done(operations, Operation::LatentValue);
-                attended = values;
-            }
+            let attended =
+                attend(operations, rows, (index, layer), form, &mut act.attention, (pool, expanded), done)?;
             adapters.add(operations, rows, (index, LoraSite::Output), widths, None, attended)?;
             let mut added = layer.output_norm.as_ref().map(with_eps);
             let normed = begin_sum(operations, rows, member(rank), &mut added, &mut act.hidden)?;
@@ -384,6 +392,64 @@ impl<O: Operations> Forward<O> {
         }
         Ok(())
     }
+
+    /// Room for K and V of a step whose latent attention is expanded.
+    fn ensure_expanded(
+        &mut self,
+        operations: &mut O,
+        rows: &Rows,
+        pool: &O::Pool,
+    ) -> Result<(), EngineError> {
+        let Some(Projections::Latent(weights)) = self.weights.layers.first().map(|layer| &layer.attention)
+        else {
+            return Ok(());
+        };
+        if operations.latent_form(rows, weights, pool) == LatentForm::Absorbed {
+            return Ok(());
+        }
+        let expanded = match &mut self.expanded {
+            Some(expanded) => expanded,
+            None => self.expanded.insert(operations.expanded_pool(&weights.shape, pool)?),
+        };
+        operations.reserve(expanded, rows.tables.len())
+    }
+}
+
+/// Attention of a layer behind its projections; what its output projection takes.
+fn attend<'a, O: Operations>(
+    operations: &mut O,
+    rows: &Rows,
+    (index, layer): (usize, &LayerWeights<O>),
+    form: LatentForm,
+    activations: &'a mut AttentionActivations<O>,
+    (pool, expanded): (&O::Pool, &mut Option<O::Pool>),
+    done: &mut dyn FnMut(&mut O, Operation),
+) -> Result<&'a O::Buffer, EngineError> {
+    let (shape, window, sinks) = (&layer.shape, layer.window, layer.sinks.as_ref());
+    let AttentionActivations { query, attended, latent } = activations;
+    let Projections::Latent(weights) = &layer.attention else {
+        operations.attention(rows, shape, window, sinks, index, query, pool, attended)?;
+        done(operations, Operation::Attention);
+        return Ok(attended);
+    };
+    let LatentActivations { values, .. } = latent.as_mut().expect(HAS_LATENT);
+    match form {
+        LatentForm::Absorbed => {
+            operations.attention(rows, shape, window, sinks, index, query, pool, attended)?;
+            done(operations, Operation::Attention);
+            operations.latent_value(rows, weights, attended, values)?;
+            done(operations, Operation::LatentValue);
+        }
+        LatentForm::Expanded => {
+            let expanded = expanded.as_mut().expect("room was made before the step");
+            operations.latent_expand(rows, weights, index, pool, expanded)?;
+            done(operations, Operation::LatentExpand);
+            let shape = weights.shape.expanded(shape);
+            operations.attention(rows, &shape, window, sinks, 0, query, expanded, values)?;
+            done(operations, Operation::Attention);
+        }
+    }
+    Ok(values)
 }
 
 /// The rank of a tensor parallel group.

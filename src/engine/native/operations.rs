@@ -37,6 +37,7 @@ pub enum Operation {
     ExpertDown,
     LatentDown,
     LatentQuery,
+    LatentExpand,
     LatentValue,
     DraftInput,
     AllReduce,
@@ -44,7 +45,7 @@ pub enum Operation {
 
 impl Operation {
     /// All of them: those of a dense model in the order of a step, then those of layers with experts, with latent attention, and that draft, and sums of ranks.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Embed,
         Self::NormQkv,
         Self::Attention,
@@ -57,6 +58,7 @@ impl Operation {
         Self::ExpertDown,
         Self::LatentDown,
         Self::LatentQuery,
+        Self::LatentExpand,
         Self::LatentValue,
         Self::DraftInput,
         Self::AllReduce,
@@ -79,6 +81,7 @@ impl Operation {
             Self::ExpertDown => "expert_down",
             Self::LatentDown => "latent_down",
             Self::LatentQuery => "latent_query",
+            Self::LatentExpand => "latent_expand",
             Self::LatentValue => "latent_value",
         }
     }
@@ -294,6 +297,69 @@ impl LatentShape {
     pub fn query_part(&self) -> usize {
         self.q_rank.unwrap_or_else(|| self.query_width())
     }
+
+    /// The form with fewer multiplications in a step. Where every row has logits, as in decode and verify steps, that is the absorbed one for all but
+    /// the shortest contexts, and always taken: such steps come again at other contexts.
+    #[must_use]
+    pub fn form(&self, rows: &Rows) -> LatentForm {
+        if rows.outputs.len() == rows.len() {
+            return LatentForm::Absorbed;
+        }
+        // Of a head: of a row or a position, between latents and the head's own widths; of a row and a position that it sees.
+        let between = self.kv_rank * (self.nope_dim + self.value_dim);
+        let of_latents = self.kv_rank + self.cached();
+        let of_heads = self.query_dim() + self.value_dim;
+        let (mut absorbed, mut expanded) = (0, 0);
+        for sequence in &rows.sequences {
+            let (count, after) = (sequence.rows.len(), sequence.positions_after());
+            let seen = count * (sequence.start_position + 1 + after) / 2;
+            absorbed += count * between + seen * of_latents;
+            expanded += after * between + seen * of_heads;
+        }
+        if expanded < absorbed { LatentForm::Expanded } else { LatentForm::Absorbed }
+    }
+
+    /// Width of the queries of all heads, as they meet keys.
+    #[must_use]
+    pub fn query_width_of(&self, form: LatentForm) -> usize {
+        match form {
+            LatentForm::Absorbed => self.heads * self.cached(),
+            LatentForm::Expanded => self.query_width(),
+        }
+    }
+
+    /// The attention of the expanded form: each head has K and V of its own.
+    #[must_use]
+    pub fn expanded(&self, absorbed: &AttentionShape) -> AttentionShape {
+        AttentionShape {
+            kv_heads: self.heads,
+            head_dim: self.query_dim(),
+            value_dim: self.value_dim,
+            ..*absorbed
+        }
+    }
+
+    /// The pool of the K and V of the expanded form, of one layer at a time.
+    #[must_use]
+    pub fn expanded_pool(&self, latents: &PoolShape) -> PoolShape {
+        PoolShape {
+            layers: 1,
+            kv_heads: self.heads,
+            head_dim: self.query_dim(),
+            value_dim: self.value_dim,
+            consecutive: true,
+            ..*latents
+        }
+    }
+}
+
+/// How latent attention is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LatentForm {
+    /// Queries meet the latents, which are also the values: all heads read the same vector of a position.
+    Absorbed,
+    /// Each head meets keys and values of its own, made of the latents: fewer multiplications where many rows share them.
+    Expanded,
 }
 
 /// The weights of one layer of latent attention, with K and V absorbed: queries are brought to the latent, and what they attend to from it.
@@ -308,6 +374,8 @@ pub struct LatentWeights<O: Operations + ?Sized> {
     pub query: Option<(O::Vector, O::Linear)>,
     /// From each head's query to the latent: `[heads · kv_rank, nope_dim]`, a part per head.
     pub key_up: O::Linear,
+    /// From the latent to each head's key: `[heads · nope_dim, kv_rank]`, a part per head.
+    pub key: O::Linear,
     /// From the latent to each head's value: `[heads · value_dim, kv_rank]`, a part per head.
     pub value_up: O::Linear,
 }
@@ -475,6 +543,8 @@ pub struct PoolShape {
     /// Positions in a block; a multiple of 16.
     pub block_size: usize,
     pub dtype: Dtype,
+    /// The blocks of a step are the first ones, in the order of its tables, whatever numbers those hold: nothing stays between steps.
+    pub consecutive: bool,
 }
 
 impl PoolShape {
@@ -488,6 +558,7 @@ impl PoolShape {
             value_dim: a.head_dim,
             block_size,
             dtype,
+            consecutive: false,
         };
         match a.latent {
             Some(latent) => Self { kv_heads: 1, head_dim: latent.cached(), value_dim: 0, ..shape },
@@ -591,6 +662,14 @@ pub trait Operations: std::fmt::Debug + Send {
     /// # Errors
     /// When the device cannot keep such a pool.
     fn pool(&mut self, shape: PoolShape) -> Result<Self::Pool, EngineError>;
+    /// Creates a pool without blocks for K and V that are made of the latents of another.
+    ///
+    /// # Errors
+    /// When the device cannot have such a pool.
+    fn expanded_pool(&mut self, shape: &LatentShape, latents: &Self::Pool)
+    -> Result<Self::Pool, EngineError>;
+    /// Gives the rows of a buffer another width, no larger than that they were made with. What they held is void.
+    fn set_width(buffer: &mut Self::Buffer, width: usize);
     /// Allocates blocks `0..blocks`.
     ///
     /// # Errors
@@ -716,19 +795,41 @@ pub trait Operations: std::fmt::Debug + Send {
         pool: &mut Self::Pool,
         compressed: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
+    /// Whether the device has the expanded form of latent attention for a step, and room for it.
+    fn can_expand(&self, _rows: &Rows, _weights: &LatentWeights<Self>, _pool: &Self::Pool) -> bool {
+        true
+    }
+    /// The form of latent attention in a step.
+    fn latent_form(&self, rows: &Rows, weights: &LatentWeights<Self>, pool: &Self::Pool) -> LatentForm {
+        if self.can_expand(rows, weights, pool) { weights.shape.form(rows) } else { LatentForm::Absorbed }
+    }
     /// `q = W · compressed`, or `compressed` where there is no such projection; `query = [U · q; rope(q)]` of each head, of the elements
-    /// that meet the latent and of those that meet the key.
+    /// that meet the latent and of those that meet the key. In the expanded form `query = [q; rope(q)]`.
     ///
     /// # Errors
     /// When memory runs out or the device fails.
+    #[expect(clippy::too_many_arguments, reason = "one fused operation")]
     fn latent_query(
         &mut self,
         rows: &Rows,
         shape: &AttentionShape,
         weights: &LatentWeights<Self>,
         ropes: &RopeTables,
+        form: LatentForm,
         compressed: &Self::Buffer,
         query: &mut Self::Buffer,
+    ) -> Result<(), EngineError>;
+    /// `K[head] = [key · latent; rotary key]` and `V[head] = V · latent` of every position that a step sees, from what a layer of the pool keeps.
+    ///
+    /// # Errors
+    /// When memory runs out or the device fails.
+    fn latent_expand(
+        &mut self,
+        rows: &Rows,
+        weights: &LatentWeights<Self>,
+        layer: usize,
+        pool: &Self::Pool,
+        expanded: &mut Self::Pool,
     ) -> Result<(), EngineError>;
     /// `values[head] = V · attended[head]`.
     ///

@@ -17,8 +17,8 @@ use latent::by_head;
 use super::adapters::LoraWeights;
 use super::operations::{
     ACTIVATION_GROUP, AttentionShape, AttentionWeights, CLAMPED_SWIGLU_SLOPE, DraftWeights, Embedding,
-    ExpertMlp, ExpertWeights, ExpertsMet, FusedLayout, Gate, LatentShape, LatentWeights, LinearPart,
-    Operations, PoolShape, StepLaunch,
+    ExpertMlp, ExpertWeights, ExpertsMet, FusedLayout, Gate, LatentForm, LatentShape, LatentWeights,
+    LinearPart, Operations, PoolShape, StepLaunch,
 };
 use super::ragged_batch::{Rows, SequenceRows};
 use super::ranks::Rank;
@@ -26,6 +26,7 @@ use super::rope::{RopeTables, rotate};
 use super::{kv_format, random_kv};
 use crate::engine::EngineError;
 use crate::weights::{StoredData, StoredMatrix};
+use hbmark_core::model::Dtype;
 use hbmark_core::units::Bytes;
 
 /// The operations as formulas.
@@ -65,6 +66,8 @@ pub enum Fault {
     ExpertDown,
     /// What meets the keys of latent attention is not turned.
     LatentQuery,
+    /// All heads have the keys of the first one.
+    LatentExpand,
     /// Every head has the matrix of the first.
     LatentValue,
     /// Every fiftieth byte is counted twice, from the first faulty step on.
@@ -110,19 +113,22 @@ pub struct PlainPool {
 }
 
 impl PlainPool {
-    /// Where a head's vector of one position lies in its layer.
-    fn place(&self, (block, slot): (usize, usize), head: usize) -> Range<usize> {
+    /// Where a head's vectors of one position lie in its layer: K, and V, which of latent attention begins where K does.
+    fn places(&self, (block, slot): (usize, usize), head: usize) -> [Range<usize>; 2] {
         let shape = &self.shape;
-        let start = ((block * shape.kv_heads + head) * shape.block_size + slot) * shape.head_dim;
-        start..start + shape.head_dim
+        let value_dim = if shape.value_dim == 0 { shape.head_dim } else { shape.value_dim };
+        [shape.head_dim, value_dim].map(|dim| {
+            let start = ((block * shape.kv_heads + head) * shape.block_size + slot) * dim;
+            start..start + dim
+        })
     }
 
     fn write(&mut self, layer: usize, slot: (usize, usize), head: usize, [key, value]: [&[f32]; 2]) {
-        let place = self.place(slot, head);
+        let places = self.places(slot, head);
         let dtype = self.shape.dtype;
         let [keys, values] = &mut self.layers[layer];
-        for (cache, new) in [(keys, key), (values, value)] {
-            let kept = &mut cache[place.clone()];
+        for ((cache, place), new) in [keys, values].into_iter().zip(places).zip([key, value]) {
+            let kept = &mut cache[place];
             kept.copy_from_slice(new);
             kv_format::keep(kept, dtype, kv_format::scale_of(new));
         }
@@ -236,6 +242,14 @@ impl Operations for Oracle {
     fn pool(&mut self, shape: PoolShape) -> Result<PlainPool, EngineError> {
         kv_format::check(shape.dtype, shape.value_dim == 0)?;
         Ok(PlainPool { shape, layers: vec![Default::default(); shape.layers] })
+    }
+
+    fn expanded_pool(&mut self, shape: &LatentShape, latents: &PlainPool) -> Result<PlainPool, EngineError> {
+        self.pool(PoolShape { dtype: Dtype::F32, ..shape.expanded_pool(&latents.shape) })
+    }
+
+    fn set_width(buffer: &mut PlainBuffer, width: usize) {
+        buffer.width = width;
     }
 
     fn reserve(&mut self, pool: &mut PlainPool, blocks: usize) -> Result<(), EngineError> {
@@ -418,16 +432,34 @@ impl Operations for Oracle {
         Ok(())
     }
 
+    // What the other form is held against.
+    fn latent_form(&self, _: &Rows, _: &LatentWeights<Self>, _: &PlainPool) -> LatentForm {
+        LatentForm::Absorbed
+    }
+
     fn latent_query(
         &mut self,
         rows: &Rows,
         shape: &AttentionShape,
         weights: &LatentWeights<Self>,
         ropes: &RopeTables,
+        form: LatentForm,
         compressed: &PlainBuffer,
         query: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
-        self.queries_of_latents(rows, shape, weights, ropes, compressed, query);
+        self.queries_of_latents(rows, shape, weights, ropes, form, compressed, query);
+        Ok(())
+    }
+
+    fn latent_expand(
+        &mut self,
+        rows: &Rows,
+        weights: &LatentWeights<Self>,
+        layer: usize,
+        pool: &PlainPool,
+        expanded: &mut PlainPool,
+    ) -> Result<(), EngineError> {
+        self.keys_and_values(rows, weights, (layer, pool), expanded);
         Ok(())
     }
 
@@ -465,19 +497,19 @@ impl Operations for Oracle {
         let [keys, values] = &pool.layers[layer];
         let values = if pool.shape.value_dim == 0 { keys } else { values };
         for sequence in &rows.sequences {
-            let table = rows.table(sequence);
             for row in sequence.rows.clone() {
                 let attended = attended(rows.positions[row] as usize, window);
                 for head in 0..shape.heads {
-                    let places: Vec<Range<usize>> = attended
+                    let block = |index| rows.block(sequence, index, &pool.shape);
+                    let places: Vec<[Range<usize>; 2]> = attended
                         .clone()
-                        .map(|p| (table[p / rows.block_size] as usize, p % rows.block_size))
-                        .map(|slot| pool.place(slot, head / shape.group()))
+                        .map(|p| (block(p / rows.block_size), p % rows.block_size))
+                        .map(|slot| pool.places(slot, head / shape.group()))
                         .collect();
                     let query = &query.row(row)[head * dim..(head + 1) * dim];
                     let scores = places
                         .iter()
-                        .map(|place| dot(query, &keys[place.clone()]) * f64::from(shape.scale))
+                        .map(|[key, _]| dot(query, &keys[key.clone()]) * f64::from(shape.scale))
                         .map(|score| bent(score, shape.softcap));
                     // The sink comes last, where no position is.
                     let sink = sinks.map(|sinks| f64::from(sinks[head]));
@@ -487,7 +519,7 @@ impl Operations for Oracle {
                         let weighted = places
                             .iter()
                             .zip(&shares)
-                            .map(|(place, share)| share * f64::from(values[place.start + i]));
+                            .map(|([_, value], share)| share * f64::from(values[value.start + i]));
                         *out = to_f32(weighted.sum());
                     }
                 }

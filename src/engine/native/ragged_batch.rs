@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use super::operations::PoolShape;
+
 /// The rows of one sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SequenceRows {
@@ -166,6 +168,22 @@ impl Rows {
         let sequence = &self.sequences[self.owners[row] as usize];
         let block = self.tables[sequence.blocks.start + position / self.block_size];
         (block as usize, position % self.block_size)
+    }
+
+    /// The positions that a step sees, sequence by sequence: the index of its block in [`tables`](Self::tables), and the slot within that.
+    pub fn seen(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.sequences.iter().flat_map(|sequence| {
+            let place =
+                |position| (sequence.blocks.start + position / self.block_size, position % self.block_size);
+            (0..sequence.positions_after()).map(place)
+        })
+    }
+
+    /// The number of a block of a sequence in a pool.
+    #[must_use]
+    pub fn block(&self, sequence: &SequenceRows, index: usize, pool: &PoolShape) -> usize {
+        let at = sequence.blocks.start + index;
+        if pool.consecutive { at } else { self.tables[at] as usize }
     }
 
     /// The block table of a sequence.

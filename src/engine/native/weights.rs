@@ -318,8 +318,8 @@ impl<'a, O: Operations> Assembly<'a, O> {
         Ok(AttentionWeights { norm, qkv, head_norms })
     }
 
-    /// What makes queries, latents and keys, with the expansion of latents taken apart: its keys turned round for the queries, its values for
-    /// what they attend to.
+    /// What makes queries, latents and keys, with the expansion of latents taken apart: its keys, which are also kept turned round for the queries, and
+    /// its values.
     fn latent(
         &mut self,
         operations: &mut O,
@@ -344,12 +344,13 @@ impl<'a, O: Operations> Assembly<'a, O> {
         };
         let expansion = self.matrix(&name("kv_b_proj.weight"));
         let of_head = shape.nope_dim + shape.value_dim;
-        let (mut key_up, mut value_up) = (Vec::new(), Vec::new());
+        let (mut key, mut key_up, mut value_up) = (Vec::new(), Vec::new(), Vec::new());
         for start in (0..shape.heads).map(|head| head * of_head) {
             let keys = expansion.slice_rows(start..start + shape.nope_dim);
             let values = expansion.slice_rows(start + shape.nope_dim..start + of_head);
             let Some(turned) = keys.transposed() else { return super::refuse_expansion(keys.storage()) };
             key_up.push(LinearPart { matrix: turned, bias: None });
+            key.push(LinearPart { matrix: keys, bias: None });
             value_up.push(LinearPart { matrix: values, bias: None });
         }
         Ok(LatentWeights {
@@ -359,6 +360,7 @@ impl<'a, O: Operations> Assembly<'a, O> {
             latent_norm: operations.vector(self.norm(&name("kv_a_layernorm")))?,
             query,
             key_up: operations.linear(key_up, FusedLayout::Stacked)?,
+            key: operations.linear(key, FusedLayout::Stacked)?,
             value_up: operations.linear(value_up, FusedLayout::Stacked)?,
         })
     }

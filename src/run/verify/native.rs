@@ -113,9 +113,13 @@ struct Bounds {
     cut: fn(&Sample) -> f64,
 }
 
-/// Sums in f32 whose order may differ; of one row it depends on the row's position alone.
-const PLAIN: Bounds =
-    Bounds { operation: operation_tolerance, median: median_tolerance, step: step_tolerance, cut: |_| 0.0 };
+/// Sums in f32 whose order may differ; of one row it depends on the row's position alone, but for latent attention, whose form depends on the step.
+const PLAIN: Bounds = Bounds {
+    operation: operation_tolerance,
+    median: median_tolerance,
+    step: step_tolerance,
+    cut: |sample| if sample.architecture.latent.is_some() { step_tolerance(sample) } else { 0.0 },
+};
 
 /// A named way to make operations.
 struct Side<'a, O> {

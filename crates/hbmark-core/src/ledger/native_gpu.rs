@@ -6,6 +6,7 @@
 
 use super::step::{Ledger, StepShape};
 use crate::model::{Dtype, Norms};
+use crate::result::Phase;
 use crate::units::Bytes;
 
 /// Positions of a block of the pool where nobody asks for others, bytes of blocks that are allocated together, and the most blocks of those.
@@ -21,13 +22,16 @@ const LIBRARY_ROWS: u64 = 65;
 const WIDENED_ROWS: u64 = 33;
 /// Tokens of a sequence from which attention is on tensor cores.
 const TILED_QUERIES: usize = 2;
-/// The widest head whose prompts are attended to without partial sums.
+/// The widest head whose prompts are attended to without partial sums; K and V that latents are expanded to.
 const TILED_HEAD: usize = 128;
+const TILED_EXPANDED: [usize; 2] = [192, 128];
+/// K and V of a layer that latents are expanded to, at the most.
+const EXPANDED_BYTES: u64 = 2 << 30;
 
 impl Ledger {
     /// The memory that the native engine takes of a GPU in a step of weights of a dtype.
     ///
-    /// All weights; blocks of K and V in whole slabs; f32 activations between operations, f32 logits; the rows as tensor cores take them, weights
+    /// All weights, of latent attention the matrices from latents to keys twice; blocks of K and V in whole slabs; f32 activations between operations, f32 logits; the rows as tensor cores take them, weights
     /// that are widened for the library, the sums of a product of the library, and partial sums of attention, each as large as the largest layer needs
     /// and rounded up to a power of two.
     #[must_use]
@@ -70,7 +74,9 @@ impl Ledger {
         let widens = of_ggml && rows >= WIDENED_ROWS;
         // Experts of ggml's blocks stream; those of a file may be mxfp4, which do not.
         let prepared_experts = if of_ggml && dtype != Dtype::Gguf { 0 } else { of_experts };
-        let mut widest = hidden.max(attended).max(ffn).max(prepared_experts);
+        let expands = self.expanded_kv(shape, dtype).is_some();
+        let into_products = a.latent.filter(|_| expands).map(|latent| (a.heads * latent.v_head_dim) as u64);
+        let mut widest = hidden.max(into_products.unwrap_or(attended)).max(ffn).max(prepared_experts);
         if of_ggml {
             // In whole groups of columns.
             widest = widest.next_multiple_of(32);
@@ -101,7 +107,7 @@ impl Ledger {
             scratch(floats(of_heads.max(of_router).max(of_latents)))
         };
         let single_rows = shape.queries() < TILED_QUERIES;
-        let alone = wide || a.head_dim > TILED_HEAD || single_rows;
+        let alone = !expands && (wide || a.head_dim > TILED_HEAD || single_rows);
         let partial = if alone { scratch(floats(attended)) } else { 0 };
         // What attention over single rows and the gate leave for the product behind them, in 16 bits.
         let by_attention = if alone && !wide && a.latent.is_none() { query } else { 0 };
@@ -112,10 +118,7 @@ impl Ledger {
         };
         let library = if by_library { LIBRARY_BYTES } else { 0 };
 
-        let blocks = batch.saturating_mul(shape.positions_after().div_ceil(BLOCK) as u64);
-        let block_bytes = (self.kv_bytes_per_token().0 * BLOCK as u64).max(1);
-        let of_slab = (SLAB_BYTES / block_bytes).clamp(1, SLAB_BLOCKS);
-        let pool = blocks.div_ceil(of_slab).saturating_mul(of_slab).saturating_mul(block_bytes);
+        let [pool, expanded, keys] = self.kept_and_expanded(shape, dtype);
 
         // Tokens, positions, tables and last rows; and a word for each head that is normed.
         let step = scratch(rows.saturating_mul(20));
@@ -141,6 +144,8 @@ impl Ledger {
             arrived,
             library,
             pool,
+            expanded,
+            keys,
             to_norm,
             routed,
             added,
@@ -149,6 +154,43 @@ impl Ledger {
             .into_iter()
             .map(Bytes)
             .fold(self.resident_weights(), |all, part| Bytes(all.0.saturating_add(part.0)))
+    }
+
+    /// The pool of K and V; K and V of a layer that latents are expanded to; the matrices from latents to keys once more.
+    fn kept_and_expanded(&self, shape: StepShape, dtype: Dtype) -> [u64; 3] {
+        let blocks = (shape.batch as u64).saturating_mul(shape.positions_after().div_ceil(BLOCK) as u64);
+        let in_slabs = |of_position: u64| {
+            let block_bytes = (of_position * BLOCK as u64).max(1);
+            let of_slab = (SLAB_BYTES / block_bytes).clamp(1, SLAB_BLOCKS);
+            blocks.div_ceil(of_slab).saturating_mul(of_slab).saturating_mul(block_bytes)
+        };
+        let a = self.architecture();
+        let keys = a.latent.map_or(0, |latent| {
+            let of_element = match dtype {
+                Dtype::F32 => 4,
+                Dtype::Bf16 | Dtype::F16 => 2,
+                _ => 1,
+            };
+            (a.layers * a.heads * latent.qk_nope_head_dim * latent.kv_rank * of_element) as u64
+        });
+        let expanded = self.expanded_kv(shape, dtype).map_or(0, in_slabs);
+        [in_slabs(self.kv_bytes_per_token().0), expanded, keys]
+    }
+
+    /// Bytes of K and V of a position and layer that a prefill makes of latents, where it does.
+    fn expanded_kv(&self, shape: StepShape, dtype: Dtype) -> Option<u64> {
+        let a = self.architecture();
+        let latent = a.latent?;
+        let dims = [latent.query_dim(), latent.v_head_dim];
+        let tiled = dims.iter().zip(TILED_EXPANDED).all(|(dim, most)| dim.is_multiple_of(8) && *dim <= most);
+        let products = matches!(dtype, Dtype::Bf16 | Dtype::F16 | Dtype::Fp8 | Dtype::Int8);
+        let cache = matches!(self.kv_dtype(), Dtype::Bf16 | Dtype::F16);
+        let fewer = dims[0] + dims[1] < latent.kv_rank + latent.cached();
+        let bytes = (2 * a.heads * (dims[0] + dims[1])) as u64;
+        let positions = (shape.batch as u64).saturating_mul(shape.positions_after() as u64);
+        let room = positions.saturating_mul(bytes) <= EXPANDED_BYTES && positions >= TILED_ROWS;
+        let prompts = shape.phase == Phase::Prefill && shape.queries() >= TILED_QUERIES;
+        (tiled && products && cache && fewer && room && prompts).then_some(bytes)
     }
 }
 

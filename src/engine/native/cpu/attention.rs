@@ -171,7 +171,12 @@ struct ChunkTiles<E> {
 
 impl Attention<'_> {
     /// Those of some tiles of one chunk, of a head of K and V.
-    fn tiles_of_chunk<E: Element>(&self, table: &[u32], head: usize, tiles: Range<usize>) -> ChunkTiles<E> {
+    fn tiles_of_chunk<E: Element>(
+        &self,
+        sequence: &SequenceRows,
+        head: usize,
+        tiles: Range<usize>,
+    ) -> ChunkTiles<E> {
         let Self { pool, layer, .. } = *self;
         let mut found = ChunkTiles {
             keys: [std::ptr::null(); CHUNK / LANES],
@@ -180,7 +185,7 @@ impl Attention<'_> {
         };
         for tile in tiles {
             let (block, slot) = (tile * LANES / self.rows.block_size, tile * LANES % self.rows.block_size);
-            let (block, at) = (table[block] as usize, tile % (CHUNK / LANES));
+            let (block, at) = (self.rows.block(sequence, block, &pool.shape), tile % (CHUNK / LANES));
             // SAFETY: the slot lies within the block.
             unsafe {
                 found.keys[at] = pool.keys::<E>(layer, block, head).add(slot * self.shape.head_dim);
@@ -287,7 +292,6 @@ impl AttentionPlan {
             kv_split = kv_split.start.max(unit.kv_split * KV_SPLIT_POSITIONS)
                 ..kv_split.end.min((unit.kv_split + 1) * KV_SPLIT_POSITIONS);
         }
-        let table = work.rows.table(sequence);
         let first_chunk = kv_split.start / CHUNK;
         for chunk in first_chunk..kv_split.end.div_ceil(CHUNK).max(first_chunk) {
             let seen = kv_split.start.max(chunk * CHUNK)..kv_split.end.min((chunk + 1) * CHUNK);
@@ -297,7 +301,7 @@ impl AttentionPlan {
             // Blocks may be smaller than a chunk: tiles of sixteen positions are looked up one by one.
             let tiles = seen.start / LANES..seen.end.div_ceil(LANES);
             let ChunkTiles { keys, values, scales } =
-                work.tiles_of_chunk::<E>(table, unit.head, tiles.clone());
+                work.tiles_of_chunk::<E>(sequence, unit.head, tiles.clone());
             let first_tile = tiles.start - chunk * CHUNK / LANES;
             let tiles = first_tile..tiles.end - chunk * CHUNK / LANES;
             let local = seen.start - chunk * CHUNK..seen.end - chunk * CHUNK;

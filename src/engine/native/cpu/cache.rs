@@ -31,6 +31,8 @@ pub trait Element: Copy + Send + Sync + 'static {
     const SCALED: bool = false;
     /// Nearest element.
     fn narrow(value: f32) -> Self;
+    /// The element as a number, before its vector's scale.
+    fn widen(self) -> f32;
     /// Sixteen elements, widened.
     ///
     /// # Safety
@@ -42,6 +44,10 @@ impl Element for f32 {
     #[inline(always)]
     fn narrow(value: f32) -> Self {
         value
+    }
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
     }
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const Self) -> S::Floats {
@@ -56,6 +62,10 @@ impl Element for bf16 {
         Self::from_f32(value)
     }
     #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+    #[inline(always)]
     unsafe fn load<S: Simd>(from: *const Self) -> S::Floats {
         // SAFETY: the caller's promise; a bf16 is its 16 bits.
         unsafe { S::load_bf16(from.cast()) }
@@ -66,6 +76,10 @@ impl Element for f16 {
     #[inline(always)]
     fn narrow(value: f32) -> Self {
         Self::from_f32(value)
+    }
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
     }
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const Self) -> S::Floats {
@@ -85,6 +99,10 @@ impl Element for E4m3 {
         Self(e4m3::from_f32(value))
     }
     #[inline(always)]
+    fn widen(self) -> f32 {
+        e4m3::to_f32(self.0)
+    }
+    #[inline(always)]
     unsafe fn load<S: Simd>(from: *const Self) -> S::Floats {
         // SAFETY: the caller's promise; no code that was narrowed is NaN.
         unsafe { S::mul(S::load_e4m3(from.cast()), S::splat(e4m3::BELOW_F16)) }
@@ -96,6 +114,10 @@ impl Element for i8 {
     #[inline(always)]
     fn narrow(value: f32) -> Self {
         kv_format::code(value)
+    }
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from(self)
     }
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const Self) -> S::Floats {

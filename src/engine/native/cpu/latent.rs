@@ -8,7 +8,7 @@
 use super::super::operations::{AttentionShape, LatentShape, LatentWeights};
 use super::super::ragged_batch::Rows;
 use super::super::rope::{RopeTables, rotate};
-use super::cache::with_element;
+use super::cache::{Element, with_element};
 use super::kernel_choice::KernelChoice;
 use super::linear::{self, FusedMatrix, panels_per_unit};
 use super::lora::Added;
@@ -129,28 +129,24 @@ impl CpuOperations {
         self.moved += (matrix.bytes() + 4 * norms + written) as u64;
     }
 
-    /// Makes the queries that meet those vectors.
-    pub(super) fn absorb_queries(
+    /// Projects queries, where what was kept for them is not them already, and gives each of them to `finish(row, head, query)`. `behind` runs when all
+    /// of that is done.
+    fn each_query(
         &mut self,
         rows: &Rows,
-        shape: &AttentionShape,
         weights: &LatentWeights<Self>,
-        ropes: &RopeTables,
         compressed: &CpuBuffer,
-        query: &mut CpuBuffer,
+        finish: &(impl Fn(usize, usize, &[f32]) + Sync),
+        behind: &(impl Fn(&Worker<'_>) + Sync),
     ) {
-        let LatentShape { heads, kv_rank, nope_dim, .. } = weights.shape;
-        let (query_dim, cached) = (weights.shape.query_dim(), weights.shape.cached());
+        let (heads, query_dim) = (weights.shape.heads, weights.shape.query_dim());
         let (kernels, count, width) = (self.kernels, rows.len(), weights.shape.query_width());
         self.projected.resize(self.projected.len().max(count * width), 0.0);
         let projected = DisjointSlice::new(&mut self.projected);
-        let of_heads = self.head_inputs.writer(Self::input_shape(&weights.key_up, count * heads));
         let projection = weights
             .query
             .as_ref()
             .map(|(_, matrix)| (matrix, self.inputs.writer(Self::input_shape(matrix, count))));
-        let out = DisjointSlice::new(&mut query.values);
-        let up = ByHead { matrix: &weights.key_up, inputs: &of_heads, rows: count, out, stride: cached };
         self.team.run(&|worker: &Worker<'_>| {
             if let Some((matrix, writer)) = &projection {
                 worker.parallel_for(PREPARE, count, |row| {
@@ -168,29 +164,149 @@ impl CpuOperations {
             }
             worker.parallel_for(FINISH, count * heads, |unit| {
                 let (row, head) = (unit / heads, unit % heads);
-                let own = head * query_dim..(head + 1) * query_dim;
-                // SAFETY: behind the barrier what was projected is only read; every head of a row belongs to one unit.
-                unsafe {
-                    let all = if projection.is_some() {
-                        &projected.whole()[row * width..(row + 1) * width]
-                    } else {
-                        compressed.row(row)
-                    };
-                    let (unturned, turned) = all[own].split_at(nope_dim);
-                    of_heads.pack(kernels.general, unit, unturned, None);
-                    let key = out.part(unit * cached + kv_rank..(unit + 1) * cached);
-                    key.copy_from_slice(turned);
-                    if let Some((cosines, sines)) = ropes.at(shape.rope, rows.positions[row] as usize) {
-                        rotate(key, cosines, sines);
-                    }
-                }
+                let all = if projection.is_some() {
+                    // SAFETY: behind the barrier what was projected is only read.
+                    unsafe { &projected.whole()[row * width..(row + 1) * width] }
+                } else {
+                    compressed.row(row)
+                };
+                finish(row, head, &all[head * query_dim..(head + 1) * query_dim]);
             });
             worker.barrier();
+            behind(worker);
+        });
+        self.moved += weights.query.as_ref().map_or(0, |(_, matrix)| matrix.bytes()) as u64;
+    }
+
+    /// Makes the queries that meet those vectors.
+    pub(super) fn absorb_queries(
+        &mut self,
+        rows: &Rows,
+        shape: &AttentionShape,
+        weights: &LatentWeights<Self>,
+        ropes: &RopeTables,
+        compressed: &CpuBuffer,
+        query: &mut CpuBuffer,
+    ) {
+        let LatentShape { heads, kv_rank, nope_dim, .. } = weights.shape;
+        let (kernels, count, cached) = (self.kernels, rows.len(), weights.shape.cached());
+        let of_heads = self.head_inputs.writer(Self::input_shape(&weights.key_up, count * heads));
+        let out = DisjointSlice::new(&mut query.values);
+        let up = ByHead { matrix: &weights.key_up, inputs: &of_heads, rows: count, out, stride: cached };
+        let finish = |row: usize, head: usize, query: &[f32]| {
+            let unit = row * heads + head;
+            let (unturned, turned) = query.split_at(nope_dim);
+            // SAFETY: every head of a row belongs to one unit; the set is this processor's.
+            let key = unsafe {
+                of_heads.pack(kernels.general, unit, unturned, None);
+                out.part(unit * cached + kv_rank..(unit + 1) * cached)
+            };
+            key.copy_from_slice(turned);
+            if let Some((cosines, sines)) = ropes.at(shape.rope, rows.positions[row] as usize) {
+                rotate(key, cosines, sines);
+            }
+        };
+        self.each_query(rows, weights, compressed, &finish, &|worker| {
             // SAFETY: the rows were packed before the barrier, for these matrices.
             unsafe { up.run(&kernels, worker, NORM) };
         });
-        let queries = weights.query.as_ref().map_or(0, |(_, matrix)| matrix.bytes());
-        self.moved += (queries + weights.key_up.bytes()) as u64;
+        self.moved += weights.key_up.bytes() as u64;
+    }
+
+    /// Makes the queries that meet the keys of each head.
+    pub(super) fn turn_queries(
+        &mut self,
+        rows: &Rows,
+        shape: &AttentionShape,
+        weights: &LatentWeights<Self>,
+        ropes: &RopeTables,
+        compressed: &CpuBuffer,
+        query: &mut CpuBuffer,
+    ) {
+        let LatentShape { heads, nope_dim, .. } = weights.shape;
+        let dim = weights.shape.query_dim();
+        let out = DisjointSlice::new(&mut query.values);
+        let finish = |row: usize, head: usize, query: &[f32]| {
+            let unit = row * heads + head;
+            // SAFETY: every head of a row belongs to one unit.
+            let out = unsafe { out.part(unit * dim..(unit + 1) * dim) };
+            out.copy_from_slice(query);
+            if let Some((cosines, sines)) = ropes.at(shape.rope, rows.positions[row] as usize) {
+                rotate(&mut out[nope_dim..], cosines, sines);
+            }
+        };
+        self.each_query(rows, weights, compressed, &finish, &|_| {});
+    }
+
+    /// Makes K and V of each head of the vectors that a layer keeps.
+    pub(super) fn expand_latents(
+        &mut self,
+        rows: &Rows,
+        weights: &LatentWeights<Self>,
+        layer: usize,
+        pool: &CachePool,
+        expanded: &CachePool,
+    ) {
+        let LatentShape { heads, kv_rank, nope_dim, .. } = weights.shape;
+        let (key, value) = (&weights.key, &weights.value_up);
+        let (kernels, dim) = (self.kernels, weights.shape.query_dim());
+        self.seen.clear();
+        self.seen.extend(rows.seen());
+        let (seen, count) = (self.seen.as_slice(), self.seen.len());
+        let writer = self.inputs.writer(Self::input_shape(key, count));
+        // An element of K of a slot; those of the next elements are as many lanes behind.
+        let in_tile = |slot: usize, element: usize| (slot / LANES * dim + element) * LANES + slot % LANES;
+        self.team.run(&|worker: &Worker<'_>| {
+            with_element!(pool.shape.dtype, E => {
+                let mut kept = vec![0.0; weights.shape.cached()];
+                worker.parallel_for(PREPARE, count, |row| {
+                    let (block, slot) = seen[row];
+                    let at = slot * pool.value_stride;
+                    // SAFETY: `E` is the pool's dtype, and the slot is only read; its place in the other pool is this unit's.
+                    unsafe {
+                        let from = pool.values::<E>(layer, rows.tables[block] as usize, 0).add(at);
+                        kept.iter_mut().enumerate().for_each(|(i, x)| *x = from.add(i).read().widen());
+                        let (latent, turned) = kept.split_at(kv_rank);
+                        writer.pack(kernels.general, row, latent, None);
+                        for head in 0..heads {
+                            let keys = expanded.keys::<f32>(0, block, head);
+                            for (element, x) in (nope_dim..).zip(turned) {
+                                keys.add(in_tile(slot, element)).write(*x);
+                            }
+                        }
+                    }
+                });
+            });
+            worker.barrier();
+            let store_keys = |first: usize, row: usize, sums: &[[f32; LANES]]| {
+                let (block, slot) = seen[row];
+                for (i, sums) in sums.iter().enumerate() {
+                    let place = key.place(first + i);
+                    let keys = expanded.keys::<f32>(0, block, place.part);
+                    for (element, sum) in (place.panel * LANES..).zip(&sums[..valid_rows(key, place)]) {
+                        // SAFETY: members have different panels.
+                        unsafe { keys.add(in_tile(slot, element)).write(*sum) };
+                    }
+                }
+            };
+            let store_values = |first: usize, row: usize, sums: &[[f32; LANES]]| {
+                let (block, slot) = seen[row];
+                for (i, sums) in sums.iter().enumerate() {
+                    let place = value.place(first + i);
+                    let at = slot * expanded.value_stride + place.panel * LANES;
+                    let values = expanded.values::<f32>(0, block, place.part).wrapping_add(at);
+                    // SAFETY: members have different panels.
+                    unsafe { values.copy_from_nonoverlapping(sums.as_ptr(), valid_rows(value, place)) };
+                }
+            };
+            // SAFETY: the rows were packed before the barrier, in the width and precision of both matrices.
+            unsafe {
+                linear::multiply(&kernels, worker, MULTIPLY, key, &writer, count, store_keys);
+                linear::multiply(&kernels, worker, NORM, value, &writer, count, store_values);
+            }
+        });
+        let bytes = |pool: &CachePool| count * pool.shape.position_bytes();
+        self.moved += (key.bytes() + value.bytes() + bytes(pool) + bytes(expanded)) as u64;
     }
 
     /// Makes values of what the queries attended to.

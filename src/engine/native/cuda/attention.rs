@@ -25,11 +25,11 @@ const MERGED_AT_ONCE: usize = 16;
 /// The widest head of the attention kernels.
 pub const MAX_HEAD_DIM: usize = 256;
 
-/// Threads and queries of a block, positions of a tile, and widths of a head (`prefill_attention.cu`).
+/// Threads and queries of a block, positions of a tile, and the widest K and V of a head that there are kernels for (`prefill_attention.cu`).
 const PREFILL_THREADS: u32 = 128;
 pub(super) const QUERIES: usize = 64;
 const POSITIONS: usize = 64;
-const PREFILL_DIMS: [usize; 2] = [64, 128];
+const PREFILL_DIMS: [[usize; 2]; 3] = [[64, 64], [128, 128], [192, 128]];
 /// Tiles of queries of a sequence from which a prompt makes blocks enough by itself, and parts of its positions would be many bytes.
 const MOST_SPLIT_TILES: usize = 4;
 /// Its blocks that a multiprocessor holds.
@@ -225,7 +225,7 @@ pub struct PrefillAttention<'a, D: Device> {
     pub out: &'a DeviceTensor<D>,
     /// Blocks that share the positions of a tile of queries.
     pub splits: usize,
-    /// `[rows, heads, splits, head_dim]` f32, where there are several.
+    /// `[rows, heads, splits, value_dim]` f32, where there are several.
     pub partial: u64,
     /// `[rows, heads, splits]` pairs of f32.
     pub statistics: u64,
@@ -235,8 +235,8 @@ pub struct PrefillAttention<'a, D: Device> {
 
 /// Dynamic shared memory: two tiles of K and of V, in whose place splits are then merged; of elements of one byte also the one of both that they
 /// are widened to, and their scales.
-fn prefill_shared_bytes(known_dim: usize, element_bytes: usize, splits: usize) -> usize {
-    let elements = 2 * POSITIONS * known_dim;
+fn prefill_shared_bytes(known: [usize; 2], element_bytes: usize, splits: usize) -> usize {
+    let elements = POSITIONS * (known[0] + known[1]);
     let widened = if element_bytes == 1 { 2 * elements + 2 * 2 * POSITIONS * 4 } else { 0 };
     (2 * elements * element_bytes + widened).max(4 * QUERIES * splits)
 }
@@ -298,8 +298,8 @@ impl<D: Device> PrefillAttention<'_, D> {
     /// Whether some sequence of a step brings as many rows as the tuning says, and there is a kernel for the heads and the cache.
     #[must_use]
     pub fn fits(rows: &Rows, pool: &PoolShape, tuning: Tuning) -> bool {
-        let kernel = pool.head_dim <= PREFILL_DIMS[1] && pool.dtype != Dtype::F32;
-        kernel && most_rows(rows) >= tuning.min_prefill_rows
+        let kernel = known_dims(pool.head_dim, pool.value_dim, pool.element_bytes());
+        kernel.is_some() && pool.dtype != Dtype::F32 && most_rows(rows) >= tuning.min_prefill_rows
     }
 
     /// Enqueues it.
@@ -310,28 +310,26 @@ impl<D: Device> PrefillAttention<'_, D> {
         let Self { shape, window, sinks, query, step, pool, layer, out, splits, .. } = self;
         let sinks = sinks_argument(device, "prefill_attention", shape, *sinks)?;
         let (dim, group) = (shape.head_dim, shape.group());
-        if query.width != shape.query_width()
-            || out.width != query.width
+        if (query.width, out.width) != (shape.query_width(), shape.attended_width())
             || query.rows.min(out.rows) < rows.len()
         {
             let what = format!("{} rows of {} to {}", rows.len(), query.width, out.width);
             return launch_mismatch(device, "prefill_attention", what);
         }
-        let Some(known_dim) = PREFILL_DIMS.into_iter().find(|known| *known >= dim && dim.is_multiple_of(8))
-        else {
+        let Some(known) = known_dims(dim, shape.value_dim, pool.shape.element_bytes()) else {
             return launch_mismatch(device, "prefill_attention", format!("heads of {dim}"));
         };
         let launched = QueryTiles::of(rows);
         device.launch(&KernelLaunch {
-            kernel: format!("prefill_attention_{}_d{known_dim}", pool.shape.dtype),
+            kernel: format!("prefill_attention_{}_d{}", pool.shape.dtype, known[0]),
             grid: [word(launched.tiles(group) * splits), word(shape.kv_heads), word(launched.sequences)],
             threads: PREFILL_THREADS,
-            shared_bytes: word(prefill_shared_bytes(known_dim, pool.shape.element_bytes(), *splits)),
+            shared_bytes: word(prefill_shared_bytes(known, pool.shape.element_bytes(), *splits)),
             arguments: vec![
                 Address(D::address(&query.memory)),
                 Address(step.positions()),
                 Address(step.last_rows()),
-                Address(step.tables()),
+                Address(pool.tables(step)),
                 Address(step.starts()),
                 Address(D::address(&out.memory)),
                 U64(pool.layer_bytes() as u64),
@@ -339,6 +337,7 @@ impl<D: Device> PrefillAttention<'_, D> {
                 size(shape.heads),
                 size(shape.kv_heads),
                 size(dim),
+                size(shape.value_dim),
                 size(pool.block_shift() as usize),
                 window_argument(*window),
                 F32(shape.scale),
@@ -352,6 +351,17 @@ impl<D: Device> PrefillAttention<'_, D> {
             ],
         })
     }
+}
+
+/// The widths of K and V of the kernel for heads, where there is one.
+fn known_dims(head_dim: usize, value_dim: usize, element_bytes: usize) -> Option<[usize; 2]> {
+    let whole = [head_dim, value_dim].iter().all(|dim| dim.is_multiple_of(8));
+    // Elements of one byte are widened in tiles that are alike.
+    let alike = element_bytes > 1 || head_dim == value_dim;
+    let fits = |known: &[usize; 2]| {
+        head_dim <= known[0] && value_dim <= known[1] && (element_bytes > 1 || known[0] == known[1])
+    };
+    PREFILL_DIMS.into_iter().find(fits).filter(|_| whole && alike)
 }
 
 /// The sinks of all heads as kernels take them: 0 where there are none.
@@ -376,7 +386,7 @@ fn window_argument(window: Option<usize>) -> Argument {
 
 #[cfg(test)]
 mod tests {
-    use super::{QUERIES, prefill_shared_bytes, splits};
+    use super::{PREFILL_DIMS, QUERIES, prefill_shared_bytes, splits};
 
     #[test]
     fn splits_fill_a_device_evenly_and_are_few() {
@@ -392,9 +402,10 @@ mod tests {
     fn what_splits_of_a_tile_count_has_room_whatever_the_head() {
         // One head of K and V and one sequence: as many splits as there are multiprocessors, nearly.
         let most = splits(1, 132, 2, 1000);
-        for known_dim in [64, 128] {
-            assert!(prefill_shared_bytes(known_dim, 2, most) >= 4 * QUERIES * most, "{most} splits");
+        for known in PREFILL_DIMS {
+            assert!(prefill_shared_bytes(known, 2, most) >= 4 * QUERIES * most, "{most} splits");
         }
-        assert_eq!(prefill_shared_bytes(128, 2, 16), 64 << 10);
+        assert_eq!(prefill_shared_bytes([128, 128], 2, 16), 64 << 10);
+        assert_eq!(prefill_shared_bytes([192, 128], 2, 16), 80 << 10);
     }
 }

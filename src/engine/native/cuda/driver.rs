@@ -40,7 +40,10 @@ const MODULES: [(&[&str], &[u8]); 19] = [
     (&["gate_up"], kernels!("gate_up")),
     (&["head"], kernels!("head")),
     (&["join_state"], kernels!("join_state")),
-    (&["latent_finish", "latent_product", "latent_tiled", "latent_turn"], kernels!("latent")),
+    (
+        &["latent_finish", "latent_gather", "latent_product", "latent_tiled", "latent_turn"],
+        kernels!("latent"),
+    ),
     (&["latent_attention"], kernels!("latent_attention")),
     (&["norm_qkv"], kernels!("norm_qkv")),
     (&["prefill_attention"], kernels!("prefill_attention")),

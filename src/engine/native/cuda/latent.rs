@@ -1,12 +1,13 @@
-//! Multi-head latent attention as typed launches: what a layer does between its norm and its output projection, in the absorbed form.
+//! Multi-head latent attention as typed launches: what a layer does between its norm and its output projection.
 //!
 //! Enters: hidden states, a step, a cache of one vector for each position. Leaves: launches of `latent.cu`, `latent_attention.cu` and, for plain products,
 //! `norm_qkv.cu`, and the bytes that they read and write. A layer is [`LatentDown`], [`FinishLatent`], [`LatentDown`] once more where queries have a rank of
-//! their own, [`HeadProduct`] and [`TurnQueries`], [`LatentAttention`], [`HeadProduct`].
+//! their own; absorbed [`HeadProduct`] and [`TurnQueries`], [`LatentAttention`], [`HeadProduct`]; expanded [`TurnQueries`], [`ExpandLatents`] and the
+//! attention of heads with K and V of their own.
 
 use Argument::{Address, F32, I32, U64};
 
-use super::attention::{QUERIES, QueryTiles, most_rows, splits};
+use super::attention::{PrefillAttention, QUERIES, QueryTiles, most_rows, splits};
 use super::device::{Argument, Device, KernelLaunch, MAX_GRID_YZ};
 use super::device_matrix::{KernelFormat, Matrix};
 use super::kernels::{
@@ -16,7 +17,7 @@ use super::kernels::{
 use super::step::{Pool, StepState};
 use super::tensor_core_linear::{self, Prepare, RowParts, TiledWorkspace};
 use crate::engine::EngineError;
-use crate::engine::native::operations::{AttentionShape, LatentShape, PoolShape};
+use crate::engine::native::operations::{AttentionShape, LatentForm, LatentShape, PoolShape};
 use crate::engine::native::ragged_batch::{Rows, SequenceRows};
 use hbmark_core::model::Dtype;
 
@@ -31,6 +32,8 @@ const POSITIONS: usize = 32;
 const TILED_BYTES: usize = (QUERIES + 2 * POSITIONS) * MAX_WIDTH * 2 + (16 << 10);
 /// Static shared memory of a block that merges splits.
 const STATIC_BYTES: usize = 16;
+/// K and V that are made of latents at a time, at the most: of longer prompts attention is over latents.
+const MAX_EXPANDED_BYTES: usize = 2 << 30;
 
 /// Rows of f32 on the device, so many elements each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -292,7 +295,7 @@ impl<D: Device> HeadProduct<'_, D> {
     }
 }
 
-/// The parts of queries that turn go behind what [`HeadProduct`] made of the others.
+/// The parts of queries that turn go behind what [`HeadProduct`] made of the others, or behind the others as they are.
 #[derive(Debug)]
 pub struct TurnQueries<'a, D: Device> {
     pub rows: usize,
@@ -301,7 +304,8 @@ pub struct TurnQueries<'a, D: Device> {
     /// Rows that begin with `heads · (nope_dim + rope_dim)` elements.
     pub queries: DeviceRows,
     pub step: &'a StepState<D>,
-    /// `[rows, heads · (kv_rank + rope_dim)]`.
+    pub form: LatentForm,
+    /// `[rows, heads · (kv_rank + rope_dim)]`, or expanded as wide as the queries.
     pub out: &'a DeviceTensor<D>,
 }
 
@@ -311,9 +315,9 @@ impl<D: Device> TurnQueries<'_, D> {
     /// # Errors
     /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D) -> Result<(), EngineError> {
-        let Self { rows, attention, shape, queries, step, out } = self;
+        let Self { rows, attention, shape, queries, step, form, out } = self;
         if queries.width < shape.query_width()
-            || out.width != shape.heads * shape.cached()
+            || out.width != shape.query_width_of(*form)
             || out.rows < *rows
             || !shape.rope_dim.is_multiple_of(2)
         {
@@ -321,6 +325,10 @@ impl<D: Device> TurnQueries<'_, D> {
             return launch_mismatch(device, "latent_turn", what);
         }
         let (cosines, sines) = step.angles(attention.rope);
+        let (before, copied) = match form {
+            LatentForm::Absorbed => (shape.kv_rank, 0),
+            LatentForm::Expanded => (shape.nope_dim, shape.nope_dim),
+        };
         let pairs = shape.heads * shape.rope_dim / 2;
         device.launch(&KernelLaunch {
             kernel: "latent_turn".into(),
@@ -336,10 +344,114 @@ impl<D: Device> TurnQueries<'_, D> {
                 size(shape.heads),
                 size(shape.nope_dim),
                 size(shape.rope_dim),
-                size(shape.kv_rank),
+                size(before),
+                size(copied),
                 size(queries.width),
             ],
         })
+    }
+}
+
+/// K and V of each head, made of the latents of all positions in the blocks of a step; what is behind the last position of a sequence is made of whatever
+/// is there, and never read.
+#[derive(Debug)]
+pub struct ExpandLatents<'a, D: Device> {
+    /// Blocks in the tables of the step.
+    pub blocks: usize,
+    pub shape: LatentShape,
+    /// Matrices of all heads, `[heads · nope_dim, kv_rank]` and `[heads · value_dim, kv_rank]`.
+    pub key: &'a Matrix<D>,
+    pub value: &'a Matrix<D>,
+    pub step: &'a StepState<D>,
+    pub pool: &'a Pool<D>,
+    pub layer: usize,
+    pub expanded: &'a Pool<D>,
+    /// Room for `[positions, kv_rank]` f32.
+    pub latents: u64,
+    /// Room for the same as tensor cores take it.
+    pub prepared: u64,
+}
+
+impl<D: Device> ExpandLatents<'_, D> {
+    /// Whether there are kernels for it, and room for K and V.
+    #[must_use]
+    pub fn fits(
+        rows: &Rows,
+        shape: &LatentShape,
+        [key, value]: [&Matrix<D>; 2],
+        pool: &PoolShape,
+        tuning: Tuning,
+    ) -> bool {
+        let expanded = shape.expanded_pool(pool);
+        let positions = rows.tables.len() * pool.block_size;
+        let tiled = |matrix: &Matrix<D>| {
+            HeadProduct::<D>::has(matrix.format) && tensor_core_linear::fits(matrix.format)
+        };
+        tiled(key)
+            && tiled(value)
+            && positions >= tuning.min_tiled_rows
+            && positions * expanded.position_bytes() <= MAX_EXPANDED_BYTES
+            && PrefillAttention::<D>::fits(rows, &expanded, tuning)
+    }
+
+    /// Enqueues it; bytes of weights, of the cache read, and of K and V written.
+    ///
+    /// # Errors
+    /// When the shapes do not fit or the device refuses.
+    pub fn launch(&self, device: &mut D) -> Result<u64, EngineError> {
+        let Self { blocks, shape, key, value, step, pool, layer, expanded, latents, prepared } = self;
+        let LatentShape { heads, kv_rank, nope_dim, value_dim, .. } = *shape;
+        let positions = blocks << pool.block_shift();
+        let inputs =
+            |matrix: &Matrix<D>| (matrix.columns, matrix.vectors, matrix.format, matrix.bias.is_some());
+        let wanted = shape.expanded_pool(&pool.shape);
+        if (key.outputs, value.outputs) != (heads * nope_dim, heads * value_dim)
+            || inputs(key) != inputs(value)
+            || (key.columns, key.bias.is_some()) != (kv_rank, false)
+            || !keeps(pool, shape.cached())
+            || expanded.shape != wanted
+            || !nope_dim.is_multiple_of(2)
+            || !value_dim.is_multiple_of(2)
+        {
+            let what = format!("{heads} heads of {nope_dim} and {value_dim} of latents of {kv_rank}");
+            return launch_mismatch(device, "latent_expand", what);
+        }
+        let tables = Address(expanded.tables(step));
+        device.launch(&KernelLaunch {
+            kernel: format!("latent_gather_{}", pool.shape.dtype),
+            grid: [word(positions), 1, 1],
+            threads: THREADS,
+            shared_bytes: 0,
+            arguments: vec![
+                Address(step.tables()),
+                U64(pool.layer_bytes() as u64),
+                size(*layer),
+                size(shape.cached()),
+                size(kv_rank),
+                size(pool.block_shift() as usize),
+                Address(*latents),
+                tables,
+                size(heads),
+                size(shape.query_dim()),
+            ],
+        })?;
+        Prepare { rows: positions, input: *latents, row_of: 0, norm: None, parts: None }
+            .launch(device, key, *prepared)?;
+        let values_begin = heads * shape.query_dim() * pool.shape.block_size;
+        let mut bytes = (positions * (pool.shape.position_bytes() + wanted.position_bytes())) as u64;
+        for (weights, before, width) in [(key, 0, shape.query_dim()), (value, values_begin, value_dim)] {
+            let arguments = vec![
+                tables,
+                U64(before as u64),
+                size(width),
+                size(pool.block_shift() as usize),
+                I32(i32::from(pool.shape.dtype == Dtype::Bf16)),
+            ];
+            let sizes = (positions, heads);
+            bytes +=
+                tensor_core_linear::multiply_heads(device, "expand", sizes, weights, *prepared, arguments)?;
+        }
+        Ok(bytes)
     }
 }
 

@@ -19,7 +19,7 @@ use super::kernels::{
     AddNormed, DeviceTensor, Embed, FillKv, GateUp, Head, JoinState, NormQkv, ProjectAdd, Tuning,
 };
 use super::latent::{
-    DeviceRows, FinishLatent, HeadProduct, LatentAttention, LatentCut, LatentDown,
+    DeviceRows, ExpandLatents, FinishLatent, HeadProduct, LatentAttention, LatentCut, LatentDown,
     MAX_WIDTH as MAX_LATENT_WIDTH, TurnQueries,
 };
 use super::peers::{NO_TOKEN, PeerBuffer};
@@ -27,7 +27,7 @@ use super::step::{Pool, Scratch, StepState};
 use super::tensor_core_linear::{self, TiledWorkspace};
 use crate::engine::native::operations::{
     AttentionShape, AttentionWeights, DraftWeights, Embedding, ExpertMlp, ExpertWeights, ExpertsMet,
-    FusedLayout, Gate, LatentWeights, LinearPart, Operations, PoolShape, StepLaunch,
+    FusedLayout, Gate, LatentForm, LatentShape, LatentWeights, LinearPart, Operations, PoolShape, StepLaunch,
 };
 use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::ranks::Rank;
@@ -490,6 +490,14 @@ impl<D: Device> Operations for CudaOperations<D> {
         Ok(DeviceTensor { memory: self.device.allocate(4 * rows * width)?, rows, width })
     }
 
+    fn expanded_pool(&mut self, shape: &LatentShape, latents: &Pool<D>) -> Result<Pool<D>, EngineError> {
+        self.pool(shape.expanded_pool(&latents.shape))
+    }
+
+    fn set_width(buffer: &mut DeviceTensor<D>, width: usize) {
+        buffer.width = width;
+    }
+
     fn pool(&mut self, shape: PoolShape) -> Result<Pool<D>, EngineError> {
         if !shape.block_size.is_power_of_two() {
             return super::super::refuse(
@@ -724,28 +732,62 @@ impl<D: Device> Operations for CudaOperations<D> {
         shape: &AttentionShape,
         weights: &LatentWeights<Self>,
         _ropes: &RopeTables,
+        form: LatentForm,
         compressed: &DeviceTensor<D>,
         query: &mut DeviceTensor<D>,
     ) -> Result<(), EngineError> {
         let own = weights.shape;
+        let count = rows.len();
         let mut queries = DeviceRows::of(compressed);
         if let Some((_, projection)) = &weights.query {
-            let workspace = self.tiled_workspace(rows.len(), projection)?;
-            let sums = self.sums_workspace(rows.len(), projection.outputs)?;
-            let rows = rows.len();
-            let up = LatentDown { rows, input: compressed, norm: None, weights: projection, sums, workspace };
+            let workspace = self.tiled_workspace(count, projection)?;
+            let sums = self.sums_workspace(count, projection.outputs)?;
+            let (input, weights) = (compressed, projection);
+            let up = LatentDown { rows: count, input, norm: None, weights, sums, workspace };
             self.moved += up.launch(&mut self.device, self.tuning)?;
             queries = DeviceRows { address: sums, width: projection.outputs };
         }
-        self.product_by_head(
-            rows.len(),
-            own.heads,
-            &weights.key_up,
-            (queries, own.query_dim()),
-            (query, own.cached()),
-        )?;
-        TurnQueries { rows: rows.len(), attention: shape, shape: own, queries, step: &self.step, out: query }
+        if form == LatentForm::Absorbed {
+            let (from, to) = ((queries, own.query_dim()), (&*query, own.cached()));
+            self.product_by_head(count, own.heads, &weights.key_up, from, to)?;
+        }
+        let step = &self.step;
+        TurnQueries { rows: count, attention: shape, shape: own, queries, step, form, out: query }
             .launch(&mut self.device)
+    }
+
+    fn can_expand(&self, rows: &Rows, weights: &LatentWeights<Self>, pool: &Pool<D>) -> bool {
+        let matrices = [&weights.key, &weights.value_up];
+        ExpandLatents::fits(rows, &weights.shape, matrices, &pool.shape, self.tuning)
+    }
+
+    fn latent_expand(
+        &mut self,
+        rows: &Rows,
+        weights: &LatentWeights<Self>,
+        layer: usize,
+        pool: &Pool<D>,
+        expanded: &mut Pool<D>,
+    ) -> Result<(), EngineError> {
+        let blocks = rows.tables.len();
+        let positions = blocks * pool.shape.block_size;
+        let latents = self.sums_workspace(positions, weights.shape.kv_rank)?;
+        let room = tensor_core_linear::prepared_bytes(&weights.key, positions);
+        self.grow(|space| &mut space.prepared, room, &[])?;
+        let kernel = ExpandLatents {
+            blocks,
+            shape: weights.shape,
+            key: &weights.key,
+            value: &weights.value_up,
+            step: &self.step,
+            pool,
+            layer,
+            expanded,
+            latents,
+            prepared: self.workspace.prepared.address(),
+        };
+        self.moved += kernel.launch(&mut self.device)?;
+        Ok(())
     }
 
     fn latent_value(
@@ -782,7 +824,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         if PrefillAttention::<D>::fits(rows, &pool.shape, self.tuning) {
             let (splits, words) = PrefillAttention::splits(&self.device, rows, shape, longest, self.tuning);
             if splits > 1 {
-                self.splits_workspace(rows.len() * shape.heads * splits, shape.head_dim, words)?;
+                self.splits_workspace(rows.len() * shape.heads * splits, shape.value_dim, words)?;
             }
             let space = &self.workspace;
             let kernel = PrefillAttention {

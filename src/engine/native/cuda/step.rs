@@ -19,6 +19,8 @@ pub struct Pool<D: Device> {
     pub shape: PoolShape,
     blocks_per_slab: usize,
     slabs: Vec<D::Memory>,
+    /// Where all blocks lie, of a pool whose blocks are taken in order.
+    in_order: Scratch<D>,
 }
 
 impl<D: Device> Pool<D> {
@@ -26,7 +28,7 @@ impl<D: Device> Pool<D> {
     #[must_use]
     pub fn new(shape: PoolShape) -> Self {
         let blocks = usize::try_from(SLAB_BYTES / shape.block_bytes().0.max(1)).unwrap_or(1).clamp(1, 256);
-        Self { shape, blocks_per_slab: blocks, slabs: Vec::new() }
+        Self { shape, blocks_per_slab: blocks, slabs: Vec::new(), in_order: Scratch::default() }
     }
 
     /// Sees to it that blocks `0..blocks` exist.
@@ -37,8 +39,22 @@ impl<D: Device> Pool<D> {
         while self.slabs.len() * self.blocks_per_slab < blocks {
             let bytes = self.blocks_per_slab * self.block_bytes();
             self.slabs.push(device.allocate(bytes)?);
+            if self.shape.consecutive {
+                let blocks = (0..).take(self.slabs.len() * self.blocks_per_slab);
+                let addresses: Vec<u8> = blocks.flat_map(|block| self.address(block).to_le_bytes()).collect();
+                self.in_order.grow(device, addresses.len(), &[])?;
+                if let Some(memory) = self.in_order.memory() {
+                    device.upload(memory, 0, &addresses)?;
+                }
+            }
         }
         Ok(())
+    }
+
+    /// Where the addresses of the blocks of a step lie.
+    #[must_use]
+    pub fn tables(&self, step: &StepState<D>) -> u64 {
+        if self.shape.consecutive { self.in_order.address() } else { step.tables() }
     }
 
     /// Bytes of a block over all layers.

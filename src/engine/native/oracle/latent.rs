@@ -2,7 +2,7 @@
 
 use super::{Fault, Oracle, PlainBuffer, PlainPool, as_multiplied, bytes_of, dot, normed, to_f32};
 use crate::engine::native::kv_format;
-use crate::engine::native::operations::{AttentionShape, LatentShape, LatentWeights, LinearPart};
+use crate::engine::native::operations::{AttentionShape, LatentForm, LatentShape, LatentWeights, LinearPart};
 use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::rope::{RopeTables, rotate};
 
@@ -36,7 +36,7 @@ impl Oracle {
             if let Some((cosines, sines)) = ropes.at(shape.rope, rows.positions[row] as usize) {
                 rotate(&mut kept[kv_rank..], cosines, sines);
             }
-            let place = pool.place(rows.slot(row), 0);
+            let [place, _] = pool.places(rows.slot(row), 0);
             let cache = &mut pool.layers[layer][0][place];
             cache.copy_from_slice(&kept);
             kv_format::keep(cache, pool.shape.dtype, kv_format::scale_of(&kept));
@@ -46,12 +46,14 @@ impl Oracle {
         self.moved += (4 * norms + written) as u64;
     }
 
+    #[expect(clippy::too_many_arguments, reason = "one fused operation")]
     pub(super) fn queries_of_latents(
         &mut self,
         rows: &Rows,
         shape: &AttentionShape,
         weights: &LatentWeights<Self>,
         ropes: &RopeTables,
+        form: LatentForm,
         compressed: &PlainBuffer,
         query: &mut PlainBuffer,
     ) {
@@ -65,10 +67,21 @@ impl Oracle {
             None => inputs,
         };
         for (row, projected) in projected.iter().enumerate() {
-            let out = query.row_mut(row).chunks_exact_mut(own.cached());
-            let (latents, keys): (Vec<_>, Vec<_>) = out.map(|head| head.split_at_mut(kv_rank)).unzip();
+            // What meets the latent, and what meets the key.
+            let (wide, dim) = match form {
+                LatentForm::Absorbed => (kv_rank, own.cached()),
+                LatentForm::Expanded => (nope_dim, own.query_dim()),
+            };
+            let out = query.row_mut(row).chunks_exact_mut(dim);
+            let (unturned, keys): (Vec<_>, Vec<_>) = out.map(|head| head.split_at_mut(wide)).unzip();
             let of_heads = || projected.chunks_exact(own.query_dim());
-            by_head(&weights.key_up, of_heads().map(|head| &head[..nope_dim]), latents);
+            let parts = of_heads().map(|head| &head[..nope_dim]);
+            match form {
+                LatentForm::Absorbed => by_head(&weights.key_up, parts, unturned),
+                LatentForm::Expanded => {
+                    unturned.into_iter().zip(parts).for_each(|(out, part)| out.copy_from_slice(part));
+                }
+            }
             let turned = shape.rope.filter(|_| !self.is_faulty(Fault::LatentQuery));
             let angles = ropes.at(turned, rows.positions[row] as usize);
             for (key, head) in keys.into_iter().zip(of_heads()) {
@@ -78,7 +91,34 @@ impl Oracle {
                 }
             }
         }
-        self.moved += bytes_of(&weights.key_up);
+        if form == LatentForm::Absorbed {
+            self.moved += bytes_of(&weights.key_up);
+        }
+    }
+
+    pub(super) fn keys_and_values(
+        &mut self,
+        rows: &Rows,
+        weights: &LatentWeights<Self>,
+        (layer, pool): (usize, &PlainPool),
+        expanded: &mut PlainPool,
+    ) {
+        let LatentShape { heads, kv_rank, nope_dim, value_dim, .. } = weights.shape;
+        let [kept, _] = &pool.layers[layer];
+        for (block, slot) in rows.seen() {
+            let [place, _] = pool.places((rows.tables[block] as usize, slot), 0);
+            let (latent, turned) = kept[place].split_at(kv_rank);
+            for head in 0..heads {
+                let (mut key, mut value) = (vec![0.0; nope_dim], vec![0.0; value_dim]);
+                let of_key = if self.is_faulty(Fault::LatentExpand) { 0 } else { head };
+                by_head(&weights.key[of_key..=of_key], [latent], [key.as_mut_slice()]);
+                by_head(&weights.value_up[head..=head], [latent], [value.as_mut_slice()]);
+                key.extend_from_slice(turned);
+                expanded.write(0, (block, slot), head, [&key, &value]);
+            }
+            self.moved += (pool.shape.position_bytes() + expanded.shape.position_bytes()) as u64;
+        }
+        self.moved += bytes_of(&weights.key) + bytes_of(&weights.value_up);
     }
 }
 

@@ -130,6 +130,7 @@ fn norms_of_queries_and_keys_go_over_one_head_or_all() {
             value_dim: 2,
             block_size: 16,
             dtype: Dtype::F32,
+            consecutive: false,
         });
         let pool = pool.as_mut().unwrap();
         oracle.reserve(pool, 1).unwrap();
@@ -245,7 +246,15 @@ fn tiny() -> (AttentionShape, RopeTables) {
 }
 
 fn tiny_pool(oracle: &mut Oracle, dtype: Dtype) -> PlainPool {
-    let shape = PoolShape { layers: 2, kv_heads: 1, head_dim: 2, value_dim: 2, block_size: 16, dtype };
+    let shape = PoolShape {
+        layers: 2,
+        kv_heads: 1,
+        head_dim: 2,
+        value_dim: 2,
+        block_size: 16,
+        dtype,
+        consecutive: false,
+    };
     let mut pool = oracle.pool(shape).unwrap();
     oracle.reserve(&mut pool, 3).unwrap();
     pool
@@ -269,7 +278,7 @@ fn queries_and_keys_turn_by_their_position_and_values_do_not() {
     let (sine, cosine) = 2f64.sin_cos();
     let turned = [cosine + sine, sine - cosine];
     assert_close(&query.values, &turned);
-    let place = pool.place((2, 2), 0);
+    let [place, _] = pool.places((2, 2), 0);
     assert_close(&pool.layers[1][0][place.clone()], &turned);
     assert_eq!(pool.layers[1][1][place.clone()], [1.0, -1.0]);
     assert!(pool.layers[0][0].iter().all(|x| x.is_nan()), "the other layer was not written");
@@ -295,18 +304,25 @@ fn a_pool_keeps_what_its_dtype_can_hold() {
     ] {
         let mut pool = tiny_pool(&mut oracle, dtype);
         pool.write(0, (1, 3), 0, [&key, &[2.0, 3.0]]);
-        let place = pool.place((1, 3), 0);
+        let [place, _] = pool.places((1, 3), 0);
         assert_eq!(pool.layers[0][0][place.clone()], kept);
         assert_eq!(pool.layers[0][1][place], [2.0, 3.0]);
     }
     // Each vector has its own scale: 127 is the largest of it.
     let mut pool = tiny_pool(&mut oracle, Dtype::Int8);
     pool.write(0, (1, 3), 0, [&[0.5, -127.0], &[2.0, 0.25]]);
-    let place = pool.place((1, 3), 0);
+    let [place, _] = pool.places((1, 3), 0);
     assert_eq!(pool.layers[0][0][place.clone()], [0.0, -127.0]);
     assert_close(&pool.layers[0][1][place], &[2.0, 16.0 * 2.0 / 127.0]);
-    let shape =
-        PoolShape { layers: 1, kv_heads: 1, head_dim: 2, value_dim: 2, block_size: 16, dtype: Dtype::Int4 };
+    let shape = PoolShape {
+        layers: 1,
+        kv_heads: 1,
+        head_dim: 2,
+        value_dim: 2,
+        block_size: 16,
+        dtype: Dtype::Int4,
+        consecutive: false,
+    };
     assert!(oracle.pool(shape).unwrap_err().to_string().contains("a KV cache in int4"));
 }
 

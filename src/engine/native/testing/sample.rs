@@ -357,9 +357,9 @@ fn with_latents(architecture: Architecture, block: usize, random: &mut ChaCha8Rn
     let latent = LatentAttention {
         q_rank: pick(&[None, Some((4 * random.random_range(3..=15_usize)).next_multiple_of(block))], random),
         kv_rank: pick(&[8, 16, 24, 40, 64, 104], random),
-        qk_nope_head_dim: pick(&[4, 12, 16, 36], random),
+        qk_nope_head_dim: pick(&[8, 12, 16, 40], random),
         qk_rope_head_dim: pick(&[8, 16, 24], random),
-        v_head_dim: pick(&[6, 16, 20], random),
+        v_head_dim: pick(&[6, 16, 24], random),
         scale: None,
     };
     let latent = LatentAttention {

@@ -77,7 +77,7 @@ const TENSOR_CORES: Bounds = Bounds {
     operation: on_tensor_cores,
     median: |operation, sample| match operation {
         // Every row is rounded otherwise, and not a few.
-        Operation::Attention | Operation::NormQkv | Operation::LatentDown => {
+        Operation::Attention | Operation::NormQkv | Operation::LatentDown | Operation::LatentExpand => {
             on_tensor_cores(operation, sample)
         }
         _ if sample.dtype == Dtype::F16 => on_tensor_cores(operation, sample),
@@ -91,7 +91,7 @@ fn on_tensor_cores(operation: Operation, sample: &Sample) -> f64 {
     let plain = operation_tolerance(operation, sample);
     match (operation, sample.dtype) {
         // K and V are seen through an attention.
-        (Operation::Attention | Operation::NormQkv | Operation::LatentDown, _)
+        (Operation::Attention | Operation::NormQkv | Operation::LatentDown | Operation::LatentExpand, _)
             if sample.kv_dtype != Dtype::F32 =>
         {
             plain.max(8e-3)

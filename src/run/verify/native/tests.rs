@@ -63,6 +63,7 @@ fn a_fault_of_one_operation_fails_the_check_of_that_operation() {
         Fault::Head,
         Fault::NormQkv,
         Fault::LatentQuery,
+        Fault::LatentExpand,
         Fault::LatentValue,
         Fault::DraftInput,
         Fault::Residual,
@@ -80,6 +81,7 @@ fn a_fault_of_one_operation_fails_the_check_of_that_operation() {
     assert_eq!(failing_operations(Fault::Head), ["head"]);
     assert_eq!(failing_operations(Fault::NormQkv), ["norm_qkv", "latent_down"]);
     assert_eq!(failing_operations(Fault::LatentQuery), ["latent_query"]);
+    assert_eq!(failing_operations(Fault::LatentExpand), ["latent_expand"]);
     assert_eq!(failing_operations(Fault::LatentValue), ["latent_value"]);
     assert_eq!(failing_operations(Fault::DraftInput), ["draft_input"]);
     assert_eq!(
@@ -89,7 +91,7 @@ fn a_fault_of_one_operation_fails_the_check_of_that_operation() {
     );
     assert_eq!(
         failing_operations(Fault::Attention),
-        ["norm_qkv", "attention", "latent_down"],
+        ["norm_qkv", "attention", "latent_down", "latent_expand"],
         "K and V are seen through it"
     );
     // What one of the three gives is seen through the next, and through nothing else.

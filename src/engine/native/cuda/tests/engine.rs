@@ -443,6 +443,9 @@ fn the_memory_of_a_prefill_is_what_is_predicted() {
         ("minimax-m2", Dtype::Bf16),
         ("gemma2", Dtype::Bf16),
         ("olmo2", Dtype::F32),
+        ("deepseek-v2", Dtype::Bf16),
+        ("deepseek-v3", Dtype::F16),
+        ("deepseek-v3", Dtype::F32),
         ("llama-gqa", Dtype::Q8_0),
         ("qwen3", Dtype::Q4_0),
     ] {

@@ -90,8 +90,15 @@ impl Steps {
         let mut device = Emulated::new(seed);
         device.multiprocessors = 100;
         let (head_dim, value_dim) = (shape.head_dim, 0);
-        let mut pool =
-            Pool::new(PoolShape { layers: LAYERS, kv_heads: 1, head_dim, value_dim, block_size, dtype });
+        let mut pool = Pool::new(PoolShape {
+            layers: LAYERS,
+            kv_heads: 1,
+            head_dim,
+            value_dim,
+            block_size,
+            dtype,
+            consecutive: false,
+        });
         let mut rows = Rows::new(block_size);
         let mut blocks = 0;
         for &(cached, brings) in lengths {

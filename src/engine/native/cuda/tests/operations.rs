@@ -302,6 +302,7 @@ pub(super) fn projection_by<O: Operations>(
         value_dim: 16,
         block_size: 16,
         dtype: kv_dtype(dtype),
+        consecutive: false,
     };
     let ropes = RopeTables::new(&sample.architecture).unwrap();
     let mut pool = operations.pool(shape).unwrap();
@@ -487,8 +488,15 @@ fn a_device_fills_k_and_v_as_the_host_does_to_the_bit() {
     for (dtype, seed) in dtypes.into_iter().zip([3, u64::MAX - 5, 1 << 40, 7, 8]) {
         // A block of threads draws 8,192 elements.
         for (kv_heads, head_dim) in [(3, 40), (5, 160)] {
-            let shape =
-                PoolShape { layers: 3, kv_heads, head_dim, value_dim: head_dim, block_size: 16, dtype };
+            let shape = PoolShape {
+                layers: 3,
+                kv_heads,
+                head_dim,
+                value_dim: head_dim,
+                block_size: 16,
+                dtype,
+                consecutive: false,
+            };
             let mut device = emulated(seed, SMALL);
             let mut pool = device.pool(shape).unwrap();
             device.reserve(&mut pool, 6).unwrap();
