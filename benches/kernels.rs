@@ -126,6 +126,7 @@ impl Layer {
             value_dim: a.head_dim,
             block_size: DEFAULT_BLOCK_SIZE,
             dtype: kv_dtype(self.dtype),
+            consecutive: false,
         };
         let mut pool = self.operations.pool(shape).unwrap();
         self.operations.reserve(&mut pool, blocks).unwrap();

@@ -166,11 +166,7 @@ impl Ledger {
         };
         let a = self.architecture();
         let keys = a.latent.map_or(0, |latent| {
-            let of_element = match dtype {
-                Dtype::F32 => 4,
-                Dtype::Bf16 | Dtype::F16 => 2,
-                _ => 1,
-            };
+            let of_element = if dtype == Dtype::F32 { 4 } else { 2 };
             (a.layers * a.heads * latent.qk_nope_head_dim * latent.kv_rank * of_element) as u64
         });
         let expanded = self.expanded_kv(shape, dtype).map_or(0, in_slabs);
@@ -183,14 +179,13 @@ impl Ledger {
         let latent = a.latent?;
         let dims = [latent.query_dim(), latent.v_head_dim];
         let tiled = dims.iter().zip(TILED_EXPANDED).all(|(dim, most)| dim.is_multiple_of(8) && *dim <= most);
-        let products = matches!(dtype, Dtype::Bf16 | Dtype::F16 | Dtype::Fp8 | Dtype::Int8);
         let cache = matches!(self.kv_dtype(), Dtype::Bf16 | Dtype::F16);
         let fewer = dims[0] + dims[1] < latent.kv_rank + latent.cached();
         let bytes = (2 * a.heads * (dims[0] + dims[1])) as u64;
         let positions = (shape.batch as u64).saturating_mul(shape.positions_after() as u64);
         let room = positions.saturating_mul(bytes) <= EXPANDED_BYTES && positions >= TILED_ROWS;
         let prompts = shape.phase == Phase::Prefill && shape.queries() >= TILED_QUERIES;
-        (tiled && products && cache && fewer && room && prompts).then_some(bytes)
+        (tiled && dtype != Dtype::F32 && cache && fewer && room && prompts).then_some(bytes)
     }
 }
 

@@ -249,7 +249,7 @@ pub struct Quality {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct OperationRow {
     /// `embed`, `norm_qkv`, `attention`, `output`, `gate_up`, `down`, `head`; of layers with experts `router`, `expert_gate_up`, `expert_down`;
-    /// of latent attention `latent_down`, `latent_query`, `latent_value`; of a layer that drafts `draft_input`; of ranks `all_reduce`.
+    /// of latent attention `latent_down`, `latent_query`, `latent_value`, `latent_expand`; of a layer that drafts `draft_input`; of ranks `all_reduce`.
     pub operation: String,
     pub calls: usize,
     pub time_ns: f64,

@@ -1,23 +1,31 @@
 //! Attention over latents on the emulated device, and products with a matrix for each head, against sums in f64 over every cut and tiling; the operations around
 //! them are compared with the oracle.
 
+use std::path::Path;
+
 use super::super::device::Device;
 use super::super::device_matrix::{Matrix, floats};
 use super::super::emulator::Emulated;
 use super::super::kernels::{DeviceTensor, Tuning};
-use super::super::latent::{DeviceRows, HeadProduct, LatentAttention, LatentCut};
-use super::super::operations::narrow_into;
+use super::super::latent::{DeviceRows, ExpandLatents, HeadProduct, LatentAttention, LatentCut};
+use super::super::operations::{CudaOperations, narrow_into};
 use super::super::step::{Pool, StepState};
 use super::super::tensor_core_linear::{TiledWorkspace, prepared_bytes};
 use super::SMALL;
 use crate::engine::EngineError;
-use crate::engine::native::operations::{AttentionShape, FusedLayout, LinearPart, PoolShape};
+use crate::engine::native::operations::{
+    AttentionShape, FusedLayout, LatentForm, LatentShape, LinearPart, Operation, PoolShape,
+};
+use crate::engine::native::oracle::Oracle;
 use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::random_kv;
 use crate::engine::native::rope::RopeTables;
-use crate::engine::native::testing::{Sample, worst};
+use crate::engine::native::testing::scenario::Script;
+use crate::engine::native::testing::{
+    Sample, Scenario, compare_operations, operations_alone, same_scenario, worst,
+};
 use crate::weights::{Packing, StoredMatrix};
-use hbmark_core::model::Dtype;
+use hbmark_core::model::{Dtype, parse_config};
 
 type Tensor = DeviceTensor<Emulated>;
 /// Rows on the host.
@@ -503,4 +511,75 @@ pub fn attention_is_right(seed: u64, tiled: bool, split: bool) -> bool {
     let tuning = Tuning { min_split: if split { 32 } else { 4096 }, ..tuning };
     let case = Attended::new(seed, shape(3, 40, 8), Dtype::Bf16, 16, &[(130, 2)], tuning, 1);
     case.is_ok_and(|case| case.error(causal) <= tolerance(case.cut))
+}
+
+/// Attention as wide as `DeepSeek`'s, over latents wide enough that prompts meet keys and values of their own.
+const WIDE_HEADS: &str = r#"{"model_type":"deepseek_v3","hidden_size":64,"num_hidden_layers":2,"num_attention_heads":3,"num_key_value_heads":3,
+    "q_lora_rank":24,"kv_lora_rank":160,"qk_nope_head_dim":128,"qk_rope_head_dim":64,"v_head_dim":128,"intermediate_size":96,"vocab_size":199,
+    "max_position_embeddings":256,"first_k_dense_replace":2,"n_routed_experts":4,"num_experts_per_tok":1,"moe_intermediate_size":32,
+    "n_shared_experts":1,"n_group":1,"topk_group":1,"rms_norm_eps":1e-5,"rope_theta":10000.0,"hidden_act":"silu","tie_word_embeddings":false}"#;
+
+#[test]
+fn prompts_over_latents_are_expanded_to_heads_of_their_own() {
+    let architecture = parse_config(WIDE_HEADS, Path::new("written here")).unwrap();
+    // A prompt of two tiles of queries beside the beginning of another; the rest of that; a few more tokens of the first, which meet latents; decode.
+    let scripts = [vec![70, 0, 9, 1], vec![2, 60, 1, 1]].map(|brings| Script { cached: 0, brings });
+    let tuning = Tuning { min_prefill_rows: 2, ..SMALL };
+    for (seed, dtype) in (0..).zip([Dtype::Bf16, Dtype::F16, Dtype::Int8]) {
+        let kv_dtype = if dtype == Dtype::F16 { Dtype::F16 } else { Dtype::Bf16 };
+        let sample = Sample { architecture: architecture.clone(), dtype, kv_dtype, seed };
+        let scenario = Scenario::new(&scripts, 16, 199, seed);
+        let operations = || CudaOperations::with_tuning(Emulated::new(seed), tuning);
+        let forms: Vec<LatentForm> = scenario
+            .steps
+            .iter()
+            .map(|rows| LatentShape::of(&sample.architecture, 0).unwrap().form(rows))
+            .collect();
+        let (expanded, absorbed) = (LatentForm::Expanded, LatentForm::Absorbed);
+        assert_eq!(forms, [expanded, expanded, absorbed, absorbed]);
+
+        let error = same_scenario(operations(), Oracle::new(), &sample, &scenario).unwrap();
+        assert!(error <= 2e-2, "{dtype}: {error:.1e}");
+        let found = operations_alone(&mut operations(), &sample, &scenario).unwrap();
+        let wanted = operations_alone(&mut Oracle::new(), &sample, &scenario).unwrap();
+        let errors = compare_operations(&found, &wanted);
+        let expanded = errors.iter().find(|error| error.operation == Operation::LatentExpand);
+        let expanded = expanded.expect("the device expands");
+        assert!(expanded.worst <= ROUNDED && expanded.median > 0.0, "{dtype}: {expanded:?}");
+    }
+}
+
+#[test]
+fn what_has_no_kernel_or_no_room_is_not_expanded() {
+    let architecture = parse_config(WIDE_HEADS, Path::new("written here")).unwrap();
+    let shape = LatentShape::of(&architecture, 0).unwrap();
+    let tuning = Tuning { min_prefill_rows: 2, ..SMALL };
+    let mut device = Emulated::new(1);
+    let mut matrix = |packing, rows| {
+        let stored =
+            StoredMatrix::from_f32_rows(rows, shape.kv_rank, &vec![0.0; rows * shape.kv_rank], packing);
+        Matrix::new(&mut device, &[LinearPart { matrix: stored, bias: None }], FusedLayout::Stacked).unwrap()
+    };
+    let [bf16, f32] =
+        [Packing::Bf16, Packing::F32].map(|packing| matrix(packing, shape.heads * shape.nope_dim));
+    let prompt = |tokens: usize| {
+        let mut rows = Rows::new(16);
+        let table: Vec<u32> = (0..).take(tokens.div_ceil(16)).collect();
+        rows.push(&vec![0; tokens], 0, &table);
+        rows
+    };
+    let fits = |rows: &Rows, weights: &Matrix<Emulated>, shape: &LatentShape, dtype| {
+        let pool = PoolShape::of(&architecture, 16, dtype);
+        ExpandLatents::fits(rows, shape, [weights, weights], &pool, tuning)
+    };
+    assert!(fits(&prompt(64), &bf16, &shape, Dtype::Bf16));
+    assert!(!fits(&prompt(64), &bf16, &shape, Dtype::F32), "a cache in f32");
+    assert!(!fits(&prompt(64), &f32, &shape, Dtype::Bf16), "weights in f32");
+    assert!(!fits(&prompt(1), &bf16, &shape, Dtype::Bf16), "one token");
+    let wide = LatentShape { value_dim: 136, ..shape };
+    assert!(!fits(&prompt(64), &bf16, &wide, Dtype::Bf16), "wider heads than there are kernels for");
+    // 128 heads of 320 elements of 16 bits: 26,214 positions are 2 GiB.
+    let large = LatentShape { heads: 128, ..shape };
+    assert!(fits(&prompt(26_208), &bf16, &large, Dtype::Bf16));
+    assert!(!fits(&prompt(26_224), &bf16, &large, Dtype::Bf16));
 }
