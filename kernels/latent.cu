@@ -121,7 +121,7 @@ __device__ inline void latent_gather(const unsigned long long* tables, unsigned 
     launch_dependents();
     wait_for_dependency();
     const int position = blockIdx.x, block = position >> block_shift, slot = position & ((1 << block_shift) - 1), rope = width - latent;
-    const T* from = (const T*)(tables[block] + layer * layer_bytes) + (size_t)slot * width;
+    const T* from = in_global((const T*)(tables[block] + layer * layer_bytes) + (size_t)slot * width);
     for (int i = threadIdx.x; i < latent; i += THREADS) latents[(size_t)position * latent + i] = widen(from[i]);
     for (int i = threadIdx.x; i < heads * rope; i += THREADS) {
         const int head = i / rope, element = i % rope;

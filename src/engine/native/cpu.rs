@@ -251,7 +251,7 @@ impl Operations for CpuOperations {
             let packed = PackedMatrix::new(&mut self.arena, &part.matrix, |bytes, panel_bytes| {
                 let panels = bytes.len() / panel_bytes.max(1);
                 let bytes = DisjointSlice::new(bytes);
-                team.run(&|worker: &Worker<'_>| {
+                team.run_on_all(&|worker: &Worker<'_>| {
                     let own = owned(worker.index, worker.count, panels);
                     // SAFETY: members own different panels.
                     unsafe { bytes.part(own.start * panel_bytes..own.end * panel_bytes) }.fill(0);
@@ -328,7 +328,7 @@ impl Operations for CpuOperations {
         if !new.is_empty() {
             // Each member touches its own part, so that the memory is local to it.
             let pool = &*pool;
-            self.team.run(&|worker: &Worker<'_>| {
+            self.team.run_on_all(&|worker: &Worker<'_>| {
                 worker.parallel_for(PREPARE, pool.pages(&new), |page| pool.touch(&new, page));
             });
         }

@@ -90,6 +90,15 @@ impl Attendance {
         !self.is_present()
     }
 
+    /// Has a member that takes no part come back now. Whether it took none.
+    pub fn recall(&mut self) -> bool {
+        let absent = self.pause.until.take().is_some();
+        if absent {
+            self.look(Instant::now());
+        }
+        absent
+    }
+
     /// Whether a member that takes no part comes back.
     pub fn returns(&mut self, now: Instant) -> bool {
         let returns = self.pause.ends(now);
