@@ -396,8 +396,8 @@ fn feed_forward_alone<O: Operations>(
     Ok(step)
 }
 
-/// What the operations of a layer of latent attention leave behind the first one; K and V of the expanded form are seen through an attention. Of a step
-/// that is not expanded there is nothing of that.
+/// What the operations of a layer of latent attention leave behind the first one; K and V of the expanded form are seen through an attention. Where
+/// a device does not have that there is nothing of it.
 fn latents_alone<O: Operations>(
     operations: &mut O,
     (layer, weights): (&LayerWeights<O>, &LatentWeights<O>),
@@ -414,7 +414,7 @@ fn latents_alone<O: Operations>(
     let of_absorbed = operations.read(&values, count)?;
 
     let (mut made, mut of_expanded) = (Vec::new(), Vec::new());
-    if weights.shape.form(rows) == LatentForm::Expanded && operations.can_expand(rows, weights, pool) {
+    if operations.can_expand(rows, weights, pool) {
         let given = activations(operations, rows, (ropes, pool), weights.shape.compressed_width(), 5)?;
         let noise = activations(operations, rows, (ropes, pool), shape.query_width(), 2)?;
         let mut expanded = operations.expanded_pool(&weights.shape, pool)?;
