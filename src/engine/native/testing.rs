@@ -303,10 +303,16 @@ pub fn operation_errors<A: Operations, B: Operations>(
 /// Compares what [`operations_alone`] gave for two implementations.
 #[must_use]
 pub fn compare_operations(found: &Outputs, reference: &Outputs) -> Vec<OperationError> {
-    // The reference has what a device need not have.
-    let both = found.iter().zip(reference).filter(|((_, found), _)| !found.is_empty());
-    both.map(|((operation, found), (_, reference))| OperationError::new(*operation, found, reference))
-        .collect()
+    let both = found.iter().zip(reference).filter_map(|((operation, found), (_, reference))| {
+        if found.len() != reference.len() {
+            return Some(OperationError::new(*operation, found, reference));
+        }
+        // The reference has what a device need not have.
+        let rows = found.iter().zip(reference).filter(|(found, _)| !found.is_empty());
+        let (found, reference): (Vec<_>, Vec<_>) = rows.map(|(a, b)| (a.clone(), b.clone())).unzip();
+        (!found.is_empty()).then(|| OperationError::new(*operation, &found, &reference))
+    });
+    both.collect()
 }
 
 fn pool_of<O: Operations>(
@@ -397,7 +403,7 @@ fn feed_forward_alone<O: Operations>(
 }
 
 /// What the operations of a layer of latent attention leave behind the first one; K and V of the expanded form are seen through an attention. Where
-/// a device does not have that there is nothing of it.
+/// a device does not have that its rows are empty.
 fn latents_alone<O: Operations>(
     operations: &mut O,
     (layer, weights): (&LayerWeights<O>, &LatentWeights<O>),
@@ -413,7 +419,8 @@ fn latents_alone<O: Operations>(
     operations.latent_value(rows, weights, &attended, &mut values)?;
     let of_absorbed = operations.read(&values, count)?;
 
-    let (mut made, mut of_expanded) = (Vec::new(), Vec::new());
+    let nothing = vec![Vec::new(); count];
+    let (mut made, mut of_expanded) = (nothing.clone(), nothing);
     if operations.can_expand(rows, weights, pool) {
         let given = activations(operations, rows, (ropes, pool), weights.shape.compressed_width(), 5)?;
         let noise = activations(operations, rows, (ropes, pool), shape.query_width(), 2)?;

@@ -147,8 +147,14 @@ fn every_dtype_of_a_mixture_generates_what_it_does_on_the_cpu() {
     for name in MIXTURES {
         let model = model(name);
         for dtype in [Dtype::Bf16, Dtype::F16, Dtype::Int8] {
-            let (mut found, mut wanted) = (emulated(&model, dtype, 5), on_cpu(&model, dtype));
-            assert_equal_scripted(&mut found, &mut wanted, tokens(18, 1));
+            let mut found = emulated(&model, dtype, 5);
+            if model.architecture.latent.is_some() {
+                // A CPU expands the latents of prompts, and rounds other values then.
+                let mut wanted = NativeSession::load(Oracle::new(), &model, dtype, 16, &mut |_| {}).unwrap();
+                assert_equal_scripted(&mut found, &mut wanted, tokens(18, 1));
+            } else {
+                assert_equal_scripted(&mut found, &mut on_cpu(&model, dtype), tokens(18, 1));
+            }
         }
         // The CPU sums in another order than both.
         let mut wanted = NativeSession::load(Oracle::new(), &model, Dtype::Fp8, 16, &mut |_| {}).unwrap();
