@@ -489,6 +489,11 @@ pub fn operations_alone<O: Operations>(
         operations.attention(rows, shape, layer.window, sinks, 0, &query, &pool, &mut attended)?;
         step.push((Operation::Attention, operations.read(&attended, count)?));
 
+        if let Projections::Latent(weights) = &layer.attention {
+            step.append(&mut latents_alone(operations, (layer, weights), rows, &ropes, &pool)?);
+            operations.begin(rows, &ropes, &pool)?;
+        }
+
         let mut made = operations.buffer(count, shape.query_width())?;
         let projected = match &layer.attention {
             Projections::Heads(weights) => {
@@ -529,9 +534,6 @@ pub fn operations_alone<O: Operations>(
         operations.attention(rows, shape, layer.window, sinks, 0, &query, &pool, &mut attended)?;
         step.push((projected, operations.read(&attended, count)?));
 
-        if let Projections::Latent(weights) = &layer.attention {
-            step.append(&mut latents_alone(operations, (layer, weights), rows, &ropes, &pool)?);
-        }
         let mut out = activations(operations, rows, (&ropes, &pool), widths.hidden, 4)?;
         let values = activations(operations, rows, (&ropes, &pool), widths.values(), 2)?;
         operations.begin(rows, &ropes, &pool)?;
