@@ -30,7 +30,8 @@ fn the_emulated_device_passes_the_checks_of_a_gpu() {
     assert!(wrong.is_empty(), "{wrong:#?}");
     let count = |area| checks.iter().filter(|check| check.area == area).count();
     let areas = ["device memory", operations::AREA, steps::AREA, models::OUTPUTS, models::BYTES, "block"];
-    assert_eq!(areas.map(count), [8, 3 * (Operation::ALL.len() - 1), 31, 47, 11, 1]);
+    // No sums of ranks; and latents are expanded by a test of their own, which these samples are too few for.
+    assert_eq!(areas.map(count), [8, 3 * (Operation::ALL.len() - 2), 31, 47, 11, 1]);
 }
 
 /// The emulated device with a fault.
