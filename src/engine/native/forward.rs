@@ -400,13 +400,14 @@ impl<O: Operations> Forward<O> {
         rows: &Rows,
         pool: &O::Pool,
     ) -> Result<(), EngineError> {
-        let Some(Projections::Latent(weights)) = self.weights.layers.first().map(|layer| &layer.attention)
-        else {
-            return Ok(());
-        };
-        if operations.latent_form(rows, weights, pool) == LatentForm::Absorbed {
-            return Ok(());
-        }
+        // Layers may be stored in several formats, and a device has kernels for some.
+        let mut latents = self.weights.layers.iter().filter_map(|layer| match &layer.attention {
+            Projections::Latent(weights) => Some(weights),
+            Projections::Heads(_) => None,
+        });
+        let expands =
+            |weights: &&LatentWeights<O>| operations.latent_form(rows, weights, pool) == LatentForm::Expanded;
+        let Some(weights) = latents.find(expands) else { return Ok(()) };
         let expanded = match &mut self.expanded {
             Some(expanded) => expanded,
             None => self.expanded.insert(operations.expanded_pool(&weights.shape, pool)?),

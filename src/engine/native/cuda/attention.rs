@@ -358,9 +358,7 @@ fn known_dims(head_dim: usize, value_dim: usize, element_bytes: usize) -> Option
     let whole = [head_dim, value_dim].iter().all(|dim| dim.is_multiple_of(8));
     // Elements of one byte are widened in tiles that are alike.
     let alike = element_bytes > 1 || head_dim == value_dim;
-    let fits = |known: &[usize; 2]| {
-        head_dim <= known[0] && value_dim <= known[1] && (element_bytes > 1 || known[0] == known[1])
-    };
+    let fits = |known: &[usize; 2]| head_dim <= known[0] && value_dim <= known[1];
     PREFILL_DIMS.into_iter().find(fits).filter(|_| whole && alike)
 }
 
