@@ -1,5 +1,6 @@
 //! Records the git revision and the compiler; with the `cuda` feature compiles `kernels/*.cu` with nvcc.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 use std::sync::Mutex;
@@ -22,30 +23,25 @@ fn main() {
     }
 }
 
-/// Whether a product is younger than every file under `kernels/` and than this program: an edit in `src` compiles no kernel.
-fn is_current(product: &Path) -> bool {
-    let age = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
-    let Some(made) = age(product) else { return false };
-    let mut inputs = vec![PathBuf::from("build.rs")];
-    let mut folders = vec![PathBuf::from("kernels")];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).expect("kernels/ is part of the crate").flatten() {
-            let path = entry.path();
-            if path.is_dir() { folders.push(path) } else { inputs.push(path) }
-        }
-    }
-    inputs.iter().all(|input| age(input).is_some_and(|changed| changed < made))
-}
-
-/// The kernel files of a folder, in order.
-fn sources(folder: &str) -> Vec<PathBuf> {
-    let mut sources: Vec<PathBuf> = std::fs::read_dir(folder)
+/// The files of `kernels/` with this extension, in order.
+fn sources(extension: &str) -> Vec<PathBuf> {
+    let mut sources: Vec<PathBuf> = std::fs::read_dir("kernels")
         .expect("kernels/ is part of the crate")
         .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().is_some_and(|e| e == "cu"))
+        .filter(|path| path.extension().is_some_and(|e| e == extension))
         .collect();
     sources.sort();
     sources
+}
+
+/// A hash of the contents of the files and of how they are compiled. Times of files would not do: a fresh checkout has new ones.
+fn fingerprint(files: &[PathBuf], settings: &str) -> String {
+    let mut hasher = DefaultHasher::new();
+    settings.hash(&mut hasher);
+    for file in files {
+        std::fs::read(file).expect("kernels/ can be read").hash(&mut hasher);
+    }
+    format!("{:016x}", hasher.finish())
 }
 
 fn record(name: &str, value: Option<String>) {
@@ -90,17 +86,21 @@ fn compile_kernels() {
     let architectures = std::env::var("HBMARK_CUDA_ARCHS").unwrap_or(ARCHITECTURES.into());
     let without = std::env::var("HBMARK_CUDA_LINE_INFO").is_ok_and(|wanted| wanted == "0");
     let line_info = if without { None } else { Some("-lineinfo") };
-    // Products are kept per settings: those of others are no help.
-    let settings = format!("{architectures} {}", line_info.unwrap_or_default());
-    let stamp = out.join("architectures");
-    let same = std::fs::read_to_string(&stamp).is_ok_and(|last| last == settings);
-    let mut stale = sources("kernels");
-    stale.retain(|source| {
-        let name = source.file_stem().expect("a source has a name");
-        !(same && is_current(&out.join(name).with_extension("ptxas")))
-    });
+    let compiler = output(Command::new(&nvcc).arg("--version"));
+    let settings = format!("{architectures} {line_info:?} {compiler:?}");
+    let headers = sources("cuh");
+    let mut stale = Vec::new();
+    for source in sources("cu") {
+        let inputs = [headers.as_slice(), &[PathBuf::from("build.rs"), source.clone()]].concat();
+        let wanted = fingerprint(&inputs, &settings);
+        let stamp = out.join(source.file_stem().expect("a source has a name")).with_extension("inputs");
+        if std::fs::read_to_string(&stamp).is_ok_and(|last| last == wanted) {
+            continue;
+        }
+        stale.push((source, stamp, wanted));
+    }
     // Several at a time. Those that take minutes come first.
-    stale.sort_by_key(|source| !SLOW.iter().any(|slow| source.ends_with(slow)));
+    stale.sort_by_key(|(source, ..)| !SLOW.iter().any(|slow| source.ends_with(slow)));
     let jobs = std::env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1);
     let queue = Mutex::new(stale.into_iter());
     std::thread::scope(|scope| {
@@ -108,13 +108,15 @@ fn compile_kernels() {
             scope.spawn(|| {
                 loop {
                     let next = queue.lock().expect("a failure ends the process").next();
-                    let Some(source) = next else { return };
+                    let Some((source, stamp, inputs)) = next else { return };
+                    // Half a product must not pass for one of the last time.
+                    let _ = std::fs::remove_file(&stamp);
                     compile(&nvcc, &source, &out, &architectures, line_info);
+                    std::fs::write(stamp, inputs).expect("OUT_DIR can be written");
                 }
             });
         }
     });
-    std::fs::write(&stamp, settings).expect("OUT_DIR can be written");
 }
 
 fn find_nvcc() -> Option<PathBuf> {

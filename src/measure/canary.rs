@@ -4,10 +4,10 @@
 //! that the protocol rejects a block for a change of the machine and not for the canary's jitter.
 
 use super::probe::cpu::{Pass, instruction_sets, with_team};
-use super::probe::cpu_kernels::Walk;
 use super::probe::{ProbeError, usable_cores};
 use crate::engine::native::cpu::huge_pages::Pages;
 use hbmark_core::units::Bytes;
+use hbmark_cpu_kernels::memory::Walk;
 
 /// Fixed work whose time should never change.
 pub trait Canary {

@@ -4,7 +4,6 @@
 //! device kind.
 
 pub mod cpu;
-pub mod cpu_kernels;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 #[cfg(any(test, feature = "cuda"))]

@@ -11,7 +11,9 @@ use half::f16;
 
 use super::loading::{WeightsError, transposed};
 use super::safetensors::Source;
-use super::stored_matrix::{StoredData, StoredMatrix, e4m3, e8m0};
+use hbmark_cpu_kernels::{e4m3, e8m0};
+
+use super::stored_matrix::{StoredData, StoredMatrix};
 use hbmark_core::model::{
     Architecture, Dtype, Family, Format, Layout, ModuleStorage, NVFP4_GROUP, Quantization, Scales,
 };

@@ -5,14 +5,12 @@
 //! looking at those before. An engine may lay the arrays out again.
 
 mod columns;
-pub mod e2m1;
-pub mod e4m3;
-pub mod e8m0;
 mod pack;
 mod super_block;
 mod transposed;
 
 use half::{bf16, f16};
+use hbmark_cpu_kernels::{e2m1, e4m3, e8m0};
 
 use hbmark_core::model::{Dtype, Format, ModuleStorage, NVFP4_GROUP, Scales, TensorInfo};
 use hbmark_core::units::Bytes;

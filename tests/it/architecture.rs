@@ -37,9 +37,10 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 /// How imports of the workspace begin.
-const PREFIXES: [&str; 7] = [
+const PREFIXES: [&str; 8] = [
     "crate::",
     "hbmark_core::",
+    "hbmark_cpu_kernels::",
     "hbmark_traffic::",
     "hbmark_client::",
     "hbmark_report::",

@@ -4,10 +4,6 @@
 //! [`thread_team`]: rows are normed and rounded by all members (`packed_activations`), a barrier, panels of weights are streamed (`linear`), and
 //! the member that has the sums of a panel finishes them: adds, activates, stores.
 #![expect(unsafe_code, reason = "members write shared buffers at places that do not overlap")]
-#![expect(
-    clippy::inline_always,
-    reason = "a kernel gets its instruction set from the function it is inlined into; left to itself it would have none"
-)]
 
 mod attention;
 mod cache;
@@ -20,19 +16,21 @@ mod linear;
 mod lora;
 mod packed_activations;
 mod packed_matrix;
-pub mod simd;
 pub mod thread_team;
 
 use attention::{Attention, AttentionPlan};
-use cache::{Element, with_element};
+use cache::with_element;
 use experts::RoutedRows;
-use gates::{activated, bend};
+use gates::activated;
 use huge_pages::Arena;
 use lora::{Added, LoraDelta};
 use packed_activations::{InputShape, PackedActivations};
 use packed_matrix::PackedMatrix;
-use simd::LANES;
 use thread_team::{DisjointSlice, Team, Worker, owned};
+
+use hbmark_cpu_kernels::element::Element;
+use hbmark_cpu_kernels::elementwise::bend;
+use hbmark_cpu_kernels::simd::LANES;
 
 use super::adapters::LoraWeights;
 use super::kv_format;
@@ -49,9 +47,9 @@ use hbmark_core::model::Dtype;
 use hbmark_core::units::Bytes;
 
 pub use cache::CachePool;
+pub use hbmark_cpu_kernels::simd::InstructionSet;
 pub use kernel_choice::KernelChoice;
 pub use linear::FusedMatrix;
-pub use simd::InstructionSet;
 
 /// Phases of a job's shared work.
 const PREPARE: usize = 0;

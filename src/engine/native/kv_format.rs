@@ -5,14 +5,13 @@
 //! head, which lies in the block behind K and V. All implementations of the operations keep the same.
 
 use half::{bf16, f16};
+use hbmark_cpu_kernels::e4m3;
+pub use hbmark_cpu_kernels::element::LARGEST_CODE;
+use hbmark_cpu_kernels::element::int8_code;
 
 use super::refuse;
 use crate::engine::EngineError;
-use crate::weights::stored_matrix::e4m3;
 use hbmark_core::model::Dtype;
-
-/// The largest code of int8.
-pub const LARGEST_CODE: f32 = 127.0;
 
 /// Checks that a cache can be kept in a dtype.
 ///
@@ -56,13 +55,6 @@ pub fn inverse(scale: f32) -> f32 {
     if scale > 0.0 { 1.0 / scale } else { 0.0 }
 }
 
-/// The int8 code of an element that was multiplied with the inverse of its scale.
-#[must_use]
-#[expect(clippy::cast_possible_truncation, reason = "rounded and clamped before it is cast")]
-pub fn code(scaled: f32) -> i8 {
-    scaled.round_ties_even().clamp(-LARGEST_CODE, LARGEST_CODE) as i8
-}
-
 /// The elements of a vector as a cache in a dtype keeps them, in place; `scale` is that of int8.
 pub fn keep(vector: &mut [f32], dtype: Dtype, scale: f32) {
     match dtype {
@@ -72,7 +64,7 @@ pub fn keep(vector: &mut [f32], dtype: Dtype, scale: f32) {
         Dtype::Int8 => {
             let inverse = inverse(scale);
             for x in vector {
-                *x = f32::from(code(*x * inverse)) * scale;
+                *x = f32::from(int8_code(*x * inverse)) * scale;
             }
         }
         _ => {}

@@ -14,8 +14,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
+use hbmark_cpu_kernels::memory::{self, Prefetch, Stores, Walk};
 
-use super::cpu_kernels::{self, Prefetch, Stores, Walk};
 use super::{MIN_REPETITIONS, ProbeConfig, ProbeError, spread};
 use crate::engine::native::cpu::huge_pages::Pages;
 use crate::engine::native::cpu::thread_team::{Team, Worker, owned, pin};
@@ -68,22 +68,22 @@ impl Pass {
             // Neither zero nor constant: such pages can be merged or compressed by the system below.
             Self::Touch => part.iter_mut().enumerate().for_each(|(i, word)| *word = (i + 1) as f32),
             Self::Read { set, walk } => {
-                black_box(cpu_kernels::read(set, walk, black_box(part)));
+                black_box(memory::read(set, walk, black_box(part)));
             }
             Self::ReadSlice { set, walk, slice } => {
                 let slice = owned(slice % SLICES, SLICES, part.len());
-                black_box(cpu_kernels::read(set, walk, black_box(&part[slice])));
+                black_box(memory::read(set, walk, black_box(&part[slice])));
             }
             Self::Copy { set, stores } => {
                 let half = part.len() / 2;
                 let (from, to) = part.split_at_mut(half);
-                cpu_kernels::copy(set, stores, from, black_box(&mut to[..half]));
+                memory::copy(set, stores, from, black_box(&mut to[..half]));
             }
             Self::Triad { set, stores } => {
                 let third = part.len() / 3;
                 let (a, rest) = part.split_at_mut(third);
                 let (b, c) = rest.split_at(third);
-                cpu_kernels::triad(set, stores, black_box(a), b, &c[..third], 3.0);
+                memory::triad(set, stores, black_box(a), b, &c[..third], 3.0);
             }
         }
     }

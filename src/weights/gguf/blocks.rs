@@ -16,8 +16,9 @@ use half::{bf16, f16};
 use super::header::{FileTensor, GgufError, Header, file_shape, file_tensor};
 use super::{GgufModel, bad_file};
 use crate::weights::loading::{SizedFile, WeightsError};
-use crate::weights::stored_matrix::{BLOCK, Packing, StoredData, StoredMatrix, SuperBlock, e8m0};
+use crate::weights::stored_matrix::{BLOCK, Packing, StoredData, StoredMatrix, SuperBlock};
 use hbmark_core::model::{Family, TensorInfo};
+use hbmark_cpu_kernels::e8m0;
 
 /// Bytes read at once: large enough for full disk speed, small compared with any model.
 const BAND_BYTES: usize = 4 << 20;

@@ -9,8 +9,9 @@ use std::num::NonZeroUsize;
 
 use half::{bf16, f16};
 
-use super::{BLOCK, Packing, SUPER_BLOCK, StoredData, StoredMatrix, e2m1, e4m3, e8m0};
+use super::{BLOCK, Packing, SUPER_BLOCK, StoredData, StoredMatrix};
 use hbmark_core::model::NVFP4_GROUP;
+use hbmark_cpu_kernels::{e2m1, e4m3, e8m0};
 
 /// Below this many elements one thread is faster than several.
 const ELEMENTS_PER_THREAD: usize = 1 << 17;

@@ -10,121 +10,19 @@
 
 use std::ops::Range;
 
-use half::{bf16, f16};
+use hbmark_cpu_kernels::element::Element;
+use hbmark_cpu_kernels::simd::LANES;
 
 use super::huge_pages::Pages;
-use super::simd::{LANES, Simd};
 use crate::engine::EngineError;
 use crate::engine::native::kv_format;
 use crate::engine::native::operations::PoolShape;
-use crate::weights::stored_matrix::e4m3;
 
 /// Bytes of blocks that are mapped together.
 const SLAB_BYTES: usize = 32 << 20;
 
 /// What is touched at a time: the smallest page.
 const PAGE: usize = 4096;
-
-/// An element of the cache.
-pub trait Element: Copy + Send + Sync + 'static {
-    /// Each vector has a scale, by whose inverse elements are multiplied before they are narrowed.
-    const SCALED: bool = false;
-    /// Nearest element.
-    fn narrow(value: f32) -> Self;
-    /// The element as a number, before its vector's scale.
-    fn widen(self) -> f32;
-    /// Sixteen elements, widened.
-    ///
-    /// # Safety
-    /// As [`Simd::load`].
-    unsafe fn load<S: Simd>(from: *const Self) -> S::Floats;
-}
-
-impl Element for f32 {
-    #[inline(always)]
-    fn narrow(value: f32) -> Self {
-        value
-    }
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self
-    }
-    #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const Self) -> S::Floats {
-        // SAFETY: the caller's promise.
-        unsafe { S::load(from) }
-    }
-}
-
-impl Element for bf16 {
-    #[inline(always)]
-    fn narrow(value: f32) -> Self {
-        Self::from_f32(value)
-    }
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
-    #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const Self) -> S::Floats {
-        // SAFETY: the caller's promise; a bf16 is its 16 bits.
-        unsafe { S::load_bf16(from.cast()) }
-    }
-}
-
-impl Element for f16 {
-    #[inline(always)]
-    fn narrow(value: f32) -> Self {
-        Self::from_f32(value)
-    }
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
-    #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const Self) -> S::Floats {
-        // SAFETY: the caller's promise; an f16 is its 16 bits.
-        unsafe { S::load_f16(from.cast()) }
-    }
-}
-
-/// An element in fp8.
-#[derive(Debug, Clone, Copy)]
-#[repr(transparent)]
-pub struct E4m3(u8);
-
-impl Element for E4m3 {
-    #[inline(always)]
-    fn narrow(value: f32) -> Self {
-        Self(e4m3::from_f32(value))
-    }
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        e4m3::to_f32(self.0)
-    }
-    #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const Self) -> S::Floats {
-        // SAFETY: the caller's promise; no code that was narrowed is NaN.
-        unsafe { S::mul(S::load_e4m3(from.cast()), S::splat(e4m3::BELOW_F16)) }
-    }
-}
-
-impl Element for i8 {
-    const SCALED: bool = true;
-    #[inline(always)]
-    fn narrow(value: f32) -> Self {
-        kv_format::code(value)
-    }
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        f32::from(self)
-    }
-    #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const Self) -> S::Floats {
-        // SAFETY: the caller's promise.
-        unsafe { S::load_i8(from) }
-    }
-}
 
 /// Blocks of all layers.
 #[derive(Debug)]
@@ -354,7 +252,7 @@ macro_rules! with_element {
                 $body
             }
             hbmark_core::model::Dtype::Fp8 => {
-                type $element = crate::engine::native::cpu::cache::E4m3;
+                type $element = hbmark_cpu_kernels::element::E4m3;
                 $body
             }
             hbmark_core::model::Dtype::Int8 => {

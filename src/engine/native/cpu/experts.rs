@@ -11,6 +11,8 @@
 
 use std::ops::Range;
 
+use hbmark_cpu_kernels::simd::LANES;
+
 use super::super::operations::{
     ExpertGroups, ExpertMlp, ExpertScores, ExpertShape, ExpertWeights, MAX_EXPERT_GROUPS, SMALLEST_SUM,
 };
@@ -18,7 +20,6 @@ use super::gates::activated;
 use super::linear::{self, FusedMatrix, multiply_picked, panels_per_unit};
 use super::lora::Added;
 use super::packed_activations::PackedActivations;
-use super::simd::LANES;
 use super::thread_team::{DisjointSlice, Worker};
 use super::{CpuBuffer, CpuOperations, FINISH, MULTIPLY, PREPARE, bias_of, store_sums, valid_rows};
 

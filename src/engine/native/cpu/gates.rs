@@ -1,98 +1,14 @@
-//! What is done to sums elementwise: the gates of a feed-forward, and caps.
+//! The gates of a feed-forward over the panels of a fused matrix.
 //!
-//! Enters: sums of neighbouring panels of gate and up, or scores and logits. Leaves: their products, or the values bent towards a cap.
-#![expect(unsafe_code, reason = "vectors are loaded and stored through pointers")]
+//! Enters: sums of neighbouring panels of gate and up. Leaves: their products.
+#![expect(unsafe_code, reason = "kernels are compiled per instruction set")]
+
+use hbmark_cpu_kernels::elementwise::{clamped_swiglu_times, gelu_times, silu_times};
+use hbmark_cpu_kernels::simd::{InstructionSet, LANES};
 
 use super::linear::FusedMatrix;
-use super::simd::{InstructionSet, LANES, Simd, dispatch, exp, tanh};
 use super::{bias_of, valid_rows};
 use crate::engine::native::operations::{CLAMPED_SWIGLU_SLOPE, Gate};
-
-#[inline(always)]
-unsafe fn silu_gated<S: Simd>(gate: &[f32; LANES], up: &[f32; LANES], out: &mut [f32; LANES]) {
-    // SAFETY: sixteen elements each; the caller dispatched on an available set.
-    unsafe {
-        let minus_gate = S::mul(S::load(gate.as_ptr()), S::splat(-1.0));
-        S::store(out.as_mut_ptr(), exp::<S>(minus_gate));
-    }
-    for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-        *out = gate / (1.0 + *out) * up;
-    }
-}
-dispatch! {
-    /// `silu(gate) ∘ up`.
-    fn silu_times(gate: &[f32; LANES], up: &[f32; LANES], out: &mut [f32; LANES]) = silu_gated
-}
-
-#[inline(always)]
-unsafe fn gelu_gated<S: Simd>(gate: &[f32; LANES], up: &[f32; LANES], out: &mut [f32; LANES]) {
-    // 2 √(2/π), and the share of the cube.
-    const SLOPE: f32 = 1.595_769;
-    const CUBE: f32 = 0.044_715;
-    // SAFETY: sixteen elements each; the caller dispatched on an available set.
-    unsafe {
-        let x = S::load(gate.as_ptr());
-        let minus_slope = S::splat(-SLOPE);
-        let slope = S::mul_add(S::mul(minus_slope, S::splat(CUBE)), S::mul(x, x), minus_slope);
-        S::store(out.as_mut_ptr(), exp::<S>(S::mul(x, slope)));
-    }
-    for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-        *out = gate / (1.0 + *out) * up;
-    }
-}
-#[inline(always)]
-unsafe fn clamped_swiglu<S: Simd>(
-    gate: &[f32; LANES],
-    up: &[f32; LANES],
-    out: &mut [f32; LANES],
-    limit: f32,
-) {
-    // By comparisons: what is no number stays one.
-    let below = |x: f32| if x > limit { limit } else { x };
-    let gate = gate.map(below);
-    // SAFETY: sixteen elements; the caller dispatched on an available set.
-    unsafe {
-        let minus_slope = S::splat(-CLAMPED_SWIGLU_SLOPE);
-        S::store(out.as_mut_ptr(), exp::<S>(S::mul(S::load(gate.as_ptr()), minus_slope)));
-    }
-    for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-        let up = below(*up);
-        *out = gate / (1.0 + *out) * (if up < -limit { -limit } else { up } + 1.0);
-    }
-}
-dispatch! {
-    /// `(up + 1) ∘ gate ∘ sigmoid(1.702 gate)`, both clamped.
-    fn clamped_swiglu_times(
-        gate: &[f32; LANES],
-        up: &[f32; LANES],
-        out: &mut [f32; LANES],
-        limit: f32,
-    ) = clamped_swiglu
-}
-
-dispatch! {
-    /// `gelu(gate) ∘ up`, by tanh: `(1 + tanh(y)) / 2` is `1 / (1 + e^(−2y))`.
-    fn gelu_times(gate: &[f32; LANES], up: &[f32; LANES], out: &mut [f32; LANES]) = gelu_gated
-}
-
-#[inline(always)]
-unsafe fn bent<S: Simd>(values: &mut [f32], scale: f32, softcap: f32) {
-    let (whole, rest) = values.as_chunks_mut::<LANES>();
-    let mut last = [0.0; LANES];
-    last[..rest.len()].copy_from_slice(rest);
-    for chunk in whole.iter_mut().chain(std::iter::once(&mut last)) {
-        // SAFETY: sixteen elements; the caller dispatched on an available set.
-        unsafe {
-            let value = tanh::<S>(S::mul(S::load(chunk.as_ptr()), S::splat(scale)));
-            S::store(chunk.as_mut_ptr(), S::mul(value, S::splat(softcap)));
-        }
-    }
-    rest.copy_from_slice(&last[..rest.len()]);
-}
-dispatch! {
-    /// `softcap · tanh(scale · value)`.
-    pub(super) fn bend(values: &mut [f32], scale: f32, softcap: f32) = bent
-}
 
 /// `gate(gate) ∘ up` of neighbouring panels, which alternate from `first` on: the first column of each pair, its columns, their values. `adapt`
 /// changes gate and up, biases already added, before they meet.
@@ -123,7 +39,7 @@ pub(super) unsafe fn activated(
                 Gate::Silu => silu_times(set, &gate, &up, &mut product),
                 Gate::GeluTanh => gelu_times(set, &gate, &up, &mut product),
                 Gate::ClampedSwiglu { limit } => {
-                    clamped_swiglu_times(set, &gate, &up, &mut product, limit);
+                    clamped_swiglu_times(set, &gate, &up, &mut product, limit, CLAMPED_SWIGLU_SLOPE);
                 }
             }
         }

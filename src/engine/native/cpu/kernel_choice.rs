@@ -7,12 +7,13 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use hbmark_cpu_kernels::simd::InstructionSet;
+use hbmark_cpu_kernels::tiles::PackedFormat;
+
 use super::linear;
 use super::packed_activations::{InputShape, PackedActivations};
-use super::packed_matrix::{PackedFormat, PackedMatrix};
-use super::simd::InstructionSet;
+use super::packed_matrix::PackedMatrix;
 use crate::engine::EngineError;
-use crate::weights::stored_matrix::SuperBlock;
 
 /// Names an instruction set that all kernels are to use.
 const FORCED: &str = "HBMARK_CPU_KERNELS";
@@ -180,9 +181,9 @@ fn index(format: PackedFormat) -> usize {
         PackedFormat::Mxfp4 => 8,
         PackedFormat::Nvfp4 => 9,
         PackedFormat::Int4 { .. } => 10,
-        PackedFormat::Super(SuperBlock::Q4K) => 11,
-        PackedFormat::Super(SuperBlock::Q5K) => 12,
-        PackedFormat::Super(SuperBlock::Q6K) => 13,
+        PackedFormat::Q4K => 11,
+        PackedFormat::Q5K => 12,
+        PackedFormat::Q6K => 13,
     }
 }
 

@@ -5,15 +5,17 @@
 //! takes units of (head, a few panels), so that the matrix of a head is read once for all rows.
 #![expect(unsafe_code, reason = "members write shared buffers at places that do not overlap")]
 
+use hbmark_cpu_kernels::element::Element;
+use hbmark_cpu_kernels::simd::LANES;
+
 use super::super::operations::{AttentionShape, LatentShape, LatentWeights};
 use super::super::ragged_batch::Rows;
 use super::super::rope::{RopeTables, rotate};
-use super::cache::{Element, with_element};
+use super::cache::with_element;
 use super::kernel_choice::KernelChoice;
 use super::linear::{self, FusedMatrix, panels_per_unit};
 use super::lora::Added;
 use super::packed_activations::InputWriter;
-use super::simd::LANES;
 use super::thread_team::{DisjointSlice, Worker};
 use super::{
     CachePool, CpuBuffer, CpuOperations, FINISH, MULTIPLY, NORM, PREPARE, norm_factor, store_sums, valid_rows,

@@ -6,11 +6,12 @@
 //! its adapter and its input, so neither other rows nor the number of threads change a result.
 #![expect(unsafe_code, reason = "members write shared buffers at places that do not overlap")]
 
+use hbmark_cpu_kernels::simd::LANES;
+
 use super::super::adapters::LoraWeights;
 use super::linear::{self, FusedMatrix};
 use super::packed_activations::{InputShape, PackedActivations};
 use super::packed_matrix::PackedMatrix;
-use super::simd::LANES;
 use super::thread_team::{DisjointSlice, Worker};
 use super::{CpuBuffer, CpuOperations, Rows, valid_rows};
 

@@ -22,152 +22,70 @@
 //! Every format takes the bytes of the file it comes from and no more, but for rows and columns that are filled up to whole panels and blocks.
 
 use half::f16;
+use hbmark_cpu_kernels::simd::LANES;
+use hbmark_cpu_kernels::tiles::{self, GROUP, HEADER, PackedFormat, SUPER_HEADER, int4_scales};
+use hbmark_cpu_kernels::{e2m1, e4m3, e8m0};
 
 use super::huge_pages::{Arena, Region};
-use super::simd::LANES;
 use crate::engine::EngineError;
-use crate::weights::stored_matrix::{SUPER_BLOCK, SuperBlock, e2m1, e4m3, e8m0, scale_and_min};
+use crate::engine::native::operations::ACTIVATION_GROUP;
+use crate::weights::stored_matrix::{SUPER_BLOCK, SuperBlock, scale_and_min};
 use crate::weights::{StoredData, StoredMatrix};
 use hbmark_core::model::NVFP4_GROUP;
 
-/// Columns of integer weights that share one scale of the activations.
-pub const GROUP: usize = crate::engine::native::operations::ACTIVATION_GROUP;
-
-/// Columns between two headers of q8_0 and q4_0: two groups, so that every load is aligned.
-const Q_BLOCK: usize = 2 * GROUP;
-
-/// Bytes of a header: 32 values of f16.
-pub const HEADER: usize = 64;
-
-/// Where the codes of a block of 256 columns begin: behind 6-bit scales and two f16 ones of each row, or 16 scales of 8 bits.
-pub const SUPER_HEADER: usize = 4 * HEADER;
+const _: () = assert!(
+    GROUP == ACTIVATION_GROUP && tiles::NVFP4_GROUP == NVFP4_GROUP && tiles::SUPER_BLOCK == SUPER_BLOCK
+);
 
 /// A vector of four bytes of each row.
 const VECTOR: usize = 4 * LANES;
 
-/// How a packed matrix is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PackedFormat {
-    F32,
-    F16,
-    Bf16,
-    Int8,
-    /// `group`: columns that share a scale, which the rows of a panel share too; `None` for a scale of each row.
-    Fp8 {
-        group: Option<usize>,
-    },
-    Q8_0,
-    Q4_0,
-    Mxfp8,
-    Mxfp4,
-    Nvfp4,
-    /// `zeros`: with a zero beside each scale; otherwise all of them are 8.
-    Int4 {
-        group: usize,
-        zeros: bool,
-    },
-    Super(SuperBlock),
-}
-
-impl PackedFormat {
-    /// The packed format of a stored matrix.
-    fn of(stored: &StoredMatrix) -> Result<Self, EngineError> {
-        Ok(match &stored.data {
-            StoredData::F32(_) => Self::F32,
-            StoredData::F16(_) => Self::F16,
-            StoredData::Bf16(_) => Self::Bf16,
-            StoredData::Int8 { .. } => Self::Int8,
-            StoredData::Fp8 { block: None, .. } => Self::Fp8 { group: None },
-            StoredData::Fp8 { scales, block: Some([_, group]), .. } => {
-                if !group.is_multiple_of(2) || !panels_share_scales(scales, stored.columns.div_ceil(*group)) {
-                    return Err(EngineError::Unsupported {
-                        engine: "native".into(),
-                        what: format!("{} in columns of {group} whose scales differ within {LANES} rows", stored.storage()),
-                        why: "blocks must have a multiple of 16 rows and an even number of columns, such as 128 of each".into(),
-                    });
-                }
-                Self::Fp8 { group: Some(*group) }
-            }
-            StoredData::Q8_0 { .. } => Self::Q8_0,
-            StoredData::Q4_0 { .. } => Self::Q4_0,
-            StoredData::Mxfp8 { .. } => Self::Mxfp8,
-            StoredData::Mxfp4 { .. } => Self::Mxfp4,
-            StoredData::Nvfp4 { .. } => Self::Nvfp4,
-            StoredData::Int4 { zeros, group, .. } if group.is_multiple_of(GROUP) && *group > 0 => {
-                Self::Int4 { group: *group, zeros: zeros.iter().any(|zero| *zero != f16::from_f32(8.0)) }
-            }
-            StoredData::Int4 { group, .. } => {
+/// The packed format of a stored matrix.
+fn format_of(stored: &StoredMatrix) -> Result<PackedFormat, EngineError> {
+    Ok(match &stored.data {
+        StoredData::F32(_) => PackedFormat::F32,
+        StoredData::F16(_) => PackedFormat::F16,
+        StoredData::Bf16(_) => PackedFormat::Bf16,
+        StoredData::Int8 { .. } => PackedFormat::Int8,
+        StoredData::Fp8 { block: None, .. } => PackedFormat::Fp8 { group: None },
+        StoredData::Fp8 { scales, block: Some([_, group]), .. } => {
+            if !group.is_multiple_of(2) || !panels_share_scales(scales, stored.columns.div_ceil(*group)) {
                 return Err(EngineError::Unsupported {
                     engine: "native".into(),
-                    what: format!("int4 in groups of {group}"),
-                    why: format!("groups must be a multiple of {GROUP}"),
+                    what: format!("{} in columns of {group} whose scales differ within {LANES} rows", stored.storage()),
+                    why: "blocks must have a multiple of 16 rows and an even number of columns, such as 128 of each".into(),
                 });
             }
-            StoredData::Super { format, .. } if stored.columns.is_multiple_of(SUPER_BLOCK) => {
-                Self::Super(*format)
-            }
-            StoredData::Super { format, .. } => {
-                return Err(EngineError::Unsupported {
-                    engine: "native".into(),
-                    what: format!("{} in rows of {}", format.name(), stored.columns),
-                    why: format!("ggml keeps whole blocks of {SUPER_BLOCK}; choose q8_0 or q4_0"),
-                });
-            }
-        })
-    }
-
-    /// Columns that are packed together; a row is padded with zeros to a multiple.
-    fn block_columns(self) -> usize {
-        match self {
-            Self::F32 | Self::F16 => 1,
-            Self::Bf16 | Self::Fp8 { .. } | Self::Mxfp8 => 2,
-            Self::Int8 | Self::Mxfp4 | Self::Nvfp4 => GROUP,
-            Self::Q8_0 | Self::Q4_0 => Q_BLOCK,
-            Self::Int4 { group, .. } => group,
-            Self::Super(_) => SUPER_BLOCK,
+            PackedFormat::Fp8 { group: Some(*group) }
         }
-    }
-
-    /// Bytes of one block of columns of a panel.
-    fn block_bytes(self) -> usize {
-        let columns = self.block_columns();
-        match self {
-            Self::F32 | Self::Bf16 => 4 * LANES,
-            Self::F16 => 2 * LANES,
-            Self::Int8 | Self::Fp8 { .. } | Self::Mxfp8 => columns * LANES,
-            Self::Mxfp4 | Self::Nvfp4 | Self::Int4 { .. } => columns * LANES / 2,
-            Self::Q8_0 => HEADER + columns * LANES,
-            Self::Q4_0 => HEADER + columns * LANES / 2,
-            Self::Super(format) => format.bytes() * LANES,
+        StoredData::Q8_0 { .. } => PackedFormat::Q8_0,
+        StoredData::Q4_0 { .. } => PackedFormat::Q4_0,
+        StoredData::Mxfp8 { .. } => PackedFormat::Mxfp8,
+        StoredData::Mxfp4 { .. } => PackedFormat::Mxfp4,
+        StoredData::Nvfp4 { .. } => PackedFormat::Nvfp4,
+        StoredData::Int4 { zeros, group, .. } if group.is_multiple_of(GROUP) && *group > 0 => {
+            PackedFormat::Int4 { group: *group, zeros: zeros.iter().any(|zero| *zero != f16::from_f32(8.0)) }
         }
-    }
-
-    /// The precision that activations are rounded to for these weights.
-    #[must_use]
-    pub fn precision(self) -> Precision {
-        match self {
-            Self::F32 | Self::F16 => Precision::Floats,
-            Self::Bf16 | Self::Fp8 { .. } | Self::Mxfp8 => Precision::Pairs,
-            Self::Int8
-            | Self::Q8_0
-            | Self::Q4_0
-            | Self::Mxfp4
-            | Self::Nvfp4
-            | Self::Int4 { .. }
-            | Self::Super(_) => Precision::Quads,
+        StoredData::Int4 { group, .. } => {
+            return Err(EngineError::Unsupported {
+                engine: "native".into(),
+                what: format!("int4 in groups of {group}"),
+                why: format!("groups must be a multiple of {GROUP}"),
+            });
         }
-    }
-}
-
-/// What activations are rounded to before a product.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Precision {
-    /// Not at all: f32.
-    Floats,
-    /// bf16, two to a word.
-    Pairs,
-    /// Groups of 32 signed bytes with a scale, four to a word.
-    Quads,
+        StoredData::Super { format, .. } if stored.columns.is_multiple_of(SUPER_BLOCK) => match format {
+            SuperBlock::Q4K => PackedFormat::Q4K,
+            SuperBlock::Q5K => PackedFormat::Q5K,
+            SuperBlock::Q6K => PackedFormat::Q6K,
+        },
+        StoredData::Super { format, .. } => {
+            return Err(EngineError::Unsupported {
+                engine: "native".into(),
+                what: format!("{} in rows of {}", format.name(), stored.columns),
+                why: format!("ggml keeps whole blocks of {SUPER_BLOCK}; choose q8_0 or q4_0"),
+            });
+        }
+    })
 }
 
 /// A matrix `[rows, columns]` in panels of sixteen rows.
@@ -193,7 +111,7 @@ impl PackedMatrix {
         stored: &StoredMatrix,
         touch: impl FnOnce(&mut [u8], usize),
     ) -> Result<Self, EngineError> {
-        let format = PackedFormat::of(stored)?;
+        let format = format_of(stored)?;
         let blocks = stored.columns.div_ceil(format.block_columns());
         let tail = match format {
             PackedFormat::Int8 | PackedFormat::Fp8 { group: None } => 4 * LANES,
@@ -255,6 +173,7 @@ impl PackedMatrix {
         for (column, out) in out.iter_mut().enumerate().take(self.columns) {
             let block = &panel[column / block_columns * block_bytes..];
             let within = column % block_columns;
+            let in_super_block = |format| super_value(format, &block[..block_bytes], within, lane);
             *out = match format {
                 PackedFormat::F32 => f32::from_le_bytes(at(block, 4 * lane)),
                 PackedFormat::F16 => f16::from_le_bytes(at(block, 2 * lane)).to_f32(),
@@ -297,16 +216,12 @@ impl PackedMatrix {
                     let zero = if zeros { header(scales, 1, lane) } else { 8.0 };
                     (f32::from(nibble(block, within, lane)) - zero) * header(scales, 0, lane)
                 }
-                PackedFormat::Super(format) => super_value(format, &block[..block_bytes], within, lane),
+                PackedFormat::Q4K => in_super_block(SuperBlock::Q4K),
+                PackedFormat::Q5K => in_super_block(SuperBlock::Q5K),
+                PackedFormat::Q6K => in_super_block(SuperBlock::Q6K),
             };
         }
     }
-}
-
-/// Bytes of the scales of a group of int4, and of its zeros where it has any.
-#[must_use]
-pub fn int4_scales(zeros: bool) -> usize {
-    if zeros { 4 * LANES } else { 2 * LANES }
 }
 
 /// Whether the rows of each panel have the same scales, of which a row has so many.

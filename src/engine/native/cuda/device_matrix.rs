@@ -8,8 +8,8 @@ use super::ggml_blocks::{lower_bits, words_beside};
 use crate::engine::EngineError;
 use crate::engine::native::operations::{FusedLayout, LinearPart};
 use crate::weights::stored_matrix::SuperBlock;
-use crate::weights::stored_matrix::e4m3;
 use crate::weights::{Packing, StoredData, StoredMatrix};
+use hbmark_cpu_kernels::e4m3;
 
 /// Bytes of a load.
 pub const VECTOR: usize = 16;

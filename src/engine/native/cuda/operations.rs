@@ -35,9 +35,10 @@ use crate::engine::native::rope::RopeTables;
 use crate::engine::native::{kv_format, random_kv};
 use crate::engine::{EngineError, Timeline};
 use crate::weights::StoredMatrix;
-use crate::weights::stored_matrix::e4m3;
 use hbmark_core::model::Dtype;
 use hbmark_core::units::Bytes;
+use hbmark_cpu_kernels::e4m3;
+use hbmark_cpu_kernels::element::int8_code;
 
 /// The size that decode steps of so many rows are run at. A product takes `at_once` rows for the price of one, so that rows up to a whole number
 /// of such groups cost no weights; beyond 128 rows an eighth is added at the most.
@@ -1148,7 +1149,7 @@ pub(super) fn narrow_into(elements: &[f32], dtype: Dtype, scale: f32, bytes: &mu
     match dtype {
         Dtype::Fp8 => bytes.extend(elements.iter().map(|x| e4m3::from_f32(*x))),
         Dtype::Int8 => {
-            bytes.extend(elements.iter().map(|x| kv_format::code(*x * inverse).cast_unsigned()));
+            bytes.extend(elements.iter().map(|x| int8_code(*x * inverse).cast_unsigned()));
         }
         Dtype::F32 => bytes.extend(elements.iter().flat_map(|x| x.to_le_bytes())),
         Dtype::F16 => bytes.extend(elements.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes())),

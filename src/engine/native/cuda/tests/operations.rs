@@ -69,6 +69,11 @@ fn scenario_of(sample: &Sample, scripts: &[Script]) -> Scenario {
     Scenario::new(scripts, 16, sample.architecture.vocab_size, sample.seed)
 }
 
+/// Some of the sequences, for what is emulated twice.
+fn few(scripts: &[Script]) -> &[Script] {
+    &scripts[..scripts.len().min(3)]
+}
+
 /// Tensor cores take rows rounded to f16; the oracle, as the streaming product, takes them as they are.
 const F16_ROWS_TOLERANCE: f64 = 3e-3;
 
@@ -130,7 +135,7 @@ fn attention_on_tensor_cores_equals_attention_over_single_rows() {
     let samples = (0..40).filter_map(sample).filter(fits).take(7);
     let mut compared = 0;
     for sample in samples.chain((0..40).filter_map(varied).filter(fits).take(7)) {
-        let scenario = scenario_of(&sample, &ragged(sample.seed));
+        let scenario = scenario_of(&sample, few(&ragged(sample.seed)));
         let mut tiled = emulated(sample.seed, Tuning { min_prefill_rows: 1, ..SMALL });
         let mut single = emulated(sample.seed, SMALL);
         let errors = operation_errors(&mut tiled, &mut single, &sample, &scenario).unwrap();
@@ -196,7 +201,7 @@ fn operations_around_products_of_the_library_equal_those_with_kernels_of_our_own
     let samples = (0..40).filter_map(sample).filter(has).take(8);
     let mut compared = 0;
     for sample in samples.chain((0..40).filter_map(varied).filter(has).take(6)) {
-        let scenario = scenario_of(&sample, &ragged(sample.seed));
+        let scenario = scenario_of(&sample, few(&ragged(sample.seed)));
         let ours = Tuning { min_tiled_rows: 1, ..SMALL };
         let mut library = emulated(sample.seed, Tuning { min_library_rows: 1, ..ours });
         let errors = operation_errors(&mut library, &mut emulated(sample.seed, ours), &sample, &scenario);

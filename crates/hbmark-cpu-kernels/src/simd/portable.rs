@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 
 use super::{LANES, Simd};
-use crate::weights::stored_matrix::e4m3;
+use crate::e4m3;
 
 /// No feature beyond the target's baseline.
 #[derive(Debug, Clone, Copy)]

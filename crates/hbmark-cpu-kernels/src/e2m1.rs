@@ -5,9 +5,10 @@
 /// Twice the value of each code.
 pub const DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// The largest value, and the power of two below it.
-pub(super) const LARGEST: f32 = 6.0;
-pub(super) const LARGEST_POWER: u32 = 2;
+/// The largest value.
+pub const LARGEST: f32 = 6.0;
+/// The power of two below it.
+pub const LARGEST_POWER: u32 = 2;
 
 /// The value of a code.
 #[must_use]
@@ -16,7 +17,8 @@ pub fn to_f32(code: u8) -> f32 {
 }
 
 /// The nearest code of a value that is divided by its scale; zero where that is no number.
-pub(super) fn from_f32(value: f32) -> u8 {
+#[must_use]
+pub fn from_f32(value: f32) -> u8 {
     // Half way from each code to the next one: ties go to the even code.
     const HALF_WAYS: [f32; 7] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0];
     let magnitude = value.abs();

@@ -1,16 +1,10 @@
-//! The loops that walk memory: read, copy and triad, over the SIMD sets of the native engine.
+//! The loops that walk memory: read, copy and triad, for each instruction set.
 //!
 //! Enters: slices of f32. Leaves: sums that prove every element was read, and copies and triads equal bit for bit to the plain
 //! loops.
 #![expect(unsafe_code, reason = "SIMD loads and stores through pointers")]
-#![expect(
-    clippy::inline_always,
-    reason = "a kernel gets its instruction set from the function it is inlined into"
-)]
 
-use crate::engine::native::cpu::simd::{
-    InstructionSet, LANES, Simd, dispatch, nth, prefetch, prefetch_once, store_fence,
-};
+use crate::simd::{InstructionSet, LANES, Simd, dispatch, nth, prefetch, prefetch_once, store_fence};
 
 /// How a read walks memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

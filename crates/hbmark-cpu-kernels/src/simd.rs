@@ -293,9 +293,9 @@ macro_rules! dispatch {
     ($(#[$attribute:meta])* $visibility:vis fn $name:ident $([$($generics:tt)*] [$($use:tt)*])? ($($argument:ident : $type:ty),* $(,)?) $(-> $result:ty)? = $kernel:ident) => {
         $(#[$attribute])*
         $visibility unsafe fn $name $(<$($generics)*>)? (
-            set: $crate::engine::native::cpu::simd::InstructionSet, $($argument: $type),*
+            set: $crate::simd::InstructionSet, $($argument: $type),*
         ) $(-> $result)? {
-            use $crate::engine::native::cpu::simd;
+            use $crate::simd;
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,f16c,fma,avx2")]
             unsafe fn avx512 $(<$($generics)*>)? ($($argument: $type),*) $(-> $result)? {
@@ -357,7 +357,7 @@ mod tests {
     use half::{bf16, f16};
 
     use super::*;
-    use crate::weights::stored_matrix::e4m3;
+    use crate::e4m3;
 
     #[inline(always)]
     unsafe fn check<S: Simd>(out: *mut f32) {

@@ -4,9 +4,10 @@
 
 use half::f16;
 
-/// The largest value, and the power of two below it.
+/// The largest value.
 pub const LARGEST: f32 = 448.0;
-pub(super) const LARGEST_POWER: u32 = 8;
+/// The power of two below it.
+pub const LARGEST_POWER: u32 = 8;
 
 /// Moved up by seven places a code is the f16 of this much less: f16 has one bit of exponent more, whose bias is 15.
 pub const BELOW_F16: f32 = 256.0;
