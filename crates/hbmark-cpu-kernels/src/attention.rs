@@ -22,11 +22,7 @@ const TILE: usize = 4;
 ///
 /// # Safety
 /// The pointers of `tiles` are valid for a tile each.
-pub unsafe fn multiply_by_scales(
-    scales: &[*const f32; CHUNK / LANES],
-    tiles: Range<usize>,
-    of_positions: &mut [f32],
-) {
+pub unsafe fn multiply_by_scales(scales: &Tiles<f32>, tiles: Range<usize>, of_positions: &mut [f32]) {
     for tile in tiles {
         // SAFETY: the caller's promise; any 16 f32 are aligned to one.
         let scales = unsafe { scales[tile].cast::<[f32; LANES]>().read() };
@@ -46,7 +42,7 @@ const ROWS_AHEAD: usize = 24;
 /// `scores[q][position] = q · k` over the tiles of a chunk.
 #[inline(always)]
 unsafe fn qk_scores_chunk<S: Simd, E: Element>(
-    keys: &[*const E; CHUNK / LANES],
+    keys: &Tiles<E>,
     tiles: Range<usize>,
     dim: usize,
     queries: &[f32],
@@ -76,7 +72,7 @@ unsafe fn qk_scores_chunk<S: Simd, E: Element>(
 dispatch! {
     /// `scores[q][position] = q · k` over the tiles of a chunk.
     pub(crate) fn scores[E: Element][E](
-        keys: &[*const E; CHUNK / LANES],
+        keys: &Tiles<E>,
         tiles: Range<usize>,
         dim: usize,
         queries: &[f32],
@@ -114,7 +110,7 @@ const TILE_POSITIONS: usize = 4;
 /// `scores[q][position] = q · k` over positions of a chunk whose keys are rows.
 #[inline(always)]
 unsafe fn row_scores_chunk<S: Simd, E: Element>(
-    rows: &[*const E; CHUNK / LANES],
+    rows: &Tiles<E>,
     positions: Range<usize>,
     stride: usize,
     queries: &[f32],
@@ -149,7 +145,7 @@ unsafe fn row_scores_chunk<S: Simd, E: Element>(
 dispatch! {
     /// The same over positions of a chunk whose keys are rows.
     pub(crate) fn row_scores[E: Element][E](
-        rows: &[*const E; CHUNK / LANES],
+        rows: &Tiles<E>,
         positions: Range<usize>,
         stride: usize,
         queries: &[f32],
@@ -256,7 +252,7 @@ unsafe fn across<S: Simd>(vector: S::Floats) -> [f32; LANES] {
 /// is no more.
 #[inline(always)]
 unsafe fn accumulate_pv_chunk<S: Simd, E: Element>(
-    rows: &[*const E; CHUNK / LANES],
+    rows: &Tiles<E>,
     positions: Range<usize>,
     (row_stride, stride): (usize, usize),
     weights: &[f32],
@@ -284,7 +280,7 @@ unsafe fn accumulate_pv_chunk<S: Simd, E: Element>(
 dispatch! {
     /// Values, weighted.
     pub(crate) fn accumulate_pv[E: Element][E](
-        rows: &[*const E; CHUNK / LANES],
+        rows: &Tiles<E>,
         positions: Range<usize>,
         strides: (usize, usize),
         weights: &[f32],
@@ -297,7 +293,7 @@ const VECTORS: usize = 4;
 
 #[inline(always)]
 unsafe fn accumulate_pv_tile<S: Simd, E: Element, const Q: usize>(
-    rows: &[*const E; CHUNK / LANES],
+    rows: &Tiles<E>,
     positions: Range<usize>,
     strides @ (_, stride): (usize, usize),
     weights: *const f32,
@@ -328,7 +324,7 @@ unsafe fn accumulate_pv_tile<S: Simd, E: Element, const Q: usize>(
 
 #[inline(always)]
 unsafe fn accumulate_pv_block<S: Simd, E: Element, const Q: usize, const V: usize>(
-    rows: &[*const E; CHUNK / LANES],
+    rows: &Tiles<E>,
     positions: Range<usize>,
     (row_stride, stride): (usize, usize),
     at: usize,

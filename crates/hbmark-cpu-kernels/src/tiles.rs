@@ -159,7 +159,8 @@ pub struct TileWork {
     pub slot: usize,
 }
 
-/// One tile by the kernel of its format: 1, 2 or 4 panels (of quads 2 or 4), and 1, 2, 4 or 8 rows, no more than [`Precision::most_rows`].
+/// One tile by the kernel of its format. Its shape is panels and rows: 1, 2 or 4 panels (of quads 2 or 4), and 1, 2, 4 or 8 rows, no more
+/// than [`Precision::most_rows`].
 ///
 /// # Safety
 /// The set is available; panels are as long as the format says for the columns, rows are packed for it, and `out` has room for the panels of
@@ -170,29 +171,35 @@ pub struct TileWork {
 pub unsafe fn multiply_tile(
     set: InstructionSet,
     format: PackedFormat,
-    (panels, rows): (usize, usize),
+    shape: (usize, usize),
     work: &TileWork,
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        match (format.precision(), panels, rows) {
-            (Precision::Quads, 2, 1) => quads::<2, 1>(set, format, work),
-            (Precision::Quads, 2, 2) => quads::<2, 2>(set, format, work),
-            (Precision::Quads, 2, 4) => quads::<2, 4>(set, format, work),
-            (Precision::Quads, 4, 1) => quads::<4, 1>(set, format, work),
-            (Precision::Quads, 4, 2) => quads::<4, 2>(set, format, work),
-            (Precision::Floats | Precision::Pairs, 1, 1) => floats::<1, 1>(set, format, work),
-            (Precision::Floats | Precision::Pairs, 1, 2) => floats::<1, 2>(set, format, work),
-            (Precision::Floats | Precision::Pairs, 1, 4) => floats::<1, 4>(set, format, work),
-            (Precision::Floats | Precision::Pairs, 1, 8) => floats::<1, 8>(set, format, work),
-            (Precision::Floats | Precision::Pairs, 2, 1) => floats::<2, 1>(set, format, work),
-            (Precision::Floats | Precision::Pairs, 2, 2) => floats::<2, 2>(set, format, work),
-            (Precision::Floats | Precision::Pairs, 2, 4) => floats::<2, 4>(set, format, work),
-            (Precision::Floats | Precision::Pairs, 2, 8) => floats::<2, 8>(set, format, work),
-            (Precision::Floats | Precision::Pairs, 4, 1) => floats::<4, 1>(set, format, work),
-            (Precision::Floats | Precision::Pairs, 4, 2) => floats::<4, 2>(set, format, work),
-            (Precision::Floats | Precision::Pairs, 4, 4) => floats::<4, 4>(set, format, work),
-            shape => unreachable!("a tile of {shape:?}"),
+        if format.precision() == Precision::Quads {
+            match shape {
+                (2, 1) => quads::<2, 1>(set, format, work),
+                (2, 2) => quads::<2, 2>(set, format, work),
+                (2, 4) => quads::<2, 4>(set, format, work),
+                (4, 1) => quads::<4, 1>(set, format, work),
+                (4, 2) => quads::<4, 2>(set, format, work),
+                _ => unreachable!("no tile of quads is {shape:?}"),
+            }
+        } else {
+            match shape {
+                (1, 1) => floats::<1, 1>(set, format, work),
+                (1, 2) => floats::<1, 2>(set, format, work),
+                (1, 4) => floats::<1, 4>(set, format, work),
+                (1, 8) => floats::<1, 8>(set, format, work),
+                (2, 1) => floats::<2, 1>(set, format, work),
+                (2, 2) => floats::<2, 2>(set, format, work),
+                (2, 4) => floats::<2, 4>(set, format, work),
+                (2, 8) => floats::<2, 8>(set, format, work),
+                (4, 1) => floats::<4, 1>(set, format, work),
+                (4, 2) => floats::<4, 2>(set, format, work),
+                (4, 4) => floats::<4, 4>(set, format, work),
+                _ => unreachable!("no tile of floats is {shape:?}"),
+            }
         }
     }
 }

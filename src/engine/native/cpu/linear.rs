@@ -192,7 +192,8 @@ unsafe fn strip(
         let left = (rows - first).min(most_rows);
         let tile_rows = left.next_power_of_two();
         // A tile that lacks rows does its last one again, and the result is dropped: the bytes are in the first cache.
-        let packed = std::array::from_fn(|i| row(first + i.min(left - 1)));
+        let last = row(first + left - 1);
+        let packed = std::array::from_fn(|i| if i < left { row(first + i) } else { last });
         let mut sums: [Sums; MAX_ROWS] = [[[0.0; LANES]; SLOTS]; MAX_ROWS];
         let mut start = panels.start;
         while start < panels.end {
