@@ -125,13 +125,31 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// Rows that a tile of one, two or four panels may have: what there are registers for. Integer tiles keep a second set of sums, and there
-    /// are none of a single panel.
+    /// Vectors of sixteen sums that a tile may have, panels times rows. AVX-512 keeps sixteen in half of its registers; in the other sets four take
+    /// half of them. Integer tiles have a second set of sums beside them, and more to do for each vector of weights than for a row.
+    #[inline]
+    fn most_sums(self, set: InstructionSet) -> usize {
+        match (self, set) {
+            (Self::Quads, _) => 8,
+            (_, InstructionSet::Avx512 | InstructionSet::Avx512Base) => 16,
+            (_, InstructionSet::Avx2 | InstructionSet::Portable) => 4,
+        }
+    }
+
+    /// Panels of a tile that is one of tiles over so many rows in all: as many as there are registers for. There is no integer tile of a
+    /// single panel.
     #[inline]
     #[must_use]
-    pub fn most_rows(self, panels: usize) -> usize {
-        let of_floats = if panels > 2 { MAX_ROWS / 2 } else { MAX_ROWS };
-        if self == Self::Quads { of_floats / 2 } else { of_floats }
+    pub fn panels(self, set: InstructionSet, rows: usize) -> usize {
+        let least = if self == Self::Quads { 2 } else { 1 };
+        (self.most_sums(set) / rows.min(MAX_ROWS).next_power_of_two()).clamp(least, MAX_PANELS)
+    }
+
+    /// Rows that a tile of one, two or four panels may have.
+    #[inline]
+    #[must_use]
+    pub fn most_rows(self, set: InstructionSet, panels: usize) -> usize {
+        (self.most_sums(set) / panels).min(MAX_ROWS)
     }
 }
 
@@ -160,7 +178,7 @@ pub struct TileWork {
 }
 
 /// One tile by the kernel of its format. Its shape is panels and rows: 1, 2 or 4 panels (of quads 2 or 4), and 1, 2, 4 or 8 rows, no more
-/// than [`Precision::most_rows`].
+/// than [`Precision::most_rows`] of AVX-512.
 ///
 /// # Safety
 /// The set is available; panels are as long as the format says for the columns, rows are packed for it, and `out` has room for the panels of

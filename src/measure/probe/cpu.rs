@@ -3,14 +3,15 @@
 //!
 //! Enters: [`ProbeConfig`]. Leaves: [`Ceilings`] and the winning configuration. Threads, memory and SIMD are those of the native engine.
 //! Each thread is pinned, touches its own part first, starts with the others at a barrier and stamps its own start and end; a pass
-//! lasts from the first start to the last end, without waking the threads. Kernels alternate within a repetition, so that a drift of the
+//! lasts from the first start to the last end, without waking the threads. A thread that has read its part goes on with pieces of the others',
+//! as a step's threads do with weights: a processor that is away for a moment costs its share and no more. Kernels alternate within a repetition, so that a drift of the
 //! machine's speed affects all of them alike. Of the ways to read memory the fastest few are tried on all of it: those that were fastest
 //! on parts of it.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
@@ -25,7 +26,7 @@ use crate::weights::Packing;
 use crate::weights::stored_matrix::SUPER_BLOCK;
 use hbmark_core::result::{Ceilings, Spread};
 
-/// What every thread of a team does with its own part of the buffer in one pass.
+/// What the threads of a team do with their parts of the buffer in one pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pass {
     /// Nothing: the cost of waking and gathering the team.
@@ -54,6 +55,8 @@ pub(crate) enum Pass {
     },
 }
 
+/// Words of the pieces that threads read at a time: 1 MiB.
+const PIECE: usize = (1 << 20) / size_of::<f32>();
 /// Slices of a part, of which each trial of a walk reads another.
 const SLICES: usize = 16;
 /// Trials of every walk on slices; their median counts.
@@ -62,18 +65,28 @@ const SLICE_TRIALS: usize = 3;
 const FINALISTS: usize = 3;
 
 impl Pass {
-    fn run(self, part: &mut [f32]) {
+    /// How a read walks memory; `None` for a pass that writes.
+    fn walk(self) -> Option<(InstructionSet, Walk)> {
         match self {
-            Self::Empty => {}
+            Self::Read { set, walk } | Self::ReadSlice { set, walk, .. } => Some((set, walk)),
+            Self::Empty | Self::Touch | Self::Copy { .. } | Self::Triad { .. } => None,
+        }
+    }
+
+    /// What a read reads of a part.
+    fn of_part(self, part: &[f32]) -> &[f32] {
+        match self {
+            Self::ReadSlice { slice, .. } => &part[owned(slice % SLICES, SLICES, part.len())],
+            _ => part,
+        }
+    }
+
+    /// What a pass that is no read does with a thread's own part.
+    fn write(self, part: &mut [f32]) {
+        match self {
+            Self::Empty | Self::Read { .. } | Self::ReadSlice { .. } => {}
             // Neither zero nor constant: such pages can be merged or compressed by the system below.
             Self::Touch => part.iter_mut().enumerate().for_each(|(i, word)| *word = (i + 1) as f32),
-            Self::Read { set, walk } => {
-                black_box(memory::read(set, walk, black_box(part)));
-            }
-            Self::ReadSlice { set, walk, slice } => {
-                let slice = owned(slice % SLICES, SLICES, part.len());
-                black_box(memory::read(set, walk, black_box(&part[slice])));
-            }
             Self::Copy { set, stores } => {
                 let half = part.len() / 2;
                 let (from, to) = part.split_at_mut(half);
@@ -133,24 +146,40 @@ pub(crate) struct PassTime {
     pub(crate) outside: f64,
 }
 
-fn time(team: &mut Team, parts: &[Mutex<&mut [f32]>], pass: Pass) -> PassTime {
+/// Calls `read` for every piece of what a pass reads, from whichever thread is free; a thread's own part comes first.
+fn read_pieces(worker: &Worker<'_>, parts: &[RwLock<&mut [f32]>], pass: Pass, mut read: impl FnMut(&[f32])) {
+    let shared = |part: usize| parts[part].read().unwrap_or_else(PoisonError::into_inner);
+    let pieces = (0..parts.len()).map(|part| pass.of_part(&shared(part)).len().div_ceil(PIECE)).max();
+    let pieces = pieces.unwrap_or(0);
+    worker.parallel_for(0, parts.len() * pieces, |unit| {
+        let part = shared(unit / pieces);
+        if let Some(piece) = pass.of_part(&part).chunks(PIECE).nth(unit % pieces) {
+            read(piece);
+        }
+    });
+}
+
+fn time(team: &mut Team, parts: &[RwLock<&mut [f32]>], pass: Pass) -> PassTime {
     let origin = Instant::now();
     let now = || u64::try_from(origin.elapsed().as_nanos()).unwrap_or(u64::MAX);
     let (first_start, last_end) = (AtomicU64::new(u64::MAX), AtomicU64::new(0));
     team.run(&|worker: &Worker<'_>| {
-        let mut part = lock(&parts[worker.index]);
+        let own = || parts[worker.index].write().unwrap_or_else(PoisonError::into_inner);
+        let mut own = pass.walk().is_none().then(own);
         worker.barrier();
         first_start.fetch_min(now(), Ordering::Relaxed);
-        pass.run(&mut part);
+        if let Some(own) = &mut own {
+            pass.write(own);
+        } else if let Some((set, walk)) = pass.walk() {
+            read_pieces(worker, parts, pass, |piece| {
+                black_box(memory::read(set, walk, black_box(piece)));
+            });
+        }
         last_end.fetch_max(now(), Ordering::Relaxed);
     });
     let outside = origin.elapsed().as_secs_f64();
     let inside = last_end.into_inner() - first_start.into_inner();
     PassTime { inside: inside as f64 / 1e9, outside }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs `script` with a team of threads, one pinned to each of `cores`, each owning its part of `words`. `script` gets a
@@ -170,13 +199,14 @@ pub(crate) fn with_team<R: Send>(
         team.run(&|worker: &Worker<'_>| {
             let core = cores[worker.index];
             if let Err(source) = pin(core) {
-                lock(&unpinned).get_or_insert(ProbeError::Pin { core, source });
+                let mut unpinned = unpinned.lock().unwrap_or_else(PoisonError::into_inner);
+                unpinned.get_or_insert(ProbeError::Pin { core, source });
             }
         });
         if let Some(error) = unpinned.into_inner().unwrap_or_else(PoisonError::into_inner) {
             return Err(error);
         }
-        let parts: Vec<_> = partition(words, cores.len()).into_iter().map(Mutex::new).collect();
+        let parts: Vec<_> = partition(words, cores.len()).into_iter().map(RwLock::new).collect();
         Ok(script(&mut |pass| time(&mut team, &parts, pass)))
     };
     // The first member is the calling thread: one of its own, so that the caller's affinity stays as it is.
@@ -441,6 +471,31 @@ mod tests {
         .unwrap();
         assert!(words.iter().all(|word| *word >= 1.0));
         assert!((words[0] - 1.0).abs() < f32::EPSILON);
+    }
+
+    #[test]
+    fn threads_read_every_word_of_a_pass_once_between_them() {
+        let (set, walk) = (InstructionSet::Portable, Walk::PLAIN);
+        let mut words: Vec<f32> = (0..2 * PIECE + 1_003).map(|word| word as f32).collect();
+        let len = words.len();
+        for threads in [1, 2, 3] {
+            let parts: Vec<_> = partition(&mut words, threads).into_iter().map(RwLock::new).collect();
+            let read = |pass| {
+                let found = Mutex::new(Vec::new());
+                Team::unpinned(threads).unwrap().run(&|worker: &Worker<'_>| {
+                    read_pieces(worker, &parts, pass, |piece| found.lock().unwrap().extend(piece));
+                });
+                let mut found: Vec<f32> = found.into_inner().unwrap();
+                let all = found.len();
+                found.sort_by(f32::total_cmp);
+                found.dedup();
+                assert_eq!(all, found.len(), "{pass:?}, {threads} threads: a word was read twice");
+                all
+            };
+            assert_eq!(read(Pass::Read { set, walk }), len, "{threads} threads");
+            let slices = (0..SLICES).map(|slice| read(Pass::ReadSlice { set, walk, slice })).sum::<usize>();
+            assert_eq!(slices, len, "{threads} threads");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The instruction set of each product, chosen by measurement.
 //!
-//! Enters: a packed matrix in a format that was not met before. Leaves: for tiles of one, two, four and eight rows the [`InstructionSet`] whose
+//! Enters: a packed matrix in a format that was not met before. Leaves: for products of one, two, four and eight rows the [`InstructionSet`] whose
 //! kernel was fastest on this processor. The widest set is not always the fastest: on some processors the dot product of bf16 pairs is slower than
 //! two multiplications in f32. A format is timed once in a process, for about a millisecond, so that all its sessions compute the same bits.
 
@@ -18,7 +18,7 @@ use crate::engine::EngineError;
 /// Names an instruction set that all kernels are to use.
 const FORCED: &str = "HBMARK_CPU_KERNELS";
 
-/// Rows of a tile.
+/// Rows of a product, the last for more.
 const ROWS: [usize; 4] = [1, 2, 4, 8];
 
 /// Formats with kernels of their own, by the names of `--dtype`.
@@ -27,13 +27,13 @@ const FORMATS: [&str; 14] = [
     "q6_k",
 ];
 
-/// Of tiles of a format, in the order of [`ROWS`].
+/// Of products with a format, in the order of [`ROWS`].
 type OfFormat = [InstructionSet; ROWS.len()];
 
 /// What this process has timed.
 static TIMED: Mutex<[Option<OfFormat>; FORMATS.len()]> = Mutex::new([None; FORMATS.len()]);
 
-/// Runs of a tile, of which the fastest counts.
+/// Runs of a set, of which the fastest counts.
 const RUNS: usize = 12;
 
 /// Which kernels run.
@@ -75,7 +75,7 @@ impl KernelChoice {
         })
     }
 
-    /// The set for tiles of so many rows of a format.
+    /// The set for products of so many rows with a format.
     #[inline]
     #[must_use]
     pub fn of(&self, format: PackedFormat, rows: usize) -> InstructionSet {
@@ -109,7 +109,7 @@ impl KernelChoice {
             let others = ROWS.iter().zip(sets.iter().flatten()).filter(|(_, set)| **set != self.general);
             names.extend(others.map(|(rows, set)| {
                 format!(
-                    "{} for {format} tiles of {rows} row{}",
+                    "{} for {format} products of {rows} row{}",
                     set.name(),
                     if *rows == 1 { "" } else { "s" }
                 )
@@ -135,7 +135,7 @@ fn fastest(times: &[u128]) -> usize {
     if 10 * time <= 9 * first { best } else { 0 }
 }
 
-/// Nanoseconds of a tile by each of the sets, the shortest of several runs in turn.
+/// Nanoseconds of a few tiles by each of the sets, the shortest of several runs in turn.
 fn times(sets: &[InstructionSet], matrix: &PackedMatrix, rows: usize) -> Vec<u128> {
     let mut inputs = PackedActivations::default();
     let shape = InputShape {
@@ -155,14 +155,14 @@ fn times(sets: &[InstructionSet], matrix: &PackedMatrix, rows: usize) -> Vec<u12
         for (set, shortest) in sets.iter().zip(&mut shortest) {
             let begin = Instant::now();
             // SAFETY: the rows are packed for this matrix; the set is this processor's.
-            std::hint::black_box(unsafe { linear::one_tile(*set, matrix, &writer, rows) });
+            std::hint::black_box(unsafe { linear::few_tiles(*set, matrix, &writer, rows) });
             *shortest = begin.elapsed().as_nanos().min(*shortest);
         }
     }
     shortest
 }
 
-/// Which of [`ROWS`] a tile has.
+/// Which of [`ROWS`] a product has.
 fn class(rows: usize) -> usize {
     rows.next_power_of_two().trailing_zeros().min(3) as usize
 }
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn tiles_of_every_size_have_a_class() {
+    fn every_number_of_rows_has_a_class() {
         assert_eq!([1, 2, 3, 4, 5, 8].map(class), [0, 1, 2, 2, 3, 3]);
         assert_eq!(ROWS.map(class), [0, 1, 2, 3]);
     }
@@ -254,6 +254,6 @@ mod tests {
         choice.products[index(PackedFormat::Bf16)] = Some(sets);
         assert_eq!(choice.of(PackedFormat::Bf16, 8), InstructionSet::Avx512Base);
         assert_eq!(choice.of(PackedFormat::Bf16, 4), InstructionSet::Avx512);
-        assert_eq!(choice.names(), ["avx512 with bf16 and vnni", "avx512 for bf16 tiles of 8 rows"]);
+        assert_eq!(choice.names(), ["avx512 with bf16 and vnni", "avx512 for bf16 products of 8 rows"]);
     }
 }

@@ -149,7 +149,7 @@ pub unsafe fn multiply_panel(
     unsafe { strip(1, kernels, matrix, panel..panel + 1, rows.len(), &row, &mut one) };
 }
 
-/// All rows over the panels of a unit: four at a time for few rows, two for many; `row` is where the i-th of them is packed.
+/// All rows over the panels of a unit: more at a time for few rows than for many; `row` is where the i-th of them is packed.
 ///
 /// # Safety
 /// As [`multiply`].
@@ -161,21 +161,20 @@ pub unsafe fn neighbours(
     row: &impl Fn(usize) -> InputRow,
     finish: &mut impl FnMut(usize, usize, &[[f32; LANES]]),
 ) {
-    if rows <= matrix.parts[0].format.precision().most_rows(MAX_PANELS) && panels.len() > 2 {
+    let format = matrix.parts[0].format;
+    let of_tile = format.precision().panels(kernels.of(format, rows), rows);
+    // Panels of interleaved parts are finished together.
+    let of_strip = if matrix.interleaved { of_tile.max(matrix.parts.len()) } else { of_tile };
+    for first in panels.clone().step_by(of_strip) {
+        let panels = first..(first + of_strip).min(panels.end);
         // SAFETY: the caller's promise.
-        unsafe { strip(MAX_PANELS, kernels, matrix, panels, rows, row, finish) };
-    } else {
-        for first in panels.clone().step_by(2) {
-            let two = first..(first + 2).min(panels.end);
-            // SAFETY: the caller's promise.
-            unsafe { strip(2, kernels, matrix, two, rows, row, finish) };
-        }
+        unsafe { strip(of_tile, kernels, matrix, panels, rows, row, finish) };
     }
 }
 
-/// All rows over up to `width` neighbouring panels, those of one format together; `row` is where the i-th of them is packed.
+/// All rows over neighbouring panels, up to `of_tile` in a tile, those of one format together; `row` is where the i-th of them is packed.
 unsafe fn strip(
-    width: usize,
+    of_tile: usize,
     kernels: &KernelChoice,
     matrix: &FusedMatrix,
     panels: Range<usize>,
@@ -183,10 +182,11 @@ unsafe fn strip(
     row: &impl Fn(usize) -> InputRow,
     finish: &mut impl FnMut(usize, usize, &[[f32; LANES]]),
 ) {
-    let precision = matrix.parts[0].format.precision();
+    let format = matrix.parts[0].format;
     // There is no tile of quads over a single panel.
-    let width = if precision == Precision::Quads { width.max(2) } else { width };
-    let most_rows = precision.most_rows(width);
+    let least = if format.precision() == Precision::Quads { 2 } else { 1 };
+    let width = panels.len().next_power_of_two().min(of_tile).max(least);
+    let most_rows = format.precision().most_rows(kernels.of(format, rows), width);
     let mut first = 0;
     while first < rows {
         let left = (rows - first).min(most_rows);
@@ -199,8 +199,8 @@ unsafe fn strip(
         while start < panels.end {
             let (lead, _) = matrix.panel(start);
             // Parts may be stored differently: a tile is of one format and width.
-            let count =
-                (start..panels.end).take_while(|&index| matrix.panel(index).0.format == lead.format).count();
+            let alike = |index: &usize| matrix.panel(*index).0.format == lead.format;
+            let count = (start..panels.end).take(width).take_while(alike).count();
             // Likewise a tile that lacks panels does its last one again.
             let panel = |i: usize| matrix.panel(start + i.min(count - 1));
             let work = TileWork {
@@ -211,7 +211,7 @@ unsafe fn strip(
                 out: sums.as_mut_ptr(),
                 slot: start - panels.start,
             };
-            let set = kernels.of(lead.format, tile_rows);
+            let set = kernels.of(lead.format, rows);
             // SAFETY: panels are as long as their format says, rows as wide as the matrix by the caller's promise, and `out` has
             // room for the largest tile at the last slot.
             unsafe { multiply_tile(set, lead.format, (width, tile_rows), &work) };
@@ -224,24 +224,33 @@ unsafe fn strip(
     }
 }
 
-/// A tile of the first panels of a matrix by the kernel of a set, to be timed; the first of its sums. A tile has no more than so many rows.
+/// The first panels of a matrix over a few rows, in tiles of a set, to be timed; the last of the first sums.
 ///
 /// # Safety
 /// The set is available; so many rows are packed behind `inputs` for the matrix.
-pub unsafe fn one_tile(set: InstructionSet, matrix: &PackedMatrix, inputs: &InputWriter, rows: usize) -> f32 {
+pub unsafe fn few_tiles(
+    set: InstructionSet,
+    matrix: &PackedMatrix,
+    inputs: &InputWriter,
+    rows: usize,
+) -> f32 {
     let precision = matrix.format.precision();
-    let width = if rows <= precision.most_rows(MAX_PANELS) { MAX_PANELS } else { 2 };
-    let rows = rows.min(precision.most_rows(width));
+    let width = precision.panels(set, rows);
+    let tile_rows = precision.most_rows(set, width).min(rows.next_power_of_two());
     let mut sums: [Sums; MAX_ROWS] = [[[0.0; LANES]; SLOTS]; MAX_ROWS];
-    let work = TileWork {
-        columns: matrix.padded_columns(),
-        panels: std::array::from_fn(|i| matrix.panel(i.min(matrix.panels() - 1)).as_ptr()),
-        factors: [matrix.factor; MAX_PANELS],
-        rows: std::array::from_fn(|i| inputs.row(i.min(rows - 1))),
-        out: sums.as_mut_ptr(),
-        slot: 0,
-    };
-    // SAFETY: the caller's promise; `out` has room for the largest tile.
-    unsafe { multiply_tile(set, matrix.format, (width, rows), &work) };
+    for panel in (0..MAX_PANELS).step_by(width) {
+        for row in (0..rows).step_by(tile_rows) {
+            let work = TileWork {
+                columns: matrix.padded_columns(),
+                panels: std::array::from_fn(|i| matrix.panel((panel + i).min(matrix.panels() - 1)).as_ptr()),
+                factors: [matrix.factor; MAX_PANELS],
+                rows: std::array::from_fn(|i| inputs.row((row + i).min(rows - 1))),
+                out: sums.as_mut_ptr(),
+                slot: 0,
+            };
+            // SAFETY: the caller's promise; `out` has room for the largest tile.
+            unsafe { multiply_tile(set, matrix.format, (width, tile_rows), &work) };
+        }
+    }
     sums[0][0][0]
 }
