@@ -288,7 +288,7 @@ dispatch! {
     ) = accumulate_pv_chunk
 }
 
-/// Vectors of V that a tile takes at a time.
+/// Vectors of V that a tile takes at a time, at the most.
 const VECTORS: usize = 4;
 
 #[inline(always)]
@@ -302,20 +302,19 @@ unsafe fn accumulate_pv_tile<S: Simd, E: Element, const Q: usize>(
     let mut at = 0;
     while at < stride {
         let left = (stride - at) / LANES;
+        // A few registers too many cost less than half a line at a time of V from memory.
+        let (positions, fits) =
+            (positions.clone(), |vectors| left >= vectors && Q * vectors <= 2 * S::MOST_SUMS);
         // SAFETY: `left` vectors of every row and value are left.
         unsafe {
-            if left >= VECTORS {
-                accumulate_pv_block::<S, E, Q, VECTORS>(
-                    rows,
-                    positions.clone(),
-                    strides,
-                    at,
-                    weights,
-                    values,
-                );
+            if fits(VECTORS) {
+                accumulate_pv_block::<S, E, Q, VECTORS>(rows, positions, strides, at, weights, values);
                 at += VECTORS * LANES;
+            } else if fits(2) {
+                accumulate_pv_block::<S, E, Q, 2>(rows, positions, strides, at, weights, values);
+                at += 2 * LANES;
             } else {
-                accumulate_pv_block::<S, E, Q, 1>(rows, positions.clone(), strides, at, weights, values);
+                accumulate_pv_block::<S, E, Q, 1>(rows, positions, strides, at, weights, values);
                 at += LANES;
             }
         }

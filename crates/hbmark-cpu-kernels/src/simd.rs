@@ -32,6 +32,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     type Ints: Copy;
     /// 64 bytes: 16 pairs of bf16, or 16 quads of bytes.
     type Packed: Copy;
+    /// Vectors of sums that a loop keeps: half of the registers.
+    const MOST_SUMS: usize;
 
     unsafe fn zero() -> Self::Floats;
     unsafe fn splat(value: f32) -> Self::Floats;
@@ -255,6 +257,21 @@ impl InstructionSet {
     #[must_use]
     pub fn is_available(self) -> bool {
         self == Self::Portable
+    }
+
+    /// Vectors of sums that a loop keeps: half of the registers.
+    #[inline]
+    #[must_use]
+    pub fn most_sums(self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => avx512::Avx512::MOST_SUMS,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Base => avx512::Avx512Base::MOST_SUMS,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => avx2::Avx2::MOST_SUMS,
+            _ => portable::Portable::MOST_SUMS,
+        }
     }
 
     /// The name by which it is asked for.

@@ -125,15 +125,11 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// Vectors of sixteen sums that a tile may have, panels times rows. AVX-512 keeps sixteen in half of its registers; in the other sets four take
-    /// half of them. Integer tiles have a second set of sums beside them, and more to do for each vector of weights than for a row.
+    /// Vectors of sixteen sums that a tile may have, panels times rows. Integer tiles have a second set of sums beside them, and more to do for each
+    /// vector of weights than for a row.
     #[inline]
     fn most_sums(self, set: InstructionSet) -> usize {
-        match (self, set) {
-            (Self::Quads, _) => 8,
-            (_, InstructionSet::Avx512 | InstructionSet::Avx512Base) => 16,
-            (_, InstructionSet::Avx2 | InstructionSet::Portable) => 4,
-        }
+        if self == Self::Quads { 8 } else { set.most_sums() }
     }
 
     /// Panels of a tile that is one of tiles over so many rows in all: as many as there are registers for. There is no integer tile of a

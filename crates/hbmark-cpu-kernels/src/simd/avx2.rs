@@ -34,6 +34,7 @@ impl Simd for Avx2 {
     type Floats = [__m256; 2];
     type Ints = [__m256i; 2];
     type Packed = [__m256i; 2];
+    const MOST_SUMS: usize = 4;
 
     #[inline(always)]
     unsafe fn zero() -> Self::Floats {

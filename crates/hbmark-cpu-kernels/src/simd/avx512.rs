@@ -28,6 +28,7 @@ macro_rules! shared_by_both {
         type Floats = __m512;
         type Ints = __m512i;
         type Packed = __m512i;
+        const MOST_SUMS: usize = 16;
 
         #[inline(always)]
         unsafe fn zero() -> __m512 {

@@ -36,6 +36,7 @@ impl Simd for Portable {
     type Floats = [f32; LANES];
     type Ints = [i32; LANES];
     type Packed = [u32; LANES];
+    const MOST_SUMS: usize = 4;
 
     #[inline(always)]
     unsafe fn zero() -> Self::Floats {

@@ -187,6 +187,7 @@ unsafe fn strip(
     let least = if format.precision() == Precision::Quads { 2 } else { 1 };
     let width = panels.len().next_power_of_two().min(of_tile).max(least);
     let most_rows = format.precision().most_rows(kernels.of(format, rows), width);
+    let mut sums: [Sums; MAX_ROWS] = [[[0.0; LANES]; SLOTS]; MAX_ROWS];
     let mut first = 0;
     while first < rows {
         let left = (rows - first).min(most_rows);
@@ -194,7 +195,6 @@ unsafe fn strip(
         // A tile that lacks rows does its last one again, and the result is dropped: the bytes are in the first cache.
         let last = row(first + left - 1);
         let packed = std::array::from_fn(|i| if i < left { row(first + i) } else { last });
-        let mut sums: [Sums; MAX_ROWS] = [[[0.0; LANES]; SLOTS]; MAX_ROWS];
         let mut start = panels.start;
         while start < panels.end {
             let (lead, _) = matrix.panel(start);
