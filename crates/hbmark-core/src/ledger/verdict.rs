@@ -14,8 +14,8 @@ pub const EXPLAINED_SHARE: f64 = 0.5;
 pub const CACHE_MARGIN: u64 = 3;
 /// How far above the measured ceiling a step may be before that is flagged: the ceiling's own spread.
 pub const CEILING_TOLERANCE: f64 = 1.02;
-/// A step this far above the fastest repetition of a steady probe is impossible: one of the two is wrong. Our own probes and steps of one
-/// run stay within a few percent of each other.
+/// A step this far above the fastest repetition of a steady probe, of a read or of a copy, is impossible: one of the two is wrong. Our own probes
+/// and steps of one run stay within a few percent of each other.
 const CEILING_IMPOSSIBLE: f64 = 1.1;
 /// The same where the probe was disturbed, or a cache may hold a part of the step's bytes: a slow moment explains no more.
 const DOUBTFUL_IMPOSSIBLE: f64 = 2.0;
@@ -278,7 +278,10 @@ impl Verdict {
 /// The share of the read ceiling that a step of so many bytes cannot reach.
 fn impossible_share(ceilings: &Ceilings, ideal: Bytes) -> f64 {
     let read = &ceilings.read_bytes_per_s;
-    let fastest = (read.high / read.median).max(1.0);
+    // Where a copy moved more than every read, reads are not all that the memory gives: up to twice as much, both directions being full.
+    let copy = ceilings.copy_bytes_per_s.high.min(2.0 * read.high);
+    let most = if ceilings.copy_exceeds_read() { copy } else { read.high };
+    let fastest = (most / read.median).max(1.0);
     let cached = ceilings.last_cache_bytes.is_some_and(|c| ideal.0 < CACHE_MARGIN.saturating_mul(c.0));
     let steady = CEILING_IMPOSSIBLE * fastest;
     if cached || ceilings.doubt().is_some() { steady.max(DOUBTFUL_IMPOSSIBLE) } else { steady }
@@ -440,6 +443,11 @@ mod tests {
         let disturbed = Ceilings { disturbed: vec![Cause::ForeignLoad { cores: 0.9 }], ..ceilings() };
         assert_eq!(judge(8e6, &disturbed).invalid, None);
         assert!(judge(6e6, &disturbed).invalid.is_some());
+        // So may a probe whose copies moved more than its reads: the step may do what a copy did.
+        let copies = Spread { median: 1.4e12, low: 1.3e12, high: 1.5e12 };
+        let faster_copy = Ceilings { copy_bytes_per_s: copies, ..ceilings() };
+        assert_eq!(judge(8e6, &faster_copy).invalid, None);
+        assert!(judge(5e6, &faster_copy).invalid.is_some());
         // So may a step that is partly in the cache.
         let cached = Ceilings { last_cache_bytes: Some(Bytes(4_000_000_000)), ..ceilings() };
         assert_eq!(judge(8e6, &cached).invalid, None);

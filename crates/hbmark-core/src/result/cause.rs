@@ -176,7 +176,7 @@ pub enum Cause {
     #[error("{detail}")]
     Inconsistent { rule: ConsistencyRule, detail: String },
 
-    /// Slightly above the ceiling: the step counts.
+    /// Above the read ceiling by no more than the probe can explain: the step counts.
     #[error("{:.0} % of the measured read ceiling: the probe read slower than this step", share * 100.0)]
     ReadCeilingLow {
         #[serde(deserialize_with = "or_infinite")]
