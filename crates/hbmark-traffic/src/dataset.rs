@@ -215,8 +215,8 @@ impl<'de> Deserialize<'de> for FirstTurns {
     }
 }
 
-fn conversations(path: &Path, file: Take<File>) -> Result<Vec<Row>, DatasetError> {
-    let all: Vec<Conversation> = json::from_reader(file, MEMORY)
+fn conversations(path: &Path, mut file: Take<File>) -> Result<Vec<Row>, DatasetError> {
+    let all: Vec<Conversation> = json::from_reader(&mut file, MEMORY)
         .map_err(|source| DatasetError::ShareGpt { path: path.to_path_buf(), source })?;
     let of = |Conversation { conversations: FirstTurns(texts) }| {
         let [prompt, answer] = <[String; 2]>::try_from(texts).ok()?;

@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::machine::atomic_file::write_atomic;
 use crate::measure::protocol::Depth;
+use hbmark_core::input;
 use hbmark_core::result::{Ceilings, Environment};
 
 /// Clocks, heat and neighbours change; ceilings older than this are measured again.
@@ -18,6 +19,8 @@ const MAX_AGE_S: u64 = 600;
 
 /// Ceilings are a page of numbers.
 const MAX_BYTES: u64 = 64 << 10;
+/// Memory for what it holds.
+const BUDGET: usize = 16 << 20;
 
 /// What ceilings depend on. Any difference, and they are measured again.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -97,8 +100,8 @@ fn file(folder: &Path, conditions: &Conditions) -> Option<PathBuf> {
 /// What was kept under these conditions, and is young enough.
 #[must_use]
 pub fn read(folder: &Path, conditions: &Conditions, now: u64) -> Option<Ceilings> {
-    let text = hbmark_core::input::read_text(&file(folder, conditions)?, MAX_BYTES).ok()?;
-    let kept: Kept = serde_json::from_str(&text).ok()?;
+    let text = input::read_text(&file(folder, conditions)?, MAX_BYTES).ok()?;
+    let kept: Kept = input::json::from_str(&text, BUDGET).ok()?;
     let age = now.checked_sub(kept.measured_at_s).filter(|age| *age <= MAX_AGE_S)?;
     let usable = kept.conditions == *conditions && kept.ceilings.doubt().is_none();
     usable.then_some(Ceilings { age_s: Some(age as f64), ..kept.ceilings })

@@ -13,8 +13,8 @@ use std::marker::PhantomData;
 
 use serde::Deserialize;
 use serde::de::{
-    DeserializeSeed, Deserializer, EnumAccess, Error, IntoDeserializer as _, MapAccess, SeqAccess,
-    VariantAccess, Visitor,
+    DeserializeOwned, DeserializeSeed, Deserializer, EnumAccess, Error, IntoDeserializer as _, MapAccess,
+    SeqAccess, VariantAccess, Visitor,
 };
 
 /// Elements that a collection allocates room for at first. *Source*: `RawVec` of the standard library, for elements of up to 1 KiB.
@@ -86,12 +86,13 @@ pub fn from_str<'de, T: Deserialize<'de>>(text: &'de str, budget: usize) -> Resu
     document(serde_json::Deserializer::from_str(text), budget)
 }
 
-/// As [`from_str`], without the text in memory.
+/// As [`from_str`], without the text in memory. Takes a reader as a trait object, so that the code for a large type is compiled once, and not for
+/// each kind of reader.
 ///
 /// # Errors
 /// As [`from_str`], and when reading fails.
-pub fn from_reader<T: for<'de> Deserialize<'de>>(
-    reader: impl Read,
+pub fn from_reader<T: DeserializeOwned>(
+    reader: &mut dyn Read,
     budget: usize,
 ) -> Result<T, serde_json::Error> {
     document(serde_json::Deserializer::from_reader(BufReader::with_capacity(1 << 16, reader)), budget)
@@ -366,7 +367,7 @@ mod tests {
     fn refused<T: for<'de> Deserialize<'de> + fmt::Debug>(text: &str, message: &str) {
         let error = from_str::<T>(text, MIB).unwrap_err().to_string();
         assert!(error.contains(message), "{error}");
-        let error = from_reader::<T>(text.as_bytes(), MIB).unwrap_err().to_string();
+        let error = from_reader::<T>(&mut text.as_bytes(), MIB).unwrap_err().to_string();
         assert!(error.contains(message), "{error}");
     }
 
@@ -397,7 +398,7 @@ mod tests {
         );
         let text = serde_json::to_string(&value).unwrap();
         assert_eq!(from_str::<(Vec<Tagged>, Vec<Plain>, _)>(&text, MIB).unwrap(), value);
-        let tree: Value = from_reader(text.as_bytes(), MIB).unwrap();
+        let tree: Value = from_reader(&mut text.as_bytes(), MIB).unwrap();
         assert_eq!(tree, serde_json::from_str::<Value>(&text).unwrap());
     }
 

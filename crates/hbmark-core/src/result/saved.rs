@@ -5,6 +5,7 @@ use std::io::Read as _;
 use std::path::Path;
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::{OLDEST_SCHEMA_VERSION, Report, ReportError, SCHEMA_VERSION, validation};
 use crate::input::{self, InputError};
@@ -80,10 +81,10 @@ impl Saved {
     }
 
     /// The file as a value, from its beginning.
-    pub(super) fn read<T: for<'de> Deserialize<'de>>(&self) -> Result<T, serde_json::Error> {
+    pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
         let budget = BUDGET.saturating_add(usize::try_from(self.size).unwrap_or(usize::MAX));
         let from_start = Beginning { file: &self.file, at: 0 };
-        input::json::from_reader(from_start.take(self.size), budget)
+        input::json::from_reader(&mut from_start.take(self.size), budget)
     }
 }
 
@@ -121,7 +122,7 @@ fn of_this_version(version: Version) -> Result<(), ReportError> {
 pub fn parse(text: &str) -> Result<Report, ReportError> {
     let budget = BUDGET.saturating_add(text.len());
     of_this_version(input::json::from_str(text, budget)?)?;
-    let report: Report = input::json::from_str(text, budget)?;
+    let report: Report = input::json::from_reader(&mut text.as_bytes(), budget)?;
     validation::check(&report)?;
     Ok(report)
 }

@@ -166,7 +166,7 @@ pub fn parse(text: &str) -> Result<ServeReport, ReportError> {
     if head.schema_version != Some(SCHEMA_VERSION) {
         return Err(ReportError::Version { found: head.schema_version, supported: SCHEMA_VERSION });
     }
-    let report = crate::input::json::from_str(text, budget)?;
+    let report = crate::input::json::from_reader(&mut text.as_bytes(), budget)?;
     super::validation::check_serving(&report)?;
     Ok(report)
 }
