@@ -15,11 +15,11 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 
 use hbmark::engine::native::cpu::CpuOperations;
 use hbmark::engine::native::operations::{
-    AttentionShape, AttentionWeights, Embedding, FusedLayout, Gate, LinearPart, Operation, Operations,
-    PoolShape,
+    AttentionWeights, Embedding, FusedLayout, LinearPart, Operation, Operations,
 };
 use hbmark::engine::native::ragged_batch::Rows;
 use hbmark::engine::native::rope::RopeTables;
+use hbmark::engine::native::shapes::{AttentionShape, Gate, PoolShape};
 use hbmark::engine::native::{DEFAULT_BLOCK_SIZE, kv_dtype, random_kv};
 use hbmark::machine::environment::last_cache;
 use hbmark::run::config::parse_axis;

@@ -20,6 +20,7 @@ pub mod random_kv;
 pub mod ranks;
 pub mod rope;
 pub mod routing_script;
+pub mod shapes;
 pub mod testing;
 mod weights;
 
@@ -28,11 +29,12 @@ use std::collections::HashMap;
 use block_tables::BlockTables;
 use cpu::CpuOperations;
 use forward::{Forward, ModelWeights, ModelWidths};
-use operations::{ExpertShape, Gate, LatentShape, Operation, Operations, PoolShape};
+use operations::{Operation, Operations};
 pub use parallel::ParallelSession;
 use parallel::RankShapes;
 use ragged_batch::Rows;
 use rope::{RopeTables, distinct_ropes};
+use shapes::{ExpertShape, Gate, LatentShape, PoolShape};
 
 use super::{
     AdapterId, DeviceChoice, DeviceOptions, EngineError, MemoryUse, OperationTime, ScriptedRouting,

@@ -35,12 +35,13 @@ use hbmark_cpu_kernels::simd::LANES;
 use super::adapters::LoraWeights;
 use super::kv_format;
 use super::operations::{
-    AttentionShape, AttentionWeights, DraftWeights, Embedding, ExpertMlp, ExpertWeights, ExpertsMet,
-    FusedLayout, Gate, LatentForm, LatentShape, LatentWeights, LinearPart, Operations, PoolShape, StepLaunch,
+    AttentionWeights, DraftWeights, Embedding, ExpertMlp, ExpertWeights, FusedLayout, LatentWeights,
+    LinearPart, Operations, StepLaunch,
 };
 use super::ragged_batch::Rows;
 use super::ranks::Rank;
 use super::rope::{RopeTables, rotate};
+use super::shapes::{AttentionShape, ExpertsMet, Gate, LatentForm, LatentShape, PoolShape};
 use crate::engine::EngineError;
 use crate::weights::{Packing, StoredMatrix};
 use hbmark_core::model::Dtype;

@@ -8,13 +8,14 @@ use std::ops::Range;
 
 use super::adapters::{Adapters, LoraSite};
 use super::operations::{
-    AttentionShape, AttentionWeights, DraftWeights, Embedding, ExpertShape, ExpertWeights, Gate, LatentForm,
-    LatentShape, LatentWeights, Operation, Operations, StepLaunch,
+    AttentionWeights, DraftWeights, Embedding, ExpertWeights, LatentWeights, Operation, Operations,
+    StepLaunch,
 };
 use super::ragged_batch::Rows;
 use super::ranks::Rank;
 use super::rope::RopeTables;
 use super::routing_script::RoutingScript;
+use super::shapes::{AttentionShape, ExpertShape, Gate, LatentForm, LatentShape};
 use crate::engine::{EngineError, ScriptedRouting};
 use hbmark_core::model::{Architecture, FeedForward};
 

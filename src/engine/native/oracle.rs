@@ -16,13 +16,15 @@ use latent::by_head;
 
 use super::adapters::LoraWeights;
 use super::operations::{
-    ACTIVATION_GROUP, AttentionShape, AttentionWeights, CLAMPED_SWIGLU_SLOPE, DraftWeights, Embedding,
-    ExpertMlp, ExpertWeights, ExpertsMet, FusedLayout, Gate, LatentForm, LatentShape, LatentWeights,
-    LinearPart, Operations, PoolShape, StepLaunch,
+    ACTIVATION_GROUP, AttentionWeights, DraftWeights, Embedding, ExpertMlp, ExpertWeights, FusedLayout,
+    LatentWeights, LinearPart, Operations, StepLaunch,
 };
 use super::ragged_batch::{Rows, SequenceRows};
 use super::ranks::Rank;
 use super::rope::{RopeTables, rotate};
+use super::shapes::{
+    AttentionShape, CLAMPED_SWIGLU_SLOPE, ExpertsMet, Gate, LatentForm, LatentShape, PoolShape,
+};
 use super::{kv_format, random_kv};
 use crate::engine::EngineError;
 use crate::weights::{StoredData, StoredMatrix};

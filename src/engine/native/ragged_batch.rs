@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::operations::PoolShape;
+use super::shapes::PoolShape;
 
 /// The rows of one sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,10 +8,11 @@ pub mod sample;
 pub mod scenario;
 
 use super::forward::{Forward, LayerWeights, Mlp, ModelWeights, ModelWidths, Projections};
-use super::operations::{Embedding, LatentForm, LatentWeights, Operation, Operations, PoolShape};
+use super::operations::{Embedding, LatentWeights, Operation, Operations};
 use super::ragged_batch::Rows;
 use super::rope::RopeTables;
 use super::routing_script::RoutingScript;
+use super::shapes::{LatentForm, PoolShape};
 use super::{random_kv, weights};
 use crate::engine::{EngineError, ScriptedRouting};
 use crate::measure::quality::relative_error;

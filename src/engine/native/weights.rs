@@ -8,11 +8,12 @@ use std::ops::Range;
 
 use super::forward::{LayerWeights, Mlp, ModelWeights, Projections};
 use super::operations::{
-    AttentionShape, AttentionWeights, DraftWeights, ExpertMlp, ExpertShape, ExpertWeights, FusedLayout, Gate,
-    LatentShape, LatentWeights, LinearPart, Operations,
+    AttentionWeights, DraftWeights, ExpertMlp, ExpertWeights, FusedLayout, LatentWeights, LinearPart,
+    Operations,
 };
 use super::random_kv;
 use super::rope::rotary_of_latents;
+use super::shapes::{AttentionShape, ExpertShape, Gate, LatentShape};
 use crate::engine::{EngineError, error_mapping};
 use crate::weights::{OpenModel, Packing, StoredMatrix, StoredTensor};
 use hbmark_core::model::{

@@ -16,8 +16,8 @@ use hbmark_cpu_kernels::simd::{InstructionSet, LANES};
 
 use super::cache::CachePool;
 use super::thread_team::{DisjointSlice, Worker};
-use crate::engine::native::operations::AttentionShape;
 use crate::engine::native::ragged_batch::{Rows, SequenceRows};
+use crate::engine::native::shapes::AttentionShape;
 
 /// Queries (rows × heads of a group) that pass over a chunk together.
 const MAX_QUERIES: usize = 16;

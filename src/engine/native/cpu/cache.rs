@@ -16,7 +16,7 @@ use hbmark_cpu_kernels::simd::LANES;
 use super::huge_pages::Pages;
 use crate::engine::EngineError;
 use crate::engine::native::kv_format;
-use crate::engine::native::operations::PoolShape;
+use crate::engine::native::shapes::PoolShape;
 
 /// Bytes of blocks that are mapped together.
 const SLAB_BYTES: usize = 32 << 20;

@@ -13,9 +13,8 @@ use std::ops::Range;
 
 use hbmark_cpu_kernels::simd::LANES;
 
-use super::super::operations::{
-    ExpertGroups, ExpertMlp, ExpertScores, ExpertShape, ExpertWeights, MAX_EXPERT_GROUPS, SMALLEST_SUM,
-};
+use super::super::operations::{ExpertMlp, ExpertWeights};
+use super::super::shapes::{ExpertGroups, ExpertScores, ExpertShape, MAX_EXPERT_GROUPS, SMALLEST_SUM};
 use super::gates::activated;
 use super::linear::{self, FusedMatrix, multiply_picked, panels_per_unit};
 use super::lora::Added;
@@ -419,7 +418,7 @@ impl CpuOperations {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::native::operations::Gate;
+    use crate::engine::native::shapes::Gate;
 
     fn shape(count: usize, per_row: usize, renormalised: bool) -> ExpertShape {
         ExpertShape {

@@ -8,7 +8,7 @@ use hbmark_cpu_kernels::simd::{InstructionSet, LANES};
 
 use super::linear::FusedMatrix;
 use super::{bias_of, valid_rows};
-use crate::engine::native::operations::{CLAMPED_SWIGLU_SLOPE, Gate};
+use crate::engine::native::shapes::{CLAMPED_SWIGLU_SLOPE, Gate};
 
 /// `gate(gate) ∘ up` of neighbouring panels, which alternate from `first` on: the first column of each pair, its columns, their values. `adapt`
 /// changes gate and up, biases already added, before they meet.

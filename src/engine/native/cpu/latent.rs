@@ -8,9 +8,10 @@
 use hbmark_cpu_kernels::element::Element;
 use hbmark_cpu_kernels::simd::LANES;
 
-use super::super::operations::{AttentionShape, LatentShape, LatentWeights};
+use super::super::operations::LatentWeights;
 use super::super::ragged_batch::Rows;
 use super::super::rope::{RopeTables, rotate};
+use super::super::shapes::{AttentionShape, LatentShape};
 use super::cache::with_element;
 use super::kernel_choice::KernelChoice;
 use super::linear::{self, FusedMatrix, panels_per_unit};

@@ -25,7 +25,7 @@ const UNITS_PER_MEMBER: usize = 8;
 pub struct FusedMatrix {
     pub parts: Vec<PackedMatrix>,
     pub biases: Vec<Option<Vec<f32>>>,
-    /// Panels of the parts alternate instead of one part after another.
+    /// Panels of two parts alternate instead of one part after another.
     pub interleaved: bool,
     /// All parts have as many panels as the first.
     pub alike: bool,
@@ -81,7 +81,7 @@ impl FusedMatrix {
 }
 
 /// Does a member's share of `matrix · rows`. `finish(first_panel, row, sums)` gets the sums of neighbouring panels: `sums[i]` are the sixteen
-/// rows of panel `first_panel + i`; with interleaved parts the first is always one of the first part.
+/// rows of panel `first_panel + i`; of two interleaved parts the first is always one of the first part.
 ///
 /// # Safety
 /// The rows behind `inputs` are packed and not written meanwhile, in the precision and width of the matrix; the set is available.
@@ -149,7 +149,7 @@ pub unsafe fn multiply_panel(
     unsafe { strip(1, kernels, matrix, panel..panel + 1, rows.len(), &row, &mut one) };
 }
 
-/// All rows over the panels of a unit: more at a time for few rows than for many; `row` is where the i-th of them is packed.
+/// All rows over the panels of a unit: more panels at a time for few rows than for many; `row` is where the i-th of them is packed.
 ///
 /// # Safety
 /// As [`multiply`].
@@ -184,8 +184,8 @@ unsafe fn strip(
 ) {
     let format = matrix.parts[0].format;
     // There is no tile of quads over a single panel.
-    let least = if format.precision() == Precision::Quads { 2 } else { 1 };
-    let width = panels.len().next_power_of_two().min(of_tile).max(least);
+    let narrowest = if format.precision() == Precision::Quads { 2 } else { 1 };
+    let width = panels.len().next_power_of_two().min(of_tile).max(narrowest);
     let most_rows = format.precision().most_rows(kernels.of(format, rows), width);
     let mut sums: [Sums; MAX_ROWS] = [[[0.0; LANES]; SLOTS]; MAX_ROWS];
     let mut first = 0;
@@ -224,7 +224,7 @@ unsafe fn strip(
     }
 }
 
-/// The first panels of a matrix over a few rows, in tiles of a set, to be timed; the last of the first sums.
+/// The first panels of a matrix over a few rows, in tiles of a set, to be timed; the first sum of the last tile.
 ///
 /// # Safety
 /// The set is available; so many rows are packed behind `inputs` for the matrix.

@@ -9,8 +9,8 @@ use super::kernels::{DeviceTensor, Tuning, launch_mismatch, size, word};
 use super::latent::LatentCut;
 use super::step::{Pool, StepState};
 use crate::engine::EngineError;
-use crate::engine::native::operations::{AttentionShape, PoolShape};
 use crate::engine::native::ragged_batch::{Rows, SequenceRows};
+use crate::engine::native::shapes::{AttentionShape, PoolShape};
 use hbmark_core::model::Dtype;
 
 /// Threads of a block, its warps, query heads that can share a load, and bytes of K and V that a thread has on their way

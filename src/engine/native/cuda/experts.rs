@@ -15,7 +15,8 @@ use super::operations::CudaOperations;
 use super::step::Scratch;
 use super::tensor_core_linear::{self, Prepare, RowParts, TiledWorkspace};
 use crate::engine::EngineError;
-use crate::engine::native::operations::{ExpertMlp, ExpertScores, ExpertShape, ExpertWeights};
+use crate::engine::native::operations::{ExpertMlp, ExpertWeights};
+use crate::engine::native::shapes::{ExpertScores, ExpertShape};
 use crate::engine::native::{MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN};
 
 /// Layers whose tiles are counted apart, at least.
@@ -481,7 +482,7 @@ impl<D: Device> ExpertDown<'_, D> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::native::operations::{ExpertGroups, Gate};
+    use crate::engine::native::shapes::{ExpertGroups, Gate};
 
     #[test]
     fn a_tile_has_all_of_few_rows_or_twice_the_average_of_many() {

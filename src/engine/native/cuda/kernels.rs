@@ -12,8 +12,8 @@ use super::device_matrix::{KernelFormat, Matrix};
 use super::step::{Pool, StepState};
 use super::tensor_core_linear::{self, Prepare, TiledWorkspace};
 use crate::engine::EngineError;
-use crate::engine::native::operations::{AttentionShape, Gate};
 use crate::engine::native::random_kv;
+use crate::engine::native::shapes::{AttentionShape, Gate};
 use hbmark_core::model::Dtype;
 
 /// Threads of a block of the streaming product, its warps, 16-byte vectors of a row that a warp takes in a step, and shared memory for weights on

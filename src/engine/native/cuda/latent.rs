@@ -17,8 +17,8 @@ use super::kernels::{
 use super::step::{Pool, StepState};
 use super::tensor_core_linear::{self, Prepare, RowParts, TiledWorkspace};
 use crate::engine::EngineError;
-use crate::engine::native::operations::{AttentionShape, LatentForm, LatentShape, PoolShape};
 use crate::engine::native::ragged_batch::{Rows, SequenceRows};
+use crate::engine::native::shapes::{AttentionShape, LatentForm, LatentShape, PoolShape};
 use hbmark_core::model::Dtype;
 
 /// The widest vector of a position, the most of it that is a value, and heads that share a load (`latent_attention.cu`).

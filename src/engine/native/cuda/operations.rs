@@ -5,6 +5,8 @@
 //! blocks, because those are in device memory ([`StepState`]). Sizes are few: a decode step is padded to the next of them ([`padded`]), and what its
 //! longest context needs in attention is rounded up to a power of two. Any reallocation invalidates the recorded graphs.
 
+mod workspace;
+
 use std::collections::HashMap;
 
 use super::attention::{
@@ -26,12 +28,13 @@ use super::peers::{NO_TOKEN, PeerBuffer};
 use super::step::{Pool, Scratch, StepState};
 use super::tensor_core_linear::{self, TiledWorkspace};
 use crate::engine::native::operations::{
-    AttentionShape, AttentionWeights, DraftWeights, Embedding, ExpertMlp, ExpertWeights, ExpertsMet,
-    FusedLayout, Gate, LatentForm, LatentShape, LatentWeights, LinearPart, Operations, PoolShape, StepLaunch,
+    AttentionWeights, DraftWeights, Embedding, ExpertMlp, ExpertWeights, FusedLayout, LatentWeights,
+    LinearPart, Operations, StepLaunch,
 };
 use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::ranks::Rank;
 use crate::engine::native::rope::RopeTables;
+use crate::engine::native::shapes::{AttentionShape, ExpertsMet, Gate, LatentForm, LatentShape, PoolShape};
 use crate::engine::native::{kv_format, random_kv};
 use crate::engine::{EngineError, Timeline};
 use crate::weights::StoredMatrix;
@@ -39,6 +42,7 @@ use hbmark_core::model::Dtype;
 use hbmark_core::units::Bytes;
 use hbmark_cpu_kernels::e4m3;
 use hbmark_cpu_kernels::element::int8_code;
+use workspace::{Rounded, Workspace};
 
 /// The size that decode steps of so many rows are run at. A product takes `at_once` rows for the price of one, so that rows up to a whole number
 /// of such groups cost no weights; beyond 128 rows an eighth is added at the most.
@@ -86,62 +90,6 @@ struct CapturedGraph<D: Device> {
 enum Mode {
     Plain,
     Recording(StepKey),
-}
-
-/// Memory that kernels need beside weights and activations.
-#[derive(Debug)]
-struct Workspace<D: Device> {
-    prepared: Scratch<D>,
-    /// Weights in bf16.
-    widened: Scratch<D>,
-    rounded: Scratch<D>,
-    projected: Scratch<D>,
-    /// Sums that are normed before they are added; zeros between operations.
-    to_norm: Scratch<D>,
-    heads_arrived: Scratch<D>,
-    partial: Scratch<D>,
-    statistics: Scratch<D>,
-    splits_arrived: Scratch<D>,
-    best: Scratch<D>,
-    logits_arrived: Scratch<D>,
-    next: Scratch<D>,
-    expert_work: Scratch<D>,
-    expert_parts: Scratch<D>,
-    routers_arrived: Scratch<D>,
-    experts_met: Scratch<D>,
-    tiles_met: Scratch<D>,
-}
-
-impl<D: Device> Default for Workspace<D> {
-    fn default() -> Self {
-        Self {
-            prepared: Scratch::default(),
-            widened: Scratch::default(),
-            rounded: Scratch::default(),
-            projected: Scratch::default(),
-            to_norm: Scratch::default(),
-            heads_arrived: Scratch::default(),
-            partial: Scratch::default(),
-            statistics: Scratch::default(),
-            splits_arrived: Scratch::default(),
-            best: Scratch::default(),
-            logits_arrived: Scratch::default(),
-            next: Scratch::default(),
-            expert_work: Scratch::default(),
-            expert_parts: Scratch::default(),
-            routers_arrived: Scratch::default(),
-            experts_met: Scratch::default(),
-            tiles_met: Scratch::default(),
-        }
-    }
-}
-
-/// Rows of a buffer that the operation which wrote it has also left as a product on tensor cores takes them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Rounded {
-    buffer: u64,
-    rows: usize,
-    format: KernelFormat,
 }
 
 /// A device's side of the native forward.
@@ -250,71 +198,6 @@ impl<D: Device> CudaOperations<D> {
         })
     }
 
-    /// Room for a product on tensor cores, where there are enough rows for one.
-    fn tiled_workspace(
-        &mut self,
-        rows: usize,
-        weights: &Matrix<D>,
-    ) -> Result<Option<TiledWorkspace>, EngineError> {
-        let widens = weights.format.is_of_ggml();
-        let least = if widens { self.tuning.min_widened_rows } else { self.tuning.min_library_rows };
-        let by_library = rows >= least && (widens || tensor_core_linear::library_has(weights.format));
-        if rows < self.tuning.min_tiled_rows || !by_library && !tensor_core_linear::fits(weights.format) {
-            return Ok(None);
-        }
-        self.grow(|space| &mut space.prepared, tensor_core_linear::prepared_bytes(weights, rows), &[])?;
-        if widens {
-            self.grow(|space| &mut space.widened, weights.widened_bytes(), &[])?;
-        }
-        let [prepared, widened] = [&self.workspace.prepared, &self.workspace.widened].map(Scratch::address);
-        Ok(Some(TiledWorkspace { prepared, ready: false, by_library, widened }))
-    }
-
-    /// Room for the product of a router on tensor cores, of bf16 only: with f16 weights they round the inputs too, which could change the largest logits.
-    fn router_workspace(
-        &mut self,
-        rows: usize,
-        router: &Matrix<D>,
-    ) -> Result<Option<TiledWorkspace>, EngineError> {
-        if router.format != KernelFormat::Bf16 {
-            return Ok(None);
-        }
-        // All ranks must choose the same experts, and the library picks the order of a sum by what was fastest on each of them.
-        let own = self.ranks > 1;
-        let workspace = self.tiled_workspace(rows, router)?;
-        Ok(workspace.map(|space| TiledWorkspace { by_library: space.by_library && !own, ..space }))
-    }
-
-    /// Room for rows of a buffer in 16 bits, for the product that follows; 0 where it does not take such rows.
-    fn round_for_next(
-        &mut self,
-        buffer: &DeviceTensor<D>,
-        rows: usize,
-        format: KernelFormat,
-    ) -> Result<u64, EngineError> {
-        let plain = matches!(format, KernelFormat::Bf16 | KernelFormat::F16)
-            && buffer.width.is_multiple_of(format.columns());
-        if rows < self.tuning.min_tiled_rows || !plain {
-            return Ok(0);
-        }
-        self.grow(|space| &mut space.rounded, 2 * rows * buffer.width, &[])?;
-        self.rounded = Some(Rounded { buffer: D::address(&buffer.memory), rows, format });
-        Ok(self.workspace.rounded.address())
-    }
-
-    /// Room for sums that a kernel behind the product finishes.
-    fn sums_workspace(&mut self, rows: usize, outputs: usize) -> Result<u64, EngineError> {
-        self.grow(|space| &mut space.projected, 4 * rows * outputs, &[])?;
-        Ok(self.workspace.projected.address())
-    }
-
-    /// Room for so many parts of attention, and words at which those who have them meet.
-    fn splits_workspace(&mut self, parts: usize, head_dim: usize, words: usize) -> Result<(), EngineError> {
-        self.grow(|space| &mut space.partial, 4 * parts * head_dim, &[])?;
-        self.grow(|space| &mut space.statistics, 8 * parts, &[])?;
-        self.grow(|space| &mut space.splits_arrived, 4 * words, &[0])
-    }
-
     /// Counts K and V of an attention; in a recorded step they depend on the positions of each replay.
     fn count_attention(&mut self, cut: AttentionCut, rows: &Rows, window: Option<usize>, pool: &PoolShape) {
         let read = cut.bytes(rows, window, pool);
@@ -393,12 +276,6 @@ impl<D: Device> CudaOperations<D> {
         Ok((plan, self.workspace.expert_work.address()))
     }
 
-    /// Room for sums that are normed before they are added to the hidden states. They are zeros between steps.
-    fn sums_to_norm(&mut self, rows: usize, width: usize) -> Result<u64, EngineError> {
-        self.grow(|space| &mut space.to_norm, 4 * rows * width, &[0])?;
-        Ok(self.workspace.to_norm.address())
-    }
-
     /// `hidden += norm(sums)`, where there is a norm.
     fn add_normed(
         &mut self,
@@ -411,20 +288,6 @@ impl<D: Device> CudaOperations<D> {
             self.moved += AddNormed { rows, sums, norm, norm_eps, hidden }.launch(&mut self.device)?;
         }
         Ok(())
-    }
-
-    /// Makes room in one part of the workspace. What was recorded points to the room that was there before.
-    fn grow(
-        &mut self,
-        part: fn(&mut Workspace<D>) -> &mut Scratch<D>,
-        bytes: usize,
-        fill: &[u8],
-    ) -> Result<(), EngineError> {
-        let grown = part(&mut self.workspace).grow(&mut self.device, bytes, fill);
-        if !matches!(grown, Ok(false)) {
-            self.known.clear();
-        }
-        grown.map(drop)
     }
 
     fn finish_capture(&mut self, key: StepKey) -> Result<(), EngineError> {

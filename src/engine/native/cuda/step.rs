@@ -6,9 +6,9 @@
 use super::device::Device;
 use super::device_matrix::floats;
 use crate::engine::EngineError;
-use crate::engine::native::operations::PoolShape;
 use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::rope::RopeTables;
+use crate::engine::native::shapes::PoolShape;
 
 /// Bytes of blocks that are allocated together, at least.
 const SLAB_BYTES: u64 = 64 << 20;

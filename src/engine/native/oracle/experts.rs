@@ -1,6 +1,7 @@
 //! The experts of a layer as formulas, one expert after another.
 
-use super::super::operations::{ExpertMlp, ExpertScores, ExpertShape, ExpertWeights, SMALLEST_SUM};
+use super::super::operations::{ExpertMlp, ExpertWeights};
+use super::super::shapes::{ExpertScores, ExpertShape, SMALLEST_SUM};
 use super::{Fault, Oracle, PlainBuffer, gated, normed, sigmoid, softmax, to_f32};
 
 impl Oracle {

@@ -2,9 +2,10 @@
 
 use super::{Fault, Oracle, PlainBuffer, PlainPool, as_multiplied, bytes_of, dot, normed, to_f32};
 use crate::engine::native::kv_format;
-use crate::engine::native::operations::{AttentionShape, LatentForm, LatentShape, LatentWeights, LinearPart};
+use crate::engine::native::operations::{LatentWeights, LinearPart};
 use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::rope::{RopeTables, rotate};
+use crate::engine::native::shapes::{AttentionShape, LatentForm, LatentShape};
 
 impl Oracle {
     #[expect(clippy::too_many_arguments, reason = "one fused operation")]

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use super::*;
 use crate::engine::native::NativeSession;
-use crate::engine::native::operations::{ExpertGroups, ExpertMlp, ExpertScores, ExpertShape};
+use crate::engine::native::operations::ExpertMlp;
+use crate::engine::native::shapes::{ExpertGroups, ExpertScores, ExpertShape};
 use crate::engine::{DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch};
 use crate::measure::quality::relative_error;
 use crate::weights::Packing;

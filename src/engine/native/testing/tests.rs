@@ -5,8 +5,8 @@
 use super::sample::DTYPES;
 use super::scenario::{BLOCK_SIZES, Script, ragged};
 use super::*;
-use crate::engine::native::operations::AttentionShape;
 use crate::engine::native::oracle::Oracle;
+use crate::engine::native::shapes::AttentionShape;
 use hbmark_core::ledger::Ledger;
 use hbmark_core::model::{DraftLayer, Family, Mixer, Reach, Routing};
 

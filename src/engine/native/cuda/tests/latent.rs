@@ -13,13 +13,12 @@ use super::super::step::{Pool, StepState};
 use super::super::tensor_core_linear::{TiledWorkspace, prepared_bytes};
 use super::SMALL;
 use crate::engine::EngineError;
-use crate::engine::native::operations::{
-    AttentionShape, FusedLayout, LatentForm, LatentShape, LinearPart, Operation, PoolShape,
-};
+use crate::engine::native::operations::{FusedLayout, LinearPart, Operation};
 use crate::engine::native::oracle::Oracle;
 use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::random_kv;
 use crate::engine::native::rope::RopeTables;
+use crate::engine::native::shapes::{AttentionShape, LatentForm, LatentShape, PoolShape};
 use crate::engine::native::testing::scenario::Script;
 use crate::engine::native::testing::{
     Sample, Scenario, compare_operations, operations_alone, same_scenario, worst,

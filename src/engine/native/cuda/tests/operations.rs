@@ -13,12 +13,11 @@ use super::super::operations::{CudaOperations, narrow_into};
 use super::{SMALL, latent};
 use crate::engine::DeviceChoice;
 use crate::engine::native::cpu::CpuOperations;
-use crate::engine::native::operations::{
-    Embedding, FusedLayout, LinearPart, Operation, Operations, PoolShape,
-};
+use crate::engine::native::operations::{Embedding, FusedLayout, LinearPart, Operation, Operations};
 use crate::engine::native::oracle::Oracle;
 use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::rope::RopeTables;
+use crate::engine::native::shapes::PoolShape;
 use crate::engine::native::testing::scenario::{Script, ragged};
 use crate::engine::native::testing::{
     OperationError, Sample, Scenario, operation_errors, operation_tolerance, same_scenario, step_tolerance,
