@@ -78,7 +78,7 @@ pub struct CpuCanary {
     pass: Pass,
 }
 
-/// Passes of one run, of which the fastest counts.
+/// Passes of one run, of which the fastest counts. Threads share a pass as they share a step: a core that is taken delays it by its share.
 const PASSES: usize = 5;
 
 impl CpuCanary {

@@ -302,9 +302,9 @@ unsafe fn accumulate_pv_tile<S: Simd, E: Element, const Q: usize>(
     let mut at = 0;
     while at < stride {
         let left = (stride - at) / LANES;
-        // A few registers too many cost less than half a line at a time of V from memory.
-        let (positions, fits) =
-            (positions.clone(), |vectors| left >= vectors && Q * vectors <= 2 * S::MOST_SUMS);
+        // Twice as many sums: a few that do not fit cost less than reading V by half cache lines.
+        let fits = |vectors: usize| left >= vectors && Q * vectors <= 2 * S::MOST_SUMS;
+        let positions = positions.clone();
         // SAFETY: `left` vectors of every row and value are left.
         unsafe {
             if fits(VECTORS) {

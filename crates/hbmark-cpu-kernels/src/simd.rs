@@ -32,7 +32,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     type Ints: Copy;
     /// 64 bytes: 16 pairs of bf16, or 16 quads of bytes.
     type Packed: Copy;
-    /// Vectors of sums that a loop keeps: half of the registers.
+    /// Vectors of sums that a loop keeps: about half of the registers.
     const MOST_SUMS: usize;
 
     unsafe fn zero() -> Self::Floats;
@@ -259,7 +259,7 @@ impl InstructionSet {
         self == Self::Portable
     }
 
-    /// Vectors of sums that a loop keeps: half of the registers.
+    /// Vectors of sums that a loop keeps: about half of the registers.
     #[inline]
     #[must_use]
     pub fn most_sums(self) -> usize {

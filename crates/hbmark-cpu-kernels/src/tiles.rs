@@ -8,7 +8,7 @@ use half::f16;
 
 use crate::element::Element;
 use crate::rows::InputRow;
-use crate::simd::{InstructionSet, LANES, Simd, dispatch, each, nth};
+use crate::simd::{InstructionSet, LANES, Simd, dispatch, each, nth, prefetch};
 use crate::{e2m1, e4m3};
 
 /// Columns of integer weights that share one scale of the activations.
@@ -28,6 +28,9 @@ pub const SUPER_HEADER: usize = 4 * HEADER;
 
 /// Columns between two headers of q8_0 and q4_0: two groups, so that every load is aligned.
 const Q_BLOCK: usize = 2 * GROUP;
+
+/// Bytes that a float or bf16 tile of one panel prefetches ahead: the processor's own prefetch does not keep up on a single stream.
+const AHEAD: usize = 2048;
 
 /// The most panels and rows of a tile.
 pub const MAX_PANELS: usize = 4;
@@ -125,15 +128,14 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// Vectors of sixteen sums that a tile may have, panels times rows. Integer tiles have a second set of sums beside them, and more to do for each
-    /// vector of weights than for a row.
+    /// Vectors of sixteen sums that a tile may have, panels times rows. Integer tiles keep a second set of sums, and
+    /// unpacking weights costs them more than a row does.
     #[inline]
     fn most_sums(self, set: InstructionSet) -> usize {
         if self == Self::Quads { 8 } else { set.most_sums() }
     }
 
-    /// Panels of a tile that is one of tiles over so many rows in all: as many as there are registers for. There is no integer tile of a
-    /// single panel.
+    /// Panels of a tile, for a product of so many rows: as many as its sums have registers for. There is no integer tile of a single panel.
     #[inline]
     #[must_use]
     pub fn panels(self, set: InstructionSet, rows: usize) -> usize {
@@ -297,6 +299,9 @@ unsafe fn float_tile<S: Simd, E: Element, const P: usize, const B: usize>(tile: 
     unsafe {
         let mut sums = [[S::zero(); P]; B];
         for column in 0..columns {
+            if P == 1 {
+                prefetch(nth(weights[0].cast::<E>(), column, LANES).wrapping_byte_add(AHEAD));
+            }
             let w: [S::Floats; P] = each!(S::zero(), |p| E::load::<S>(nth(weights[p].cast(), column, LANES)));
             for (sums, row) in sums.iter_mut().zip(rows) {
                 let x = S::splat(f32::from_bits(*row.words.add(column)));
@@ -317,6 +322,9 @@ unsafe fn bf16_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
     unsafe {
         let mut sums = [[S::zero(); P]; B];
         for pair in 0..columns / 2 {
+            if P == 1 {
+                prefetch(nth(weights[0], pair, 4 * LANES).wrapping_add(AHEAD));
+            }
             let w: [S::Packed; P] =
                 each!(S::splat_packed(0), |p| S::load_packed(nth(weights[p], pair, 4 * LANES)));
             for (sums, row) in sums.iter_mut().zip(rows) {

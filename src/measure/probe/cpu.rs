@@ -3,8 +3,8 @@
 //!
 //! Enters: [`ProbeConfig`]. Leaves: [`Ceilings`] and the winning configuration. Threads, memory and SIMD are those of the native engine.
 //! Each thread is pinned, touches its own part first, starts with the others at a barrier and stamps its own start and end; a pass
-//! lasts from the first start to the last end, without waking the threads. A thread that has read its part goes on with pieces of the others',
-//! as a step's threads do with weights: a processor that is away for a moment costs its share and no more. Kernels alternate within a repetition, so that a drift of the
+//! lasts from the first start to the last end, without waking the threads. A thread that has read its part helps with the others', as in a
+//! step of the native engine, so that a core that is interrupted delays a pass by its share only. Kernels alternate within a repetition, so that a drift of the
 //! machine's speed affects all of them alike. Of the ways to read memory the fastest few are tried on all of it: those that were fastest
 //! on parts of it.
 
@@ -55,7 +55,7 @@ pub(crate) enum Pass {
     },
 }
 
-/// Words of the pieces that threads read at a time: 1 MiB.
+/// Words of f32 of a piece that a thread reads at a time: 1 MiB.
 const PIECE: usize = (1 << 20) / size_of::<f32>();
 /// Slices of a part, of which each trial of a walk reads another.
 const SLICES: usize = 16;
@@ -146,20 +146,35 @@ pub(crate) struct PassTime {
     pub(crate) outside: f64,
 }
 
-/// Calls `read` for every piece of what a pass reads, from whichever thread is free; a thread's own part comes first.
-fn read_pieces(worker: &Worker<'_>, parts: &[RwLock<&mut [f32]>], pass: Pass, mut read: impl FnMut(&[f32])) {
-    let shared = |part: usize| parts[part].read().unwrap_or_else(PoisonError::into_inner);
-    let pieces = (0..parts.len()).map(|part| pass.of_part(&shared(part)).len().div_ceil(PIECE)).max();
-    let pieces = pieces.unwrap_or(0);
+/// A thread's part of the buffer; others read it, too.
+type Part<'a> = RwLock<&'a mut [f32]>;
+
+/// Pieces of the largest part of what a pass reads.
+fn pieces(parts: &[Part<'_>], pass: Pass) -> usize {
+    let pieces = |part: &Part<'_>| {
+        pass.of_part(&part.read().unwrap_or_else(PoisonError::into_inner)).len().div_ceil(PIECE)
+    };
+    parts.iter().map(pieces).max().unwrap_or(0)
+}
+
+/// Calls `read` for every piece of what a pass reads, so many of a part, from whichever thread is free; a thread's own part comes first.
+fn read_pieces(
+    worker: &Worker<'_>,
+    parts: &[Part<'_>],
+    pass: Pass,
+    pieces: usize,
+    mut read: impl FnMut(&[f32]),
+) {
     worker.parallel_for(0, parts.len() * pieces, |unit| {
-        let part = shared(unit / pieces);
+        let part = parts[unit / pieces].read().unwrap_or_else(PoisonError::into_inner);
         if let Some(piece) = pass.of_part(&part).chunks(PIECE).nth(unit % pieces) {
             read(piece);
         }
     });
 }
 
-fn time(team: &mut Team, parts: &[RwLock<&mut [f32]>], pass: Pass) -> PassTime {
+fn time(team: &mut Team, parts: &[Part<'_>], pass: Pass) -> PassTime {
+    let pieces = pieces(parts, pass);
     let origin = Instant::now();
     let now = || u64::try_from(origin.elapsed().as_nanos()).unwrap_or(u64::MAX);
     let (first_start, last_end) = (AtomicU64::new(u64::MAX), AtomicU64::new(0));
@@ -171,7 +186,7 @@ fn time(team: &mut Team, parts: &[RwLock<&mut [f32]>], pass: Pass) -> PassTime {
         if let Some(own) = &mut own {
             pass.write(own);
         } else if let Some((set, walk)) = pass.walk() {
-            read_pieces(worker, parts, pass, |piece| {
+            read_pieces(worker, parts, pass, pieces, |piece| {
                 black_box(memory::read(set, walk, black_box(piece)));
             });
         }
@@ -481,9 +496,9 @@ mod tests {
         for threads in [1, 2, 3] {
             let parts: Vec<_> = partition(&mut words, threads).into_iter().map(RwLock::new).collect();
             let read = |pass| {
-                let found = Mutex::new(Vec::new());
+                let (found, pieces) = (Mutex::new(Vec::new()), pieces(&parts, pass));
                 Team::unpinned(threads).unwrap().run(&|worker: &Worker<'_>| {
-                    read_pieces(worker, &parts, pass, |piece| found.lock().unwrap().extend(piece));
+                    read_pieces(worker, &parts, pass, pieces, |piece| found.lock().unwrap().extend(piece));
                 });
                 let mut found: Vec<f32> = found.into_inner().unwrap();
                 let all = found.len();
