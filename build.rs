@@ -135,15 +135,16 @@ fn compile_kernels() {
 }
 
 fn find_nvcc() -> Option<PathBuf> {
-    let variable = |name: &str| {
+    for name in ["CUDA_HOME", "CUDA_PATH", "PATH"] {
         println!("cargo::rerun-if-env-changed={name}");
-        std::env::var_os(name)
-    };
-    let nvcc_in = |folder: PathBuf| Some(folder.join("nvcc")).filter(|nvcc| nvcc.is_file());
-    let homes = ["CUDA_HOME", "CUDA_PATH"].map(variable);
-    let of_home = homes.into_iter().flatten().find_map(|home| nvcc_in(PathBuf::from(home).join("bin")));
-    // PATH changes often: nothing depends on it where it is not needed.
-    of_home.or_else(|| std::env::split_paths(&variable("PATH").unwrap_or_default()).find_map(nvcc_in))
+    }
+    let toolkits = ["CUDA_HOME", "CUDA_PATH"]
+        .into_iter()
+        .filter_map(std::env::var_os)
+        .map(|home| PathBuf::from(home).join("bin"));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut folders = toolkits.chain(std::env::split_paths(&path));
+    folders.find_map(|folder| Some(folder.join("nvcc")).filter(|nvcc| nvcc.is_file()))
 }
 
 fn compile(nvcc: &Path, source: &Path, out: &Path, architectures: &str, line_info: Option<&str>) {

@@ -49,10 +49,15 @@ if [ ! -e "$driver_mark" ]; then
 fi
 
 toolkit="$dir/toolkit"
+# Once: build scripts run again after every change of PATH.
+case ":$PATH:" in
+*":$toolkit/bin:"*) path=$PATH ;;
+*) path="$toolkit/bin:$PATH" ;;
+esac
 cat <<EOF
 export CUDA_HOME="$toolkit"
 export CUDA_PATH="$toolkit"
-export PATH="$toolkit/bin:$PATH"
+export PATH="$path"
 export CUDA_COMPUTE_CAP="${CUDA_COMPUTE_CAP:-90}"
 export CUDARC_CUDA_VERSION=13000
 export LIBRARY_PATH="$dir/link\${LIBRARY_PATH:+:\$LIBRARY_PATH}"

