@@ -4,8 +4,8 @@
 //! Enters: [`ProbeConfig`]. Leaves: [`Ceilings`] and the winning configuration. Threads, memory and SIMD are those of the native engine.
 //! Each thread is pinned, touches its own part first, starts with the others at a barrier and stamps its own start and end; a pass
 //! lasts from the first start to the last end, without waking the threads. A thread that has read its part helps with the others', as in a
-//! step of the native engine, so that a core that is interrupted delays a pass by its share only. Kernels alternate within a repetition, so that a drift of the
-//! machine's speed affects all of them alike. Of the ways to read memory the fastest few are tried on all of it: those that were fastest
+//! step of the native engine, so that a core that is interrupted delays a pass by its share only. Kernels alternate within a repetition, so
+//! that a drift of the machine's speed affects all of them alike. Of the ways to read memory the fastest few are tried on all of it: those that were fastest
 //! on parts of it.
 
 use std::collections::BTreeMap;
