@@ -135,12 +135,19 @@ impl Precision {
         if self == Self::Quads { 8 } else { set.most_sums() }
     }
 
-    /// Panels of a tile, for a product of so many rows: as many as its sums have registers for. There is no integer tile of a single panel.
+    /// The fewest panels of a tile: there is no integer tile of a single one.
+    #[inline]
+    #[must_use]
+    pub fn fewest_panels(self) -> usize {
+        if self == Self::Quads { 2 } else { 1 }
+    }
+
+    /// Panels of a tile, for a product of so many rows: as many as its sums have registers for.
     #[inline]
     #[must_use]
     pub fn panels(self, set: InstructionSet, rows: usize) -> usize {
-        let least = if self == Self::Quads { 2 } else { 1 };
-        (self.most_sums(set) / rows.min(MAX_ROWS).next_power_of_two()).clamp(least, MAX_PANELS)
+        let most = self.most_sums(set) / rows.min(MAX_ROWS).next_power_of_two();
+        most.clamp(self.fewest_panels(), MAX_PANELS)
     }
 
     /// Rows that a tile of one, two or four panels may have.

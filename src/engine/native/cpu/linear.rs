@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use hbmark_cpu_kernels::rows::InputRow;
 use hbmark_cpu_kernels::simd::{InstructionSet, LANES};
-use hbmark_cpu_kernels::tiles::{MAX_PANELS, MAX_ROWS, Precision, SLOTS, Sums, TileWork, multiply_tile};
+use hbmark_cpu_kernels::tiles::{MAX_PANELS, MAX_ROWS, SLOTS, Sums, TileWork, multiply_tile};
 
 use super::kernel_choice::KernelChoice;
 use super::packed_activations::InputWriter;
@@ -183,10 +183,9 @@ unsafe fn strip(
     finish: &mut impl FnMut(usize, usize, &[[f32; LANES]]),
 ) {
     let format = matrix.parts[0].format;
-    // There is no tile of quads over a single panel.
-    let narrowest = if format.precision() == Precision::Quads { 2 } else { 1 };
-    let width = panels.len().next_power_of_two().min(of_tile).max(narrowest);
-    let most_rows = format.precision().most_rows(kernels.of(format, rows), width);
+    let precision = format.precision();
+    let width = panels.len().next_power_of_two().min(of_tile).max(precision.fewest_panels());
+    let most_rows = precision.most_rows(kernels.of(format, rows), width);
     let mut sums: [Sums; MAX_ROWS] = [[[0.0; LANES]; SLOTS]; MAX_ROWS];
     let mut first = 0;
     while first < rows {
