@@ -13,7 +13,6 @@ use std::io::{Error, Result, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use hbmark_core::result::{Board, Environment, FleetTask, GpuEnvironment, Placement, Spread};
 use hbmark_fleet::confirm::confirming;
 use hbmark_fleet::folder::{self, Reading};
 use hbmark_fleet::nodes::Node;
@@ -22,7 +21,6 @@ use hbmark_fleet::result::{Finding, FindingKind, FleetReport, Settings, State};
 use hbmark_fleet::simulation::{Fault, GPUS_PER_NODE, Simulated, Tails, gpu_name, node_name, rack_name};
 use hbmark_fleet::verdict::verdict;
 use hbmark_report::output::{Format, render};
-use hbmark_report::samples;
 
 const SIZES: [usize; 4] = [64, 512, 4_096, 10_000];
 
@@ -195,35 +193,7 @@ fn write(folder: &Path, files: usize) -> Result<()> {
     let manifest = Manifest::new(plan, list.collect());
     std::fs::create_dir_all(folder)?;
     std::fs::write(folder.join("fleet.json"), serde_json::to_string(&manifest)?)?;
-    let mut report = samples::measured();
-    let mut bytes = 0;
-    for (index, run) in simulated.runs().into_iter().take(files).enumerate() {
-        let process = index % 3 + 1;
-        report.started_at = Some(run.started_at.clone());
-        report.environment = Environment {
-            gpu: Some(GpuEnvironment {
-                uuid: Some(run.gpu.clone()),
-                name: Some(run.device.clone()),
-                board: Some(Board { module_id: run.slot, ..Board::default() }),
-                ..GpuEnvironment::default()
-            }),
-            placement: Some(Placement {
-                node: Some(run.node.clone()),
-                fleet: Some(FleetTask { plan: manifest.digest.clone(), ..FleetTask::default() }),
-                ..Placement::default()
-            }),
-            ..Environment::default()
-        };
-        let read = run.values[0].1;
-        if let Some(ceilings) = &mut report.ceilings {
-            ceilings.read_bytes_per_s = Spread { median: read, low: read * 0.999, high: read * 1.001 };
-        }
-        let at = folder.join(&run.node).join(&run.gpu).join(format!("run-{process}"));
-        std::fs::create_dir_all(&at)?;
-        let text = serde_json::to_string_pretty(&report)?;
-        bytes += text.len();
-        std::fs::write(at.join("result.json"), text)?;
-    }
+    let bytes = simulated.write(folder, files, &manifest.digest)?;
     say(&format!("{files} files, {:.1} KB each", bytes as f64 / files as f64 / 1e3))
 }
 

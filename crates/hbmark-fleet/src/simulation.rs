@@ -2,6 +2,11 @@
 //!
 //! Every GPU has a speed of its own (a natural spread of 0.5 %), every process another 0.3 % on top, every node 0.1 %.
 
+use std::io;
+use std::path::Path;
+
+use hbmark_core::result::{Board, Environment, FleetTask, GpuEnvironment, Placement, Spread, saved};
+use hbmark_report::samples;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Normal, StudentT};
@@ -92,6 +97,43 @@ impl Simulated {
             }
         }
         runs
+    }
+
+    /// Writes its first results below a folder, as the processes of a plan with this digest would; their bytes.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn write(&self, folder: &Path, files: usize, digest: &str) -> io::Result<usize> {
+        let mut report = samples::measured();
+        let mut bytes = 0;
+        for (index, run) in self.runs().into_iter().take(files).enumerate() {
+            let at =
+                folder.join(&run.node).join(&run.gpu).join(format!("run-{}", index % self.processes + 1));
+            report.started_at = Some(run.started_at);
+            report.environment = Environment {
+                gpu: Some(GpuEnvironment {
+                    uuid: Some(run.gpu),
+                    name: Some(run.device),
+                    board: Some(Board { module_id: run.slot, ..Board::default() }),
+                    ..GpuEnvironment::default()
+                }),
+                placement: Some(Placement {
+                    node: Some(run.node),
+                    fleet: Some(FleetTask { plan: digest.to_owned(), ..FleetTask::default() }),
+                    ..Placement::default()
+                }),
+                ..Environment::default()
+            };
+            let read = run.values[0].1;
+            if let Some(ceilings) = &mut report.ceilings {
+                ceilings.read_bytes_per_s = Spread { median: read, low: read * 0.999, high: read * 1.001 };
+            }
+            std::fs::create_dir_all(&at)?;
+            let text = saved::write(&report)?;
+            bytes += text.len();
+            std::fs::write(at.join("result.json"), text)?;
+        }
+        Ok(bytes)
     }
 }
 
