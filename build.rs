@@ -70,8 +70,23 @@ fn output(command: &mut Command) -> Option<String> {
     Some(String::from_utf8_lossy(&output.stdout).trim().to_owned()).filter(|text| !text.is_empty())
 }
 
-/// The short commit, marked when tracked files differ from it. Without a repository there is none.
+/// The short commit, marked when tracked files differ from it: of the repository whose root this is, or as `cargo package` wrote it down. A
+/// repository further up is another project's.
 fn git_revision() -> Option<String> {
+    let root = output(Command::new("git").args(["rev-parse", "--show-toplevel"]));
+    let own =
+        root.is_some_and(|root| Path::new(&root).canonicalize().ok() == Path::new(".").canonicalize().ok());
+    if own { repository_revision() } else { packaged_revision() }
+}
+
+fn packaged_revision() -> Option<String> {
+    let text = std::fs::read_to_string(".cargo_vcs_info.json").ok()?;
+    let commit = text.split('"').skip_while(|word| *word != "sha1").nth(2)?;
+    let dirty = if text.contains("\"dirty\": true") { "-dirty" } else { "" };
+    Some(format!("{}{dirty}", commit.get(..12)?))
+}
+
+fn repository_revision() -> Option<String> {
     // Without the lock, `status` does not rewrite the index, which is watched below: the next build would start from nothing.
     let git = |arguments: &[&str]| output(Command::new("git").arg("--no-optional-locks").args(arguments));
     let folder = PathBuf::from(git(&["rev-parse", "--git-dir"])?);
@@ -101,13 +116,12 @@ fn compile_kernels() {
     let architectures = std::env::var("HBMARK_CUDA_ARCHS").unwrap_or(ARCHITECTURES.into());
     let without = std::env::var("HBMARK_CUDA_LINE_INFO").is_ok_and(|wanted| wanted == "0");
     let line_info = if without { None } else { Some("-lineinfo") };
+    let flags = flags(&architectures, line_info);
     let compiler = output(Command::new(&nvcc).arg("--version"));
-    let settings = format!("{architectures} {line_info:?} {compiler:?}");
-    let headers = sources("cuh");
+    let settings = fingerprint(&sources("cuh"), &format!("{flags:?} {compiler:?}"));
     let mut stale = Vec::new();
     for source in sources("cu") {
-        let inputs = [headers.as_slice(), &[PathBuf::from("build.rs"), source.clone()]].concat();
-        let wanted = fingerprint(&inputs, &settings);
+        let wanted = fingerprint(std::slice::from_ref(&source), &settings);
         let stamp = out.join(source.file_stem().expect("a source has a name")).with_extension("inputs");
         if std::fs::read_to_string(&stamp).is_ok_and(|last| last == wanted) {
             continue;
@@ -126,7 +140,7 @@ fn compile_kernels() {
                     let Some((source, stamp, inputs)) = next else { return };
                     // Half a product must not pass for one of the last time.
                     let _ = std::fs::remove_file(&stamp);
-                    compile(&nvcc, &source, &out, &architectures, line_info);
+                    compile(&nvcc, &source, &out, &flags);
                     std::fs::write(stamp, inputs).expect("OUT_DIR can be written");
                 }
             });
@@ -147,24 +161,23 @@ fn find_nvcc() -> Option<PathBuf> {
     folders.find_map(|folder| Some(folder.join("nvcc")).filter(|nvcc| nvcc.is_file()))
 }
 
-fn compile(nvcc: &Path, source: &Path, out: &Path, architectures: &str, line_info: Option<&str>) {
+/// How every file is compiled. Uncompressed, for `scripts/check_sass.py`: what travels is compressed as a whole.
+fn flags(architectures: &str, line_info: Option<&str>) -> Vec<String> {
+    let general = ["-fatbin", "-no-compress", "-O3", "-std=c++17", "-Xptxas", "-v,-warn-spills"];
+    let targets =
+        architectures.split(',').map(str::trim).map(|architecture| match architecture.strip_suffix("-ptx") {
+            Some(number) => format!("-gencode=arch=compute_{number},code=compute_{number}"),
+            None => format!("-gencode=arch=compute_{architecture},code=sm_{architecture}"),
+        });
+    general.into_iter().chain(line_info).map(str::to_owned).chain(targets).collect()
+}
+
+fn compile(nvcc: &Path, source: &Path, out: &Path, flags: &[String]) {
     let name = source.file_stem().expect("a source has a name");
     let mut command = Command::new(nvcc);
     // What is measured is compiled as it says here.
     command.env_remove("NVCC_APPEND_FLAGS").env_remove("NVCC_PREPEND_FLAGS");
-    // Uncompressed, for `scripts/check_sass.py`: what travels is compressed as a whole.
-    command
-        .args(["-fatbin", "-no-compress", "-O3", "-std=c++17", "-Xptxas", "-v,-warn-spills"])
-        .args(line_info)
-        .arg("-o");
-    command.arg(out.join(name).with_extension("fatbin")).arg(source);
-    for architecture in architectures.split(',').map(str::trim) {
-        let target = match architecture.strip_suffix("-ptx") {
-            Some(number) => format!("arch=compute_{number},code=compute_{number}"),
-            None => format!("arch=compute_{architecture},code=sm_{architecture}"),
-        };
-        command.args(["-gencode", &target]);
-    }
+    command.args(flags).arg("-o").arg(out.join(name).with_extension("fatbin")).arg(source);
     match command.output() {
         // What ptxas says of registers and spills is for `scripts/check_resources.py`.
         Ok(output) if output.status.success() => {
