@@ -3,6 +3,26 @@
 //! Enters: a [`StepBatch`] (which tokens of which sequences, at which positions). Leaves: logits, next tokens, and
 //! time marks on the stream that ran the step. The step benchmark and the scheduler are above it; candle, our own kernels and the
 //! scripted device implement it.
+//!
+//! ```
+//! use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, StepBatch};
+//! use hbmark_core::model::Dtype;
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! let model = hbmark::weights::open("tests/fixtures/models/qwen3-tied", None, 42)?;
+//! let options = DeviceOptions::default();
+//! let mut session = engine::open("native", &model, Dtype::F32, DeviceChoice::Cpu, options, &mut |_, _| {})?;
+//! // A prefill of three tokens, then a decode step of the token that follows, timed on the session's own timeline.
+//! session.step(&StepBatch::uniform(SequenceId(0), &[vec![1, 2, 3]], 0))?;
+//! let next = session.greedy_tokens()?;
+//! session.timeline().mark()?;
+//! session.step(&StepBatch::uniform(SequenceId(0), &[next], 3))?;
+//! session.timeline().mark()?;
+//! assert_eq!(session.logits()?[0].len(), model.architecture.vocab_size);
+//! assert_eq!(session.timeline().drain()?.len(), 2);
+//! # Ok(())
+//! # }
+//! ```
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -359,4 +379,15 @@ impl From<crate::weights::OpenError> for EngineError {
     fn from(error: crate::weights::OpenError) -> Self {
         Self::Model(Box::new(error))
     }
+}
+
+/// Largest difference of two logit rows, relative to the largest magnitude of the reference.
+#[must_use]
+pub fn relative_error(found: &[f32], reference: &[f32]) -> f64 {
+    let scale = reference.iter().fold(0.0f64, |m, &x| m.max(f64::from(x).abs())).max(f64::MIN_POSITIVE);
+    found
+        .iter()
+        .zip(reference)
+        .map(|(&a, &b)| (f64::from(a) - f64::from(b)).abs() / scale)
+        .fold(0.0, |worst, e| if e.is_nan() { f64::INFINITY } else { worst.max(e) })
 }

@@ -179,7 +179,7 @@ fn reference_kind(
         Dtype::F32 | Dtype::Bf16 | Dtype::F16 if !model.is_gguf() => {
             match capabilities_of(EngineKind::Stock, model, Dtype::F32, device) {
                 Ok(_) => Ok(Some(ReferenceKind::Stock)),
-                // A model that candle does not run as published is no reference.
+                // A model that candle does not run as published is not a reference.
                 Err(EngineError::Unsupported { .. }) => Ok(None),
                 Err(other) => Err(other),
             }
@@ -271,6 +271,6 @@ mod tests {
         let mut reference =
             open_reference("native", &model, Dtype::F32, device, options, &mut |_, _| {}).unwrap().unwrap();
         let (found, wanted) = (logits(native.as_mut()), logits(reference.as_mut()));
-        assert!(crate::measure::quality::relative_error(&found, &wanted) < 1e-4);
+        assert!(crate::engine::relative_error(&found, &wanted) < 1e-4);
     }
 }

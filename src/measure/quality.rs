@@ -7,7 +7,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use sha2::{Digest, Sha256};
 
-use crate::engine::{EngineError, ScriptedRouting, SequenceId, Session, StepBatch};
+use crate::engine::{EngineError, ScriptedRouting, SequenceId, Session, StepBatch, relative_error};
 use hbmark_core::ledger::ExpertRouting;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::Quality;
@@ -35,17 +35,6 @@ pub fn tolerance(dtype: Dtype) -> f64 {
     }
 }
 
-/// Largest difference of two logit rows, relative to the largest magnitude of the reference.
-#[must_use]
-pub fn relative_error(found: &[f32], reference: &[f32]) -> f64 {
-    let scale = reference.iter().fold(0.0f64, |m, &x| m.max(f64::from(x).abs())).max(f64::MIN_POSITIVE);
-    found
-        .iter()
-        .zip(reference)
-        .map(|(&a, &b)| (f64::from(a) - f64::from(b)).abs() / scale)
-        .fold(0.0, |worst, e| if e.is_nan() { f64::INFINITY } else { worst.max(e) })
-}
-
 /// A short hash over greedy tokens, for results.
 #[must_use]
 pub fn token_hash(tokens: &[u32]) -> String {
@@ -53,7 +42,7 @@ pub fn token_hash(tokens: &[u32]) -> String {
     for token in tokens {
         hasher.update(token.to_le_bytes());
     }
-    hasher.finalize().iter().take(6).fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
+    format!("{:.12x}", hasher.finalize())
 }
 
 /// Checks that logits are numbers, that a decode on top of a cache gives what one prefill gives, and, where there is a

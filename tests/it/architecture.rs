@@ -1,7 +1,7 @@
-//! Imports point up the table of `ARCHITECTURE.md` only: a room uses the rooms in the rows above its own.
+//! Imports point up the table of `ARCHITECTURE.md` only: a module uses the modules in the rows above its own.
 //!
-//! What the table calls `*` is a crate whose modules have no order among themselves. Tests may look anywhere: files with `test` in their
-//! path, and what stands behind the first `mod tests` of a file, are not read.
+//! What the table calls `*` is a crate whose modules have no order among themselves. Tests may look anywhere: folders and files named
+//! `tests` or `*_tests`, and what stands behind the first `mod tests` of a file, are not read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -10,9 +10,9 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The rows of the table, uppermost first: crate and room.
+/// The rows of the table, uppermost first: crate and module.
 fn table(text: &str) -> Vec<(String, String)> {
-    let rows = text.lines().skip_while(|line| !line.starts_with("| crate | room |")).skip(2);
+    let rows = text.lines().skip_while(|line| !line.starts_with("| crate | module |")).skip(2);
     let cells = rows.take_while(|line| line.starts_with('|')).map(|line| {
         let mut cells = line.split('|').skip(1).map(|cell| cell.trim().to_owned());
         (cells.next().unwrap(), cells.next().unwrap())
@@ -37,10 +37,11 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 /// How imports of the workspace begin.
-const PREFIXES: [&str; 8] = [
+const PREFIXES: [&str; 9] = [
     "crate::",
     "hbmark_core::",
     "hbmark_cpu_kernels::",
+    "hbmark_emulated_kernels::",
     "hbmark_traffic::",
     "hbmark_client::",
     "hbmark_report::",
@@ -48,11 +49,15 @@ const PREFIXES: [&str; 8] = [
     "hbmark::",
 ];
 
-/// What a program text imports of the workspace: crate and room, with the line. A use tree in braces is one import per first segment.
+/// What a program text imports of the workspace: crate and module, with the line. A use tree in braces is one import per first segment.
 fn imports(text: &str, own: &str) -> Vec<(String, String, usize)> {
     let mut found = Vec::new();
-    for (index, line) in text.lines().enumerate() {
-        let code = line.split("//").next().unwrap();
+    let lines: Vec<&str> = text.lines().map(|line| line.split("//").next().unwrap()).collect();
+    for (index, line) in lines.iter().enumerate() {
+        // A use tree may go on over several lines.
+        let opened = line.trim_start().contains("use ") && line.contains("::{") && !line.contains('}');
+        let last = if opened { lines[index..].iter().position(|line| line.contains(';')) } else { None };
+        let code = lines[index..=index + last.unwrap_or(0)].concat();
         for (at, prefix) in PREFIXES.iter().flat_map(|prefix| code.match_indices(prefix)) {
             let before = code[..at].chars().next_back();
             if before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == ':' || c == '$') {
@@ -73,16 +78,17 @@ fn imports(text: &str, own: &str) -> Vec<(String, String, usize)> {
             }
         }
     }
-    found.retain(|(_, room, _)| !room.is_empty());
+    found.retain(|(_, module, _)| !module.is_empty());
     found
 }
 
-/// What each room of a crate imports.
+/// What each module of a crate imports.
 type Graph = BTreeMap<(String, String), BTreeSet<String>>;
 
-/// Rooms with what they import, and every import that points down the table.
+/// Modules with what they import, and every import that points down the table.
 fn read(rows: &[(String, String)]) -> (Graph, Vec<String>) {
-    let rank = |name: &str, room: &str| rows.iter().position(|(c, r)| c == name && (r == room || r == "*"));
+    let rank =
+        |name: &str, module: &str| rows.iter().position(|(c, r)| c == name && (r == module || r == "*"));
     let mut graph = Graph::new();
     let mut wrong = Vec::new();
     let crates: BTreeSet<&str> = rows.iter().map(|(name, _)| name.as_str()).collect();
@@ -92,32 +98,34 @@ fn read(rows: &[(String, String)]) -> (Graph, Vec<String>) {
         files(&folder, &mut found);
         for path in found {
             let relative = path.strip_prefix(&folder).unwrap().to_string_lossy().into_owned();
-            if relative.contains("test") || matches!(relative.as_str(), "lib.rs" | "main.rs") {
+            let names = relative.trim_end_matches(".rs").split('/');
+            let mut tests = names.filter(|name| *name == "tests" || name.ends_with("_tests"));
+            if tests.next().is_some() || matches!(relative.as_str(), "lib.rs" | "main.rs") {
                 continue;
             }
-            let room = relative.split('/').next().unwrap().trim_end_matches(".rs").to_owned();
-            let Some(here) = rank(name, &room) else {
+            let module = relative.split('/').next().unwrap().trim_end_matches(".rs").to_owned();
+            let Some(here) = rank(name, &module) else {
                 wrong.push(format!(
-                    "{name}/src/{relative}: the room `{room}` is not in the table of ARCHITECTURE.md"
+                    "{name}/src/{relative}: the module `{module}` is not in the table of ARCHITECTURE.md"
                 ));
                 continue;
             };
             let text = std::fs::read_to_string(&path).unwrap();
             let text = text.split("\nmod tests {").next().unwrap();
             for (other, target, line) in imports(text, name) {
-                // What is no room is an item of a crate's root.
+                // What is not a module is an item of a crate's root.
                 let Some(there) = rank(&other, &target) else { continue };
                 let star = rows[here].1 == "*" && other == name;
-                if (other.as_str(), &target) == (name, &room) || star {
+                if (other.as_str(), &target) == (name, &module) || star {
                     continue;
                 }
                 graph
-                    .entry((name.to_owned(), room.clone()))
+                    .entry((name.to_owned(), module.clone()))
                     .or_default()
                     .insert(format!("{other}::{target}"));
                 if there > here {
                     wrong.push(format!(
-                        "{name}/src/{relative}:{line}: `{room}` imports {other}::{target}, which is below it"
+                        "{name}/src/{relative}:{line}: `{module}` imports {other}::{target}, which is below it"
                     ));
                 }
             }
@@ -131,9 +139,9 @@ fn no_import_points_down_the_table() {
     let rows = table(&std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap());
     assert!(rows.len() > 15, "the table of ARCHITECTURE.md was not found");
     let (graph, wrong) = read(&rows);
-    for ((name, room), imports) in &graph {
+    for ((name, module), imports) in &graph {
         println!(
-            "{name:<15} {room:<16} {}",
+            "{name:<15} {module:<16} {}",
             imports.iter().map(String::as_str).collect::<Vec<_>>().join(" ")
         );
     }
@@ -142,22 +150,36 @@ fn no_import_points_down_the_table() {
 }
 
 #[test]
-fn every_room_of_the_table_exists_and_no_other_does() {
+fn every_room_of_the_table_exists_and_every_crate_is_in_it() {
     let rows = table(&std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap());
-    for (name, room) in rows.iter().filter(|(_, room)| room != "*") {
+    for entry in std::fs::read_dir(root().join("crates")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(rows.iter().any(|(own, _)| *own == name), "{name} is not in the table");
+    }
+    for (name, module) in rows.iter().filter(|(_, module)| module != "*") {
         let folder = source(name);
         assert!(
-            folder.join(room).is_dir() || folder.join(format!("{room}.rs")).is_file(),
-            "{name} has no room {room}"
+            folder.join(module).is_dir() || folder.join(format!("{module}.rs")).is_file(),
+            "{name} has no module {module}"
         );
     }
 }
 
 #[test]
 fn an_import_is_found_in_every_form() {
-    let text = "use crate::cli::axes;\nlet x = crate::run::plan();\nuse hbmark_core::{result::Cell, units::Nanos};\n// crate::serve\nuse other_crate::cli;";
+    let text = "use crate::cli::axes;\nlet x = crate::run::plan();\nuse hbmark_core::{result::Cell, units::Nanos};\n// crate::serve\nuse other_crate::cli;\nuse crate::{\n    cli::{axes, // crate::run\n    },\n    worker,\n};";
     let found = imports(text, "hbmark");
     let names: Vec<String> =
-        found.iter().map(|(name, room, line)| format!("{name}::{room}@{line}")).collect();
-    assert_eq!(names, ["hbmark::cli@1", "hbmark::run@2", "hbmark-core::result@3", "hbmark-core::units@3"]);
+        found.iter().map(|(name, module, line)| format!("{name}::{module}@{line}")).collect();
+    assert_eq!(
+        names,
+        [
+            "hbmark::cli@1",
+            "hbmark::run@2",
+            "hbmark-core::result@3",
+            "hbmark-core::units@3",
+            "hbmark::cli@6",
+            "hbmark::worker@6"
+        ]
+    );
 }

@@ -14,8 +14,8 @@ use super::rope::RopeTables;
 use super::routing_script::RoutingScript;
 use super::shapes::{LatentForm, PoolShape};
 use super::{random_kv, weights};
+use crate::engine::relative_error;
 use crate::engine::{EngineError, ScriptedRouting};
-use crate::measure::quality::relative_error;
 use crate::weights::{Packing, StoredMatrix};
 use hbmark_core::ledger::ExpertRouting;
 use hbmark_core::model::{Architecture, Dtype};
@@ -217,7 +217,7 @@ impl<O: Operations> Runner<O> {
     }
 }
 
-/// Relative error of each row: infinite where there is a row too many, or something that is no number.
+/// Relative error of each row: infinite where there is a row too many, or something that is not a number.
 fn errors(found: &[Vec<f32>], reference: &[Vec<f32>]) -> Vec<f64> {
     if found.len() != reference.len() {
         return vec![f64::INFINITY];

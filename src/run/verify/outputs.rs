@@ -5,9 +5,10 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 
 use super::{Check, Record};
+use crate::engine::relative_error;
 use crate::engine::stock::StockSession;
 use crate::engine::{Backend, DeviceChoice, DeviceOptions, EngineError, SequenceId, Session, StepBatch};
-use crate::measure::quality::{self, relative_error, tolerance};
+use crate::measure::quality::{self, tolerance};
 use crate::weights::{OpenModel, synthetic};
 use hbmark_core::model::{Architecture, Dtype, parse_config};
 
