@@ -29,7 +29,7 @@ pub use cell::{
 };
 pub use environment::{
     Board, BuildEnvironment, CpuEnvironment, Environment, Fabric, FleetTask, GpuEnvironment, GpuMatch,
-    Limits, Placement, RemappedRows, SIMULATED_DEVICE,
+    Limits, Placement, RemappedRows, SIMULATED_DEVICE, UNKNOWN_PRODUCT,
 };
 pub use error::ReportError;
 pub use finding::{Finding, Severity};

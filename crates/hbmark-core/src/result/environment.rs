@@ -248,12 +248,15 @@ pub enum GpuMatch {
     Number,
 }
 
+/// What [`Environment::product`] says where nothing tells it.
+pub const UNKNOWN_PRODUCT: &str = "unknown product";
+
 impl Environment {
     /// The product a run was on: the GPU's name where it was on one that tells it, the CPU's model otherwise.
     #[must_use]
     pub fn product(&self, on_gpu: bool) -> &str {
         let gpu = self.gpu.as_ref().filter(|_| on_gpu).and_then(|gpu| gpu.name.as_deref());
-        gpu.or(self.cpu.model.as_deref()).unwrap_or("unknown product")
+        gpu.or(self.cpu.model.as_deref()).unwrap_or(UNKNOWN_PRODUCT)
     }
 
     /// The first fact in which two machines differ, as far as times depend on it: what, here, and there.

@@ -17,7 +17,9 @@ use hbmark_core::result::comparison::{Comparison, Method, Settings};
 use hbmark_core::result::serving::{
     GateName, MIN_REQUESTS, Offered, Point, ServeKind, ServeReport, ServeResult, Validity,
 };
-use hbmark_core::result::{CellResult, Environment, Finding, Phase, Report, ReportKind, Severity, Status};
+use hbmark_core::result::{
+    CellResult, Environment, Finding, Phase, Report, ReportKind, Severity, Status, UNKNOWN_PRODUCT,
+};
 use hbmark_core::stats;
 use hbmark_core::units::BytesPerSecond;
 
@@ -621,7 +623,7 @@ pub fn of_comparison(found: &Comparison) -> Checklist {
     let lost = found.cells.iter().filter(|cell| cell.effect.ratio.is_none()).count();
     let floor = found.floor.iter().flat_map(|floor| &floor.cells);
     let floor = floor.filter(|cell| cell.effect.low.is_some()).count();
-    let machine = Some(&found.machine).filter(|machine| !machine.starts_with("unknown product"));
+    let machine = Some(&found.machine).filter(|machine| !machine.starts_with(UNKNOWN_PRODUCT));
     let paired = match found.method {
         Method::SavedResults => "two saved results: one process a side".to_owned(),
         Method::PairedRounds if lenient => {

@@ -1,7 +1,7 @@
 //! All results in a folder: one row for each cell and each point of load.
 //!
 //! Enters: a path to a folder. Leaves: a [`Collection`], in which a cell stands beside the same cell of other runs, oldest first. Every result is
-//! judged again as when it is opened alone; its samples do not stay in memory. Links are not followed, and files that are no results of this
+//! judged again as when it is opened alone; its samples do not stay in memory. Links are not followed, and files that are not results of this
 //! program are named.
 
 use std::fs;
@@ -12,11 +12,11 @@ use serde::Serialize;
 
 use super::opened::{Opened, open};
 use hbmark_core::result::serving::{Point, ServeReport};
-use hbmark_core::result::{Capabilities, CellResult, Report, ReportKind};
+use hbmark_core::result::{Capabilities, CellResult, Report, ReportKind, UNKNOWN_PRODUCT};
 
 /// Folders deeper than this are not entered.
 const MAX_DEPTH: usize = 16;
-/// Entries after which a tree is no folder of results.
+/// Entries after which a tree is not a folder of results.
 const MAX_ENTRIES: usize = 1_000_000;
 
 /// A result of the folder.
@@ -122,7 +122,7 @@ impl Collection {
         let on_gpu = report.capabilities.first().is_some_and(Capabilities::on_gpu);
         let (kind, device) = match (report.kind, &report.datasheet) {
             (ReportKind::Predict, Some(sheet)) => ("predict", sheet.product.clone()),
-            (ReportKind::Predict, None) => ("predict", "unknown product".to_owned()),
+            (ReportKind::Predict, None) => ("predict", UNKNOWN_PRODUCT.to_owned()),
             (ReportKind::Run, _) => ("run", report.environment.product(on_gpu).to_owned()),
         };
         self.sources.push(Source {

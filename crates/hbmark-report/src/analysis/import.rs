@@ -278,7 +278,7 @@ impl ForeignRow {
 pub enum ImportError {
     #[error("cannot read {path}")]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("{path} is no regular file; give the result itself")]
+    #[error("{path} is not a regular file; give the result itself")]
     NotAFile { path: PathBuf },
     #[error(
         "{path} holds {size} bytes, and a foreign result is at most {limit}; give the summary, not the detailed export"
@@ -298,8 +298,11 @@ pub enum ImportError {
     CutOff { file: String },
     #[error("{file} cannot be read as CSV")]
     Csv { file: String, source: csv::Error },
-    #[error("{file} is no result this program knows ({found}); it reads {}", known_formats())]
-    Unrecognised { file: String, found: String },
+    /// `object`: JSON, and an object, as results of this program are.
+    #[error("{file} is not a result this program knows ({found}); it reads {}", known_formats())]
+    Unrecognised { file: String, found: String, object: bool },
+    #[error("{file} is a result of this program; `hbmark report FILE` prints it")]
+    OwnResult { file: String },
     #[error("{file} is {what}")]
     NotAResult { file: String, what: &'static str },
     #[error("{file}, record {record}: field `{field}` is {found}, and {wanted} was expected")]
@@ -384,10 +387,15 @@ const READERS: &[Reader] = &[
 fn recognise(document: &Document) -> Result<Vec<ForeignResult>, ImportError> {
     READERS.iter().find_map(|reader| reader(document)).unwrap_or_else(|| {
         let file = document.file.clone();
-        Err(match unsupported::what(document) {
-            Some(what) => ImportError::NotAResult { file, what },
-            None => ImportError::Unrecognised { file, found: document.describe() },
-        })
+        let own = [["schema_version", "cells"], ["schema_version", "points"]];
+        if own.iter().any(|keys| document.objects_with(keys).is_some()) {
+            return Err(ImportError::OwnResult { file });
+        }
+        if let Some(what) = unsupported::what(document) {
+            return Err(ImportError::NotAResult { file, what });
+        }
+        let object = document.objects_with(&[]).is_some_and(|objects| !objects[0].is_empty());
+        Err(ImportError::Unrecognised { file, found: document.describe(), object })
     })
 }
 
@@ -400,7 +408,7 @@ fn clipped(text: &str) -> String {
     }
 }
 
-/// A run of which no request ended is no measurement, whatever its summary says.
+/// A run of which no request ended is not a measurement, whatever its summary says.
 fn nothing_completed(setup: &Setup) -> Option<Cause> {
     let sent = setup.requests.or(setup.failed);
     (setup.completed == Some(0)).then(|| {

@@ -23,7 +23,7 @@ pub enum Opened {
     Foreign(Vec<ForeignResult>),
 }
 
-/// Why a file is no result.
+/// Why a file is not a result.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenedError {
     #[error(transparent)]
@@ -125,13 +125,8 @@ pub fn open(path: &Path) -> Result<Opened, OpenedError> {
             };
             match import::read(path) {
                 Ok(results) => Ok(Opened::Foreign(results)),
-                Err(ImportError::Unrecognised { found, .. })
-                    if broken && found.starts_with("JSON with the keys") =>
-                {
-                    Err(ours.into())
-                }
-                Err(ImportError::NotAResult { what, .. })
-                    if broken && what.starts_with("a result of this program") =>
+                Err(ImportError::Unrecognised { object: true, .. } | ImportError::OwnResult { .. })
+                    if broken =>
                 {
                     Err(ours.into())
                 }

@@ -227,6 +227,32 @@ pub fn measured<V: Into<Value>>(
     }
 }
 
+impl Cells {
+    /// So many cells of this kind without a value.
+    #[must_use]
+    pub fn empty(&self, rows: usize) -> Self {
+        match self {
+            Self::Words(_) => Self::Words(vec![String::new(); rows]),
+            Self::Numbers(_) => Self::Numbers(vec![String::new(); rows]),
+            Self::Bars(_) => Self::Bars(vec![String::new(); rows]),
+            Self::Measured { unit, alike, .. } => {
+                Self::Measured { unit: *unit, alike: *alike, values: vec![Value::Null; rows] }
+            }
+        }
+    }
+
+    /// Adds cells of the same kind; others are not added.
+    pub fn extend(&mut self, more: Self) {
+        match (self, more) {
+            (Self::Words(cells), Self::Words(more))
+            | (Self::Numbers(cells), Self::Numbers(more))
+            | (Self::Bars(cells), Self::Bars(more)) => cells.extend(more),
+            (Self::Measured { values, .. }, Self::Measured { values: more, .. }) => values.extend(more),
+            _ => {}
+        }
+    }
+}
+
 impl Column {
     /// The same with the times of some rows in brackets.
     #[must_use]

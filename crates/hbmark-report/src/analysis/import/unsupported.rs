@@ -30,8 +30,6 @@ const OBJECTS: &[(&[&str], &str)] = &[
         &["hash_id_scope", "requests"],
         "recorded traffic, not a result, and of a kind that `hbmark serve` does not replay",
     ),
-    (&["schema_version", "cells"], "a result of this program; `hbmark report FILE` prints it"),
-    (&["schema_version", "points"], "a result of this program; `hbmark report FILE` prints it"),
 ];
 
 const TABLES: &[(&[&str], &str)] = &[

@@ -1,7 +1,9 @@
 //! A folder of results: one table of its cells, one of its points of load, and where they come from.
 //!
 //! Enters: a [`Collection`]. Leaves: its document. What is the same in every row stands above the table. A spreadsheet gets every number of every
-//! cell, or of every point where there are no cells.
+//! cell and, below them, of every point of load.
+
+use std::mem::discriminant;
 
 use super::{run, serving};
 use crate::analysis::collection::{Collection, From, Source};
@@ -45,7 +47,7 @@ impl Kind for Collection {
             words("note", self.sources.iter().map(|source| or_dash(source.note.as_ref()))),
         ]);
         document.section(
-            "files that are no results",
+            "files that are not results",
             self.unused.iter().map(|unused| format!("{}: {}", unused.file, unused.why)),
         );
         document.sheet = Some(self.sheet());
@@ -90,6 +92,7 @@ impl Collection {
         document.table(varying.into_iter().chain(columns).collect());
     }
 
+    /// Points of load stand below cells; columns that only the others have are empty.
     fn sheet(&self) -> Vec<Column> {
         let origin = |sources: &mut dyn Iterator<Item = &Source>| {
             let sources: Vec<&Source> = sources.collect();
@@ -105,11 +108,75 @@ impl Collection {
                 words("device", sources.iter().map(|source| source.device.clone())),
             ]
         };
-        if self.cells.is_empty() {
-            let points: Vec<Point> = self.points.iter().map(|point| point.row.clone()).collect();
-            return [origin(&mut self.of(&self.points)), serving::sheet(&points)].concat();
-        }
         let cells: Vec<CellResult> = self.cells.iter().map(|cell| cell.row.clone()).collect();
-        [origin(&mut self.of(&self.cells)), run::sheet(&cells)].concat()
+        let cells = [origin(&mut self.of(&self.cells)), run::sheet(&cells)].concat();
+        let points: Vec<Point> = self.points.iter().map(|point| point.row.clone()).collect();
+        let points = [origin(&mut self.of(&self.points)), serving::sheet(&points)].concat();
+        match (self.cells.len(), self.points.len()) {
+            (_, 0) => cells,
+            (0, _) => points,
+            rows => stacked(cells, points, rows),
+        }
+    }
+}
+
+/// Two sheets of so many rows as one. Columns of the same title and kind are one column.
+fn stacked(above: Vec<Column>, below: Vec<Column>, rows: (usize, usize)) -> Vec<Column> {
+    let mut below: Vec<Option<Column>> = below.into_iter().map(Some).collect();
+    let mut columns: Vec<Column> = Vec::new();
+    for mut column in above {
+        let title = column.title_with_unit();
+        let same = below.iter_mut().find(|other| {
+            other.as_ref().is_some_and(|other| {
+                other.title_with_unit() == title && discriminant(&other.cells) == discriminant(&column.cells)
+            })
+        });
+        let rest =
+            same.and_then(Option::take).map_or_else(|| column.cells.empty(rows.1), |other| other.cells);
+        column.cells.extend(rest);
+        columns.push(column);
+    }
+    columns.extend(below.into_iter().flatten().map(|mut column| {
+        let mut cells = column.cells.empty(rows.0);
+        cells.extend(column.cells);
+        column.cells = cells;
+        column
+    }));
+    columns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::{Format, Screen, render};
+    use crate::samples;
+
+    #[test]
+    fn a_sheet_of_runs_and_of_points_has_a_row_for_each() {
+        let folder = tempfile::tempdir().unwrap();
+        let (run, sweep) = (samples::measured(), samples::sweep());
+        std::fs::write(folder.path().join("run.json"), hbmark_core::result::saved::write(&run).unwrap())
+            .unwrap();
+        std::fs::write(folder.path().join("serve.json"), serde_json::to_string(&sweep).unwrap()).unwrap();
+        let found = Collection::read(folder.path()).unwrap();
+        let csv = render(&found, Format::Csv, Screen::default()).unwrap();
+        let mut table = csv::Reader::from_reader(csv.as_bytes());
+        let titles = table.headers().unwrap().clone();
+        let at = |title: &str| titles.iter().position(|t| t == title).unwrap_or_else(|| panic!("no {title}"));
+        let (kind, cell, point, rate) = (at("kind"), at("id"), at("label"), at("served_per_s"));
+        let rows: Vec<csv::StringRecord> = table.records().map(Result::unwrap).collect();
+        let of = |wanted: &str| rows.iter().filter(|row| &row[kind] == wanted).collect::<Vec<_>>();
+        assert_eq!((of("run").len(), of("serve").len()), (run.cells.len(), sweep.points.len()));
+        assert!(
+            of("run")
+                .iter()
+                .all(|row| !row[cell].is_empty() && row[point].is_empty() && row[rate].is_empty())
+        );
+        assert!(of("serve").iter().all(|row| row[cell].is_empty() && !row[point].is_empty()));
+        assert!(of("serve").iter().any(|row| !row[rate].is_empty()));
+        let mut unique: Vec<&str> = titles.iter().collect();
+        unique.sort_unstable();
+        unique.dedup();
+        assert_eq!(unique.len(), titles.len(), "{titles:?}");
     }
 }
