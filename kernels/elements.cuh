@@ -92,7 +92,7 @@ __device__ constexpr bool has_scales() {
     return false;
 }
 
-// To nearest, ties to even; what is too large is the largest, and what is no number is 0.
+// To nearest, ties to even; what is too large is the largest, and what is not a number is 0.
 template <>
 __device__ inline E4m3 narrow<E4m3>(float x) {
     if (x != x) return E4m3{0};
@@ -180,7 +180,7 @@ __device__ inline float gated(const Gate& with, float gate, float up) {
     float x = gate;
     if (with.function == GELU_TANH) x = 1.5957691216f * (gate + 0.044715f * gate * gate * gate);
     if (with.function == CLAMPED_SWIGLU) {
-        // By comparisons: what is no number stays one.
+        // By comparisons: what is not a number stays one.
         gate = gate > with.limit ? with.limit : gate;
         up = (up > with.limit ? with.limit : up < -with.limit ? -with.limit : up) + 1.0f;
         x = 1.702f * gate;

@@ -113,7 +113,7 @@ __device__ inline void choose(const Routing& routing, int row, float* copy) {
         for (int place = 0; place < per_row; ++place) {
             unsigned long long best = 0;
             for (int i = lane; i < count; i += WARP) {
-                // What is no number is the least, and still an expert.
+                // What is not a number is the least, and still an expert.
                 const unsigned long long key = copy[i] == copy[i] ? in_order(copy[i], i) : ~(unsigned)i;
                 if (key < last) best = max(best, key);
             }

@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 dir=${1:-${CARGO_TARGET_DIR:-target}/site}
-[ ! -e "$dir" ] || grep -qs '<title>hbmark' "$dir/index.html" || { echo "$dir is no site of hbmark: it stays" >&2 && exit 2; }
+[ ! -e "$dir" ] || grep -qs '<title>hbmark' "$dir/index.html" || { echo "$dir is not a site of hbmark: it stays" >&2 && exit 2; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 

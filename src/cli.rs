@@ -50,7 +50,7 @@ use hbmark_report::output::{Format, Kind, Screen, render};
     name = "hbmark",
     version,
     arg_required_else_help = true,
-    after_help = "Example:\n  hbmark run --model SmolLM2-135M --batch 1,4 --context 128,512\n\nEnd a question with `hbmark glossary`: it defines every word in a report."
+    after_help = "Example:\n  hbmark run --model SmolLM2-135M --batch 1,4 --context 128,512\n\n`hbmark glossary` defines every term in a report."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -87,12 +87,12 @@ enum Command {
     Report(report::Args),
     /// Say in plain words where the time of a saved result went, and what disturbed it.
     Explain(explain::Args),
-    /// Ask of a result, ours or another program's, whether it deserves trust: VALID or INVALID.
+    /// Check whether a result, of hbmark or of another program, is VALID or INVALID.
     Checklist(checklist::Args),
     /// Read results of vLLM, SGLang, llama.cpp, AIPerf, GuideLLM, inference-perf, optimum-benchmark or TensorRT-LLM onto the same
     /// roofline.
     Import(import::Args),
-    /// Stand another program's decode on the ladder of one of our cells.
+    /// Break down another program's decode time beside a measured cell: memory, kernels, launches, scheduler, server.
     Ladder(ladder::Args),
     /// List the models that have a name.
     Models(list::ModelsArgs),

@@ -1,6 +1,6 @@
 //! hbmark times LLM prefill and decode steps in-process and holds them against the memory roofline.
 //!
-//! The rooms, lowest first; each uses those above it in this list and the crates below, never the other way round
+//! The modules, lowest first; each uses those above it in this list and the crates below, never the other way round
 //! (`ARCHITECTURE.md` has the table, `tests/it/architecture.rs` holds it):
 //!
 //! | module | what it holds |
@@ -11,7 +11,7 @@
 //! | [`worker`] | child processes, their messages, supervision, journal |
 //! | [`measure`] | the measurement protocol, ceilings, the quality gate |
 //! | [`serve`] | a session under traffic: points, sweeps, searches |
-//! | [`run`] | the whole stories: benchmark, predict, compare, verify, criterion's front door |
+//! | [`run`] | what a command does: benchmark, predict, compare, verify, criterion's benches |
 //! | [`cli`] | clap types, one file per subcommand |
 
 pub mod cli;

@@ -1,4 +1,4 @@
-//! The whole stories: a step benchmark, a prediction, a comparison, the checks of the ruler.
+//! What a command does: a step benchmark, a prediction, a comparison, the checks of `verify`.
 //!
 //! Enters: a validated configuration. Leaves: a result as plain data. Data flows one way, and [`benchmark`] is the first of them:
 //!

@@ -124,13 +124,8 @@ pub unsafe fn work(
         Some(_) => Err("waits for another device".into()),
     };
     Ok(Work {
-        name: name.to_owned(),
-        demand: Demand::default(),
-        module: None,
-        run: Arc::new(run),
-        begin: Some(begin),
-        dependent,
-    })
+ begin: Some(begin),
+ dependent, ..Work::new(name, Demand::default(), Arc::new(run)) })
 }
 
 /// A kernel with its arguments.

@@ -213,9 +213,4 @@ impl Memory {
             allocation.mapped && !allocation.freed && address + bytes <= start + allocation.bytes
         })
     }
-
-    #[must_use]
-    pub fn is_mapped(&self, address: usize) -> bool {
-        self.allocations.get(&address).is_some_and(|allocation| allocation.mapped)
-    }
 }

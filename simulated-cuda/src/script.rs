@@ -25,7 +25,7 @@
 //! | `clock=40`, `clock=40+8` | from the 40th sample on, 16 or 8 samples show a lower SM clock and no reason |
 //! | `ecc=3` | uncorrected errors of memory, each with a row to be replaced |
 //! | `foreign-process=1` | other processes on each device, with 2 GiB each |
-//! | `memory=zeros` | new memory is zero, and not a pattern that is no number |
+//! | `memory=zeros` | new memory is zero, and not a pattern that is not a number |
 //! | `dependents=late` | no kernel begins before the one in front of it has ended |
 //! | `busy-memory=20GiB` | bytes that others hold, with no process to be seen |
 

@@ -38,6 +38,14 @@ pub struct Work {
     pub dependent: bool,
 }
 
+impl Work {
+    /// Work that is no kernel of the driver's and waits for nothing.
+    #[must_use]
+    pub fn new(name: &str, demand: Demand, run: Run) -> Self {
+        Self { name: name.to_owned(), demand, module: None, run, begin: None, dependent: false }
+    }
+}
+
 impl fmt::Debug for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Work").field("name", &self.name).field("demand", &self.demand).finish()

@@ -38,7 +38,7 @@ fn under(script: &str, test: &str, body: impl FnOnce(&Nvml)) {
     }
     let output = run(test, script);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{test} is no test's name");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{test} is not a test's name");
 }
 
 /// One sample in the order that the program asks in: clock, reasons, nanoseconds of the thermal counter.

@@ -85,7 +85,7 @@ pub fn arguments_of(subcommand: &str) -> Option<ArgMatches> {
         .map(|(_, args)| args)
 }
 
-/// Ends without a result: a journal without measurements is removed, and a signal is no error of the input.
+/// Ends without a result: a journal without measurements is removed, and a signal is not an error of the input.
 pub fn give_up(
     journal: Option<Journal>,
     signal: Option<i32>,

@@ -18,7 +18,7 @@ use hbmark_report::output::Format;
 pub struct Args {
     /// A serve.json of a sweep over the rate, or of a search.
     file: PathBuf,
-    /// Requests per second at the busiest.
+    /// Peak requests per second.
     #[arg(long, allow_negative_numbers = true)]
     target_rate: f64,
     /// Objectives [default: those of the result].
@@ -55,7 +55,7 @@ pub struct PriceArgs {
     /// What a million output tokens are sold for.
     #[arg(long, requires = "gpu_hour_price", requires = "price_input", help_heading = "Prices")]
     price_output: Option<f64>,
-    /// In front of every amount.
+    /// Currency symbol.
     #[arg(long, default_value = "$", help_heading = "Prices")]
     currency: String,
     /// Requests per second on average over the time that is paid for [default: the target].

@@ -53,7 +53,7 @@ const MAX_ROUNDS: u64 = 10_000;
 pub struct Args {
     /// The side that is compared against: settings, a TOML file of settings, or a saved result.
     a: String,
-    /// The side in question: FASTER and SLOWER are said of it.
+    /// The candidate: FASTER and SLOWER say how B compares with A.
     b: String,
     /// Settings of both sides; those of a side win.
     #[arg(long, value_name = "SETTINGS")]
@@ -61,7 +61,7 @@ pub struct Args {
     /// Pairs of fresh processes, at least 7; fixed in advance [default: 12].
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=MAX_ROUNDS))]
     rounds: Option<u64>,
-    /// Measure A against A first; an effect that A against itself leaves open is never called.
+    /// Measure A against A first: an effect below this noise floor is INCONCLUSIVE.
     #[arg(long)]
     aa: bool,
     /// Differences that do not matter: both ends of an interval within it are EQUIVALENT.
@@ -419,7 +419,7 @@ fn known_key(whose: &str, key: &str) -> anyhow::Result<String> {
     let key = key.trim_start_matches("--").replace('_', "-");
     anyhow::ensure!(
         KEYS.contains(&key.as_str()) || serve::is_setting(&key),
-        "{whose}: `{key}` is no setting of a side; there are: {}; and the flags of `hbmark serve`",
+        "{whose}: `{key}` is not a setting of a side; there are: {}; and the flags of `hbmark serve`",
         KEYS.join(", ")
     );
     Ok(key)
@@ -433,7 +433,7 @@ fn file(whose: &str, path: &Path) -> anyhow::Result<BTreeMap<String, String>> {
     let text = hbmark_core::input::read_text(path, MAX_SIDE_BYTES)
         .with_context(|| format!("{whose}: cannot read {}", path.display()))?;
     let table: toml::Table =
-        text.parse().with_context(|| format!("{whose}: {} is no TOML", path.display()))?;
+        text.parse().with_context(|| format!("{whose}: {} is not TOML", path.display()))?;
     let scalar = |value: &toml::Value| match value {
         toml::Value::String(text) => Some(text.clone()),
         toml::Value::Integer(number) => Some(number.to_string()),

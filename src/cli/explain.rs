@@ -33,7 +33,7 @@ fn positive(text: &str) -> Result<f64, String> {
     text.parse()
         .ok()
         .filter(|v: &f64| v.is_finite() && *v > 0.0)
-        .ok_or_else(|| format!("`{text}` is no positive number"))
+        .ok_or_else(|| format!("`{text}` is not a positive number"))
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {

@@ -40,7 +40,7 @@ pub struct Args {
     /// Which row of a file with several: part of the row's name, as `hbmark import` prints it.
     #[arg(long)]
     row: Option<String>,
-    /// The external result ran the same model on the same device as --result: you say so. What --model and --gpu say goes before it.
+    /// Assert that the external result ran the model and the device of --result; --model and --gpu take precedence.
     #[arg(long, requires = "result")]
     same: bool,
     #[command(flatten)]

@@ -37,7 +37,7 @@ pub struct Args {
     /// Storage of the KV cache [default: that of the weights, bf16 where they are quantised].
     #[arg(long, visible_alias = "kv-cache-dtype", value_parser = super::shared_args::kv_dtype())]
     kv_dtype: Option<Dtype>,
-    /// Phases to predict. A verify step of speculative decoding is held against the decode step, which it brings along.
+    /// Phases to predict. `verify` is the step of speculative decoding that checks draft tokens; decode is predicted beside it.
     #[arg(long, value_delimiter = ',', default_value = "prefill,decode")]
     phase: Vec<PhaseName>,
     /// Draft tokens that a verify step checks for each sequence, behind its last token [default: 1,3,7, with --phase verify].

@@ -21,7 +21,7 @@ use hbmark_report::output::{Kind, markdown, record};
 pub struct Args {
     /// A saved result of any kind: of run, predict, serve or compare, or of a program that `hbmark import` reads.
     file: PathBuf,
-    /// Of a serving result: requests per second at the busiest, for instances and cost.
+    /// Peak requests per second, for instances and cost of a serving result.
     #[arg(long)]
     target_rate: Option<f64>,
     /// Share of an instance's rate that stays free.

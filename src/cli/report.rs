@@ -35,7 +35,7 @@ pub struct Args {
     /// A result of another program, drawn on the roofline of the page (--format html).
     #[arg(long, value_name = "FILE", help_heading = "Other programs")]
     external: Vec<PathBuf>,
-    /// The external results ran the same model on the same device: you say so. What --model and --gpu say goes before it.
+    /// Assert that the external results ran this model on this device; --model and --gpu take precedence.
     #[arg(long, requires = "external", help_heading = "Other programs")]
     same: bool,
     #[command(flatten, next_help_heading = "Other programs")]

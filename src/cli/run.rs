@@ -32,24 +32,24 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     /// Engines, comma-separated: stock (candle's own kernels), native (hbmark's own); on a GPU also stock-graph (candle's kernels replayed from
-    /// a recording: what launches cost, with the uploads and allocations of each), which `stock` brings along, and stock-pool (its memory pool kept) [default: stock,native].
+    /// a CUDA graph: what launches cost, with the uploads and allocations of each; added wherever `stock` runs) and stock-pool (its memory pool kept) [default: stock,native].
     #[arg(long, env = "HBMARK_ENGINE")]
     engine: Option<String>,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Ranks that share each layer, a group of threads each, comma-separated: the native engine runs once for each size, as native-tp2 for two. On a
-    /// GPU there is one rank; `predict` knows groups of GPUs.
+    /// Tensor-parallel sizes, comma-separated: the native engine runs once for each, as native-tp2 for two. A rank is a group of threads on a CPU.
+    /// On CUDA each rank is a GPU, from --device on.
     #[arg(long, visible_alias = "tp", env = "HBMARK_TENSOR_PARALLEL_SIZE")]
     tensor_parallel_size: Option<String>,
     /// Dtypes of weights, comma-separated: f32, bf16, f16; native also int8, fp8, mxfp8, q8_0, q6_k, q5_k, q4_k, q4_0, mxfp4, nvfp4, int4 [default on a CPU:
-    /// f32 for stock, bf16 for native; on a GPU bf16]. Rows that blocks of 256 do not divide are in no _k.
+    /// f32 for stock, bf16 for native; on a GPU bf16]. The k-quants (q4_k to q6_k) need rows of a multiple of 256.
     #[arg(long, env = "HBMARK_DTYPE")]
     dtype: Option<String>,
     /// Storage of the KV cache [default: that of the weights in f32, f16 or bf16, otherwise bf16]. native also has fp8 (e4m3 without scales) and int8
     /// (an f32 scale for each token and head).
     #[arg(long, env = "HBMARK_KV_DTYPE", visible_alias = "kv-cache-dtype", value_parser = super::shared_args::kv_dtype())]
     kv_dtype: Option<Dtype>,
-    /// Phases of inference. A verify step of speculative decoding is held against the decode step, which it brings along.
+    /// Phases of inference. `verify` is the step of speculative decoding that checks draft tokens; decode is measured beside it.
     #[arg(long, env = "HBMARK_PHASE", value_delimiter = ',', default_value = "prefill,decode")]
     phase: Vec<PhaseName>,
     /// Draft tokens that a verify step checks for each sequence, behind its last token [default: 1,3,7, with --phase verify].
@@ -87,7 +87,7 @@ pub struct Args {
     /// Print the plan and stop.
     #[arg(long)]
     dry_run: bool,
-    /// CUDA: keep the memory pool's pages between steps (a labelled deviation from candle's default).
+    /// CUDA: keep the memory pool's pages between steps (not candle's default; marked in the result).
     #[arg(long)]
     keep_memory_pool: bool,
     /// CUDA: run `stock` without its replay beside it.
@@ -99,8 +99,8 @@ pub struct Args {
     /// How the context of decode cells is filled, where the engine can do both.
     #[arg(long, value_enum, default_value = "synthetic")]
     kv: KvFill,
-    /// Let a script pick the experts of a mixture in place of its routers, whose products are still computed: uniform, balanced (the most a
-    /// step can read), or zipf:S (the expert of rank r is 1/r^S as popular). Random weights route like no trained model.
+    /// Synthetic expert routing for mixtures of experts: uniform, balanced (the most a step can read), or zipf:S (the expert of rank r is
+    /// 1/r^S as popular). The router's products are still computed. Random weights do not route as a trained model does.
     #[arg(long)]
     expert_routing: Option<ExpertRouting>,
     #[command(flatten)]

@@ -90,7 +90,7 @@ impl Args {
     }
 }
 
-/// Flags of one point that are no settings of a side of a comparison: what a comparison decides itself, and what ends or keeps a run.
+/// Flags of one point that are not settings of a side of a comparison: what a comparison decides itself, and what ends or keeps a run.
 const NO_SETTINGS: &[&str] = &[
     "seed",
     "cache-salt",

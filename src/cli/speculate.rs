@@ -32,7 +32,7 @@ pub struct Args {
     /// Share of steps that accept the draft token at each position, comma-separated and never rising.
     #[arg(long, value_name = "RATES", group = "accepted", value_delimiter = ',')]
     acceptance_rates: Option<Vec<f64>>,
-    /// Tokens that a step brings on average, the one that is no draft token among them.
+    /// Tokens that a step brings on average, the one that is not a draft token among them.
     #[arg(long, value_name = "TOKENS", group = "accepted")]
     acceptance_length: Option<f64>,
     /// What to print on stdout.

@@ -22,7 +22,7 @@ pub struct Args {
     /// Check the HTTP client instead: its time stamps against those of a scripted server on this machine, at 1, 100 and 1,000 streams.
     #[arg(long, conflicts_with_all = ["device", "threads", "quick"])]
     client: bool,
-    /// Every check of the native engine over fewer samples: less is proven, in less time.
+    /// Check the native engine with fewer samples, in less time.
     #[arg(long)]
     quick: bool,
     /// text or json.

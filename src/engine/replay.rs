@@ -89,7 +89,7 @@ impl<S: CapturableSession> Replayed<S> {
     }
 }
 
-/// Largest difference of any logit, relative to the largest magnitude of its sequence; infinite where something is no number.
+/// Largest difference of any logit, relative to the largest magnitude of its sequence; infinite where something is not a number.
 fn difference(found: &[Vec<f32>], wanted: &[Vec<f32>]) -> f64 {
     if found.len() != wanted.len() {
         return f64::INFINITY;

@@ -74,7 +74,7 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Writes a file whole or not at all: into a file beside it, synced, then renamed, and the folder synced. What is no file but takes bytes
+/// Writes a file whole or not at all: into a file beside it, synced, then renamed, and the folder synced. What is not a file but takes bytes
 /// (`/dev/stdout`, a pipe) is written as it is.
 ///
 /// # Errors

@@ -109,7 +109,7 @@ fn levels(mount: &str, path: &str) -> Vec<String> {
     below.chain(std::iter::once(mount.to_owned())).collect()
 }
 
-/// Microseconds of CPU per period; a negative quota is no quota.
+/// Microseconds of CPU per period; a negative quota is not a quota.
 fn cores(quota: i64, period: i64) -> Option<f64> {
     (quota > 0 && period > 0).then(|| quota as f64 / period as f64)
 }

@@ -1,7 +1,7 @@
 //! How much memory a device still has.
 //!
 //! Enters: /proc, the control groups, NVML. Leaves: bytes that can be allocated now, or `None` where unknown.
-//! Planning uses it to skip cells that cannot fit; it is no promise.
+//! Planning uses it to skip cells that cannot fit; it is not a promise.
 
 use super::cgroup::Cgroup;
 use super::environment::kibibytes;

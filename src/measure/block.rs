@@ -4,6 +4,25 @@
 //! clock. The order of cells, stopping and rejection are decided elsewhere.
 //!
 //! A decode is pinned: every step rewrites the same position, so all steps of a cell read the same KV.
+//!
+//! ```
+//! use hbmark::engine::{self, DeviceChoice, DeviceOptions};
+//! use hbmark::measure::block::{CellInput, take_block};
+//! use hbmark_core::model::Dtype;
+//! use hbmark_core::result::{Cell, Phase};
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! let model = hbmark::weights::open("tests/fixtures/models/qwen3-tied", None, 42)?;
+//! let (options, device) = (DeviceOptions::default(), DeviceChoice::Cpu);
+//! let mut session = engine::open("native", &model, Dtype::Bf16, device, options, &mut |_, _| {})?;
+//! let cell = Cell { phase: Phase::Decode, engine: "native".into(), dtype: Dtype::Bf16, batch: 2, context: 8 };
+//! let mut input = CellInput::new(&cell, 0, 42, model.architecture.vocab_size);
+//! input.fill(session.as_mut())?;
+//! let block = take_block(session.as_mut(), &input, 20, &mut Vec::new())?;
+//! assert_eq!(block.step_ns.len(), 20);
+//! # Ok(())
+//! # }
+//! ```
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -214,6 +233,7 @@ pub fn take_block(
     let mut interval_ns = Vec::with_capacity(steps);
     let wanted = input.step.output_count();
     let mut now = Vec::with_capacity(wanted);
+    tokens.reserve(wanted.saturating_sub(tokens.len()));
     session.timeline().reserve(2 * steps);
     session.experts_met();
     // The clocks start here: everything enqueued before has been waited for.

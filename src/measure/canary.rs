@@ -6,6 +6,7 @@
 use super::probe::cpu::{Pass, instruction_sets, with_team};
 use super::probe::{ProbeError, usable_cores};
 use crate::engine::native::cpu::huge_pages::Pages;
+use hbmark_core::result::Spread;
 use hbmark_core::units::Bytes;
 use hbmark_cpu_kernels::memory::Walk;
 
@@ -49,7 +50,7 @@ impl Baseline {
         if usable.len() < 2 {
             return None;
         }
-        let median_seconds = super::probe::spread(&usable)?.median;
+        let median_seconds = Spread::of(&usable)?.median;
         let count = usable.len() as f64;
         let mean = usable.iter().sum::<f64>() / count;
         let variance = usable.iter().map(|s| (s - mean).powi(2)).sum::<f64>() / (count - 1.0);

@@ -13,7 +13,6 @@ pub mod links;
 
 use std::io;
 
-use hbmark_core::result::Spread;
 use hbmark_core::units::Bytes;
 
 pub use cpu::measure_cpu;
@@ -162,11 +161,6 @@ pub(crate) fn last_half(samples: &[f64]) -> &[f64] {
     &samples[samples.len() / 2..]
 }
 
-/// Median, lowest and highest; none of no values.
-pub(crate) fn spread(values: &[f64]) -> Option<Spread> {
-    Spread::of(values)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -211,12 +205,5 @@ mod tests {
         assert_eq!(last_half(&[9.0, 9.0, 5.0, 6.0]), [5.0, 6.0]);
         assert_eq!(last_half(&[9.0]), [9.0]);
         assert!(last_half(&[]).is_empty());
-    }
-
-    #[test]
-    fn a_spread_is_median_lowest_and_highest() {
-        assert_eq!(spread(&[3.0, 1.0, 2.0]), Some(Spread { median: 2.0, low: 1.0, high: 3.0 }));
-        assert_eq!(spread(&[4.0, 1.0]), Some(Spread { median: 2.5, low: 1.0, high: 4.0 }));
-        assert_eq!(spread(&[]), None);
     }
 }

@@ -103,6 +103,6 @@ mod tests {
         assert_eq!(weights(&found, &wanted), Ok(()));
         let layer = found.tensors.iter().position(|t| t.role == Role::Embedding).unwrap();
         found.tensors.remove(layer);
-        assert!(weights(&found, &wanted).is_err(), "a table that is missing is no padding");
+        assert!(weights(&found, &wanted).is_err(), "a table that is missing is not a padding");
     }
 }

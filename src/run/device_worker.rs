@@ -225,7 +225,7 @@ impl Job for DeviceJob {
     }
 
     fn is_recorded(response: &DeviceResponse) -> bool {
-        // A refusal is no measurement: a resumed run asks again.
+        // A refusal is not a measurement: a resumed run asks again.
         !matches!(response, DeviceResponse::Refused { .. })
     }
 

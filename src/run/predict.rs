@@ -182,6 +182,6 @@ mod tests {
     fn a_shape_without_a_file_has_no_gguf_formats() {
         let opened = crate::weights::open_shape("Llama-3.1-8B", None).unwrap();
         let error = report(&opened, &question(&[Dtype::Bf16, Dtype::Gguf]), "predict").unwrap_err();
-        assert!(error.to_string().starts_with("Llama-3.1-8B is no GGUF file"), "{error}");
+        assert!(error.to_string().starts_with("Llama-3.1-8B is not a GGUF file"), "{error}");
     }
 }

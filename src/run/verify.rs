@@ -1,4 +1,4 @@
-//! `hbmark verify` as data: is the ruler straight on this machine, and are the outputs right?
+//! `hbmark verify` as data: are timers, outputs and ceilings right on this machine?
 //!
 //! Enters: a device. Leaves: named checks that passed or failed, each with what was wanted and what was found. It is what a person runs
 //! before trusting a number, so it shares its code with the run: the same sessions, the same timeline, the same probes.

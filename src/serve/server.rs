@@ -83,7 +83,7 @@ pub enum ServerError {
     NothingThere { url: String },
     #[error("{url} lists no model; name the one to ask for (--served-model-name)")]
     NoModel { url: String },
-    #[error("the extra body is no JSON object: {0}")]
+    #[error("the extra body is not a JSON object: {0}")]
     ExtraBody(#[from] serde_json::Error),
 }
 

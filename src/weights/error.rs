@@ -34,7 +34,7 @@ pub enum OpenError {
 
     /// Only a GGUF file has block formats of its own.
     #[error(
-        "{name} is no GGUF file, and `gguf` is such a file's own mixture of formats; give the file as --model, or choose q8_0, q4_0 or q4_k"
+        "{name} is not a GGUF file, and `gguf` is such a file's own mixture of formats; give the file as --model, or choose q8_0, q4_0 or q4_k"
     )]
     NotGguf { name: String },
 

@@ -57,7 +57,7 @@ impl GgufModel {
     /// Dimensions and tensors of a file that will not be run: more architectures and all of ggml's block formats.
     ///
     /// # Errors
-    /// When the file is not a regular file, when any length in it is inconsistent, or when it is no decoder that is known.
+    /// When the file is not a regular file, when any length in it is inconsistent, or when it is not a decoder that is known.
     pub fn open_shape(path: &Path) -> Result<(Architecture, Inventory), WeightsError> {
         let file = SizedFile::open(path)?;
         let bad = |problem| bad_file(path, problem);

@@ -19,13 +19,11 @@ use hbmark_core::model::gguf::GgufError;
 use hbmark_core::model::safetensors::SafetensorsError;
 use hbmark_core::model::{Dtype, Inventory};
 
-/// A model's tensors on a device, and the two inventories that account for their bytes.
+/// A model's tensors on a device, with the inventory that accounts for their bytes there.
 #[derive(Debug)]
 pub struct LoadedWeights {
     /// The tensors that a forward reads, by checkpoint name.
     pub tensors: HashMap<String, Tensor>,
-    /// Every tensor of the files, as stored there.
-    pub on_disk: Inventory,
     /// The tensors above, as they lie on the device: what the byte ledger counts.
     pub loaded: Inventory,
 }
@@ -101,7 +99,7 @@ pub enum WeightsError {
     )]
     RowsOfBlocks { name: String, columns: usize, wanted: Dtype },
     #[error(
-        "tensor {name} has {rows} rows of {columns}, which are no whole groups of {group}: codes of 4 bits are read in whole groups, and of AWQ in eights of rows"
+        "tensor {name} has {rows} rows of {columns}, which are not whole groups of {group}: codes of 4 bits are read in whole groups, and of AWQ in eights of rows"
     )]
     PartialGroup { name: String, rows: usize, columns: usize, group: usize },
     #[error("tensor {name} in {} has a scale of {scale}, which f16 cannot hold: no published one is beyond 65504", path.display())]
@@ -115,7 +113,7 @@ pub enum WeightsError {
 }
 
 impl WeightsError {
-    /// A tensor with a value that is no number.
+    /// A tensor with a value that is not a number.
     pub(crate) fn not_finite(path: &Path, name: &str) -> Self {
         Self::NotFinite { path: path.to_path_buf(), name: name.to_owned() }
     }

@@ -655,7 +655,7 @@ mod tests {
         assert_eq!(by_file.architecture, open_shape(whole, None).unwrap().architecture);
         assert_eq!(by_file.name, "llama-bf16");
         let error = open_shape(&format!("{whole}/model.safetensors"), None).unwrap_err().to_string();
-        assert!(error.contains("is no model"), "{error}");
+        assert!(error.contains("is not a model"), "{error}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! Enters: the tensors of one layer, still in their files, and the [`Format`] that the config states for it. Leaves: a [`StoredMatrix`] of the
 //! same codes and scales. Nothing is rounded but the scales of 4-bit integers, which become f16, as they are in most files. Everything is checked
-//! against the layer's shape before it is used: shapes and types of the parts, scales and codes that are no numbers.
+//! against the layer's shape before it is used: shapes and types of the parts, scales and codes that are not numbers.
 //!
 //! *Source* of the layouts: `DeepSeek`-V3's `weight_scale_inv`; `compressed-tensors`' `pack_quantized`; `AutoAWQ`'s GEMM order of columns;
 //! `AutoGPTQ`'s packing along inputs; `ModelOpt`'s `weight_scale_2`, which is one by `weight_global_scale` in `compressed-tensors`.
@@ -64,7 +64,7 @@ fn check(family: Family, layout: Layout, format: Format) -> Result<(), String> {
         Format::Int { scales, zeros, .. } => match layout {
             Layout::CompressedTensors | Layout::Awq | Layout::Gptq { .. } if !grouped(scales) => {
                 return Err(format!(
-                    "4-bit integers whose scales are of {scales:?}, which is no multiple of {GROUP} inputs"
+                    "4-bit integers whose scales are of {scales:?}, which is not a multiple of {GROUP} inputs"
                 ));
             }
             Layout::Gptq { reordered: true } => return Err("GPTQ with reordered inputs (desc_act)".into()),
@@ -101,7 +101,7 @@ impl Layer<'_> {
     /// The layer as it is stored.
     ///
     /// # Errors
-    /// When a part is missing, of another shape or type than the format has, or holds what is no number.
+    /// When a part is missing, of another shape or type than the format has, or holds what is not a number.
     pub(super) fn matrix(&self, storage: &ModuleStorage) -> Result<StoredMatrix, WeightsError> {
         let Self { rows, columns, .. } = *self;
         let format = storage.format(module(self.weights.name()));
@@ -121,7 +121,7 @@ impl Layer<'_> {
         Ok(StoredMatrix { rows, columns, data })
     }
 
-    /// Refuses rows that are no whole groups, which files and kernels have alone.
+    /// Refuses rows that are not whole groups, which files and kernels have alone.
     fn expect_groups(&self, group: usize) -> Result<(), WeightsError> {
         let whole = self.columns.is_multiple_of(group) && self.columns.is_multiple_of(GROUP);
         if whole { Ok(()) } else { Err(self.not_whole(group)) }
@@ -291,7 +291,7 @@ impl Layer<'_> {
     }
 }
 
-/// Scales, none of which turns a code into what is no number, and all of which f16 can hold.
+/// Scales, none of which turns a code into what is not a number, and all of which f16 can hold.
 fn scale_values(source: &Source<'_>) -> Result<Vec<f32>, WeightsError> {
     let values = source.values::<f32>()?;
     values.iter().try_for_each(|scale| in_range(source, *scale))?;

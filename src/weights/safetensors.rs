@@ -33,7 +33,6 @@ const NAMES_SHOWN: usize = 5;
 /// A folder of safetensors whose headers agree with the files and with the expected inventory.
 #[derive(Debug)]
 pub struct Checkpoint {
-    folder: PathBuf,
     shards: Vec<SizedFile>,
     /// Tensors to load: shard and place by name, in the expected order.
     wanted: Vec<(usize, StoredTensor)>,
@@ -104,7 +103,7 @@ impl Checkpoint {
             });
         }
         on_disk.tensors.extend(harmless.iter().map(|tensor| listed(tensor, Role::Unused, None)));
-        Ok(Self { folder: folder.to_path_buf(), shards, wanted, quantised, on_disk })
+        Ok(Self { shards, wanted, quantised, on_disk })
     }
 
     /// Every tensor of the files, with the bytes it takes there.
@@ -143,7 +142,7 @@ impl Checkpoint {
             loaded.tensors.push(TensorInfo { storage: wanted.name().to_owned(), bytes, ..info.clone() });
             progress(bytes);
         }
-        Ok(LoadedWeights { tensors, on_disk: self.on_disk.clone(), loaded })
+        Ok(LoadedWeights { tensors, loaded })
     }
 
     /// Refuses tensors that are stored as something else than a plain float, but for those of quantised layers.
@@ -174,12 +173,6 @@ impl Checkpoint {
             scale: is_scale(info.role),
             quantised: *quantised,
         })
-    }
-
-    /// The folder the checkpoint was opened from.
-    #[must_use]
-    pub fn folder(&self) -> &Path {
-        &self.folder
     }
 }
 

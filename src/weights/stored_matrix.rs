@@ -494,79 +494,78 @@ impl StoredMatrix {
     /// Copies row `row` of a matrix of the same width and packing to row `to` of this one, with the scale of the whole matrix where there is one.
     pub(crate) fn copy_row(&mut self, to: usize, from: &Self, row: usize) {
         assert_eq!((self.columns, self.packing()), (from.columns, from.packing()), "rows of one kind");
-        let RowShape { values, groups, .. } = self.packing().row_shape(self.columns);
+        let mut copy = RowCopy { to, row, rows: (self.rows, from.rows) };
+        self.each_array(from, &mut copy);
+    }
+
+    /// Every array of this matrix with that of another in the same packing; the scale of the whole matrix is taken over.
+    fn each_array(&mut self, from: &Self, copy: &mut impl ArrayCopy) {
         match (&mut self.data, &from.data) {
-            (StoredData::F32(into), StoredData::F32(from)) => copy(into, to, from, row, values),
-            (StoredData::F16(into), StoredData::F16(from)) => copy(into, to, from, row, values),
-            (StoredData::Bf16(into), StoredData::Bf16(from)) => copy(into, to, from, row, values),
-            (
-                StoredData::Int8 { quants, scales },
-                StoredData::Int8 { quants: from_quants, scales: from_scales },
-            ) => {
-                copy(quants, to, from_quants, row, values);
-                copy(scales, to, from_scales, row, groups);
+            (StoredData::F32(into), StoredData::F32(from)) => copy.array(into, from),
+            (StoredData::F16(into), StoredData::F16(from)) => copy.array(into, from),
+            (StoredData::Bf16(into), StoredData::Bf16(from)) => copy.array(into, from),
+            (StoredData::Int8 { quants, scales }, StoredData::Int8 { quants: q, scales: s }) => {
+                copy.array(quants, q);
+                copy.array(scales, s);
             }
-            (
-                StoredData::Q8_0 { quants, scales },
-                StoredData::Q8_0 { quants: from_quants, scales: from_scales },
-            ) => {
-                copy(quants, to, from_quants, row, values);
-                copy(scales, to, from_scales, row, groups);
+            (StoredData::Q8_0 { quants, scales }, StoredData::Q8_0 { quants: q, scales: s }) => {
+                copy.array(quants, q);
+                copy.array(scales, s);
             }
-            (
-                StoredData::Fp8 { codes, scales, .. },
-                StoredData::Fp8 { codes: from_codes, scales: from_scales, .. },
-            ) => {
-                copy(codes, to, from_codes, row, values);
-                copy(scales, to, from_scales, row, groups);
+            (StoredData::Fp8 { codes, scales, .. }, StoredData::Fp8 { codes: c, scales: s, .. }) => {
+                copy.array(codes, c);
+                copy.array(scales, s);
             }
-            (
-                StoredData::Mxfp8 { codes, scales },
-                StoredData::Mxfp8 { codes: from_codes, scales: from_scales },
-            ) => {
-                copy(codes, to, from_codes, row, values);
-                copy(scales, to, from_scales, row, groups);
+            (StoredData::Q4_0 { nibbles, scales }, StoredData::Q4_0 { nibbles: n, scales: s }) => {
+                copy.array(nibbles, n);
+                copy.array(scales, s);
             }
-            (
-                StoredData::Q4_0 { nibbles, scales },
-                StoredData::Q4_0 { nibbles: from_nibbles, scales: from_scales },
-            ) => {
-                copy(nibbles, to, from_nibbles, row, values);
-                copy(scales, to, from_scales, row, groups);
-            }
-            (
-                StoredData::Mxfp4 { nibbles, scales },
-                StoredData::Mxfp4 { nibbles: from_nibbles, scales: from_scales },
-            ) => {
-                copy(nibbles, to, from_nibbles, row, values);
-                copy(scales, to, from_scales, row, groups);
+            (StoredData::Mxfp8 { codes: own, scales }, StoredData::Mxfp8 { codes: other, scales: s })
+            | (StoredData::Mxfp4 { nibbles: own, scales }, StoredData::Mxfp4 { nibbles: other, scales: s }) =>
+            {
+                copy.array(own, other);
+                copy.array(scales, s);
             }
             (
                 StoredData::Nvfp4 { nibbles, scales, tensor_scale },
-                StoredData::Nvfp4 { nibbles: from_nibbles, scales: from_scales, tensor_scale: from },
+                StoredData::Nvfp4 { nibbles: n, scales: s, tensor_scale: scale },
             ) => {
-                copy(nibbles, to, from_nibbles, row, values);
-                copy(scales, to, from_scales, row, groups);
-                *tensor_scale = *from;
+                copy.array(nibbles, n);
+                copy.array(scales, s);
+                *tensor_scale = *scale;
             }
             (
                 StoredData::Int4 { nibbles, scales, zeros, .. },
-                StoredData::Int4 { nibbles: from_nibbles, scales: from_scales, zeros: from_zeros, .. },
+                StoredData::Int4 { nibbles: n, scales: s, zeros: z, .. },
             ) => {
-                copy(nibbles, to, from_nibbles, row, values);
-                copy(scales, to, from_scales, row, groups);
-                copy(zeros, to, from_zeros, row, groups);
+                copy.array(nibbles, n);
+                copy.array(scales, s);
+                copy.array(zeros, z);
             }
-            (StoredData::Super { blocks, .. }, StoredData::Super { blocks: from, .. }) => {
-                copy(blocks, to, from, row, values);
-            }
+            (StoredData::Super { blocks, .. }, StoredData::Super { blocks: b, .. }) => copy.array(blocks, b),
             _ => unreachable!("the packings are equal"),
         }
     }
 }
 
-fn copy<T: Copy>(into: &mut [T], to: usize, from: &[T], row: usize, width: usize) {
-    into[to * width..(to + 1) * width].copy_from_slice(&from[row * width..(row + 1) * width]);
+/// What is copied of each array of a matrix, whatever its elements are.
+trait ArrayCopy {
+    fn array<T: Copy>(&mut self, into: &mut [T], from: &[T]);
+}
+
+/// One row; `rows` are those of both matrices.
+struct RowCopy {
+    to: usize,
+    row: usize,
+    rows: (usize, usize),
+}
+
+impl ArrayCopy for RowCopy {
+    fn array<T: Copy>(&mut self, into: &mut [T], from: &[T]) {
+        let (width, own) = (from.len() / self.rows.1, into.len() / self.rows.0);
+        assert_eq!(own, width, "rows of one width");
+        into[self.to * width..][..width].copy_from_slice(&from[self.row * width..][..width]);
+    }
 }
 
 fn widen<T: Copy>(out: &mut [f32], values: &[T], value: impl Fn(T) -> f32) {

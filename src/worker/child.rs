@@ -151,7 +151,7 @@ impl Observer for ForwardingObserver {
     }
 
     fn busy(&mut self, seconds: Option<f64>) {
-        // A prediction that is no number is none.
+        // A prediction that is not a number is none.
         let seconds = seconds.map(|seconds| if seconds.is_finite() { seconds } else { 0.0 });
         let longer = seconds.is_none() != self.predicted.is_none() || seconds > self.predicted;
         if longer || self.sent.elapsed() >= HEARTBEAT {

@@ -42,9 +42,9 @@ impl InjectedFault {
     /// The fault that the environment names; `Err` where that cannot be parsed.
     pub fn from_environment() -> Result<Option<Self>, String> {
         match std::env::var(VARIABLE) {
-            Ok(text) if !text.is_empty() => {
-                Self::parse(&text).map(Some).ok_or_else(|| format!("{VARIABLE}={text} is no fault to plant"))
-            }
+            Ok(text) if !text.is_empty() => Self::parse(&text)
+                .map(Some)
+                .ok_or_else(|| format!("{VARIABLE}={text} is not a fault to plant")),
             _ => Ok(None),
         }
     }

@@ -93,7 +93,7 @@ pub trait Job: Sized + 'static {
     fn is_sticky(response: &Self::Response) -> bool;
     /// The machine, in responses that name it.
     fn environment(response: &Self::Response) -> Option<&Environment>;
-    /// Holds a response from a journal to what later arithmetic takes for granted: hashes are no signature.
+    /// Holds a response from a journal to what later arithmetic takes for granted: hashes are not a signature.
     ///
     /// # Errors
     /// When no worker measures such a thing.

@@ -3,7 +3,7 @@
 //! Enters: a [`Header`] (program, command, and a [`JournaledPlan`]) and then every entry when it is known. Leaves: a file of lines, each
 //! `HASH JSON`, where HASH is the sha256 over the hash of the line before and the JSON: a changed byte or a line missing from the middle
 //! is detected. A line is synced before the next request. What a killed process leaves is therefore a prefix: whole lines, and at most
-//! the beginning of one more, which is dropped with a notice. The hashes are no signature: a journal can be forged.
+//! the beginning of one more, which is dropped with a notice. The hashes are not a signature: a journal can be forged.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -131,7 +131,11 @@ impl Program {
         let mut hasher = Sha256::new();
         std::io::copy(&mut file, &mut hasher).map_err(JournalError::Program)?;
         let build = environment::this_binary();
-        Ok(Self { version: build.version, revision: build.git_revision, executable: hex(&hasher.finalize()) })
+        Ok(Self {
+            version: build.version,
+            revision: build.git_revision,
+            executable: format!("{:x}", hasher.finalize()),
+        })
     }
 
     /// Holds the program that wrote a journal against another.
@@ -295,7 +299,7 @@ impl Journal {
             }
             // A run that ended between the two removed the file that is locked now.
             if is_at(&file, &path) {
-                let (folder, hash) = (folder.to_owned(), hex(&Sha256::digest(BEGIN)));
+                let (folder, hash) = (folder.to_owned(), format!("{:x}", Sha256::digest(BEGIN)));
                 return Ok(Self { folder, path, file, hash, length: 0, measured: false, subcommand });
             }
         }
@@ -313,7 +317,7 @@ impl Journal {
         Ok(bytes)
     }
 
-    /// Its lines; what is no journal is left as it is.
+    /// Its lines; what is not a journal is left as it is.
     fn lines<'a>(&self, bytes: &'a [u8]) -> Result<Lines<'a>, JournalError> {
         if !has_journal_prefix(bytes) {
             return Err(JournalError::NotAJournal { path: self.path.clone(), found: "another file" });
@@ -447,7 +451,7 @@ pub(crate) fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, serde_json::E
 
 /// Takes a journal apart; the error is the number of the first line that is not what was written.
 pub(crate) fn lines(bytes: &[u8]) -> Result<Lines<'_>, usize> {
-    let (mut whole, mut hash, mut at) = (Vec::new(), hex(&Sha256::digest(BEGIN)), 0);
+    let (mut whole, mut hash, mut at) = (Vec::new(), format!("{:x}", Sha256::digest(BEGIN)), 0);
     while let Some(length) = bytes[at..].iter().position(|byte| *byte == b'\n') {
         let line = &bytes[at..at + length];
         at += length + 1;
@@ -464,15 +468,7 @@ pub(crate) fn lines(bytes: &[u8]) -> Result<Lines<'_>, usize> {
 }
 
 fn next_hash(before: &str, json: &[u8]) -> String {
-    hex(&Sha256::new().chain_update(before).chain_update(json).finalize())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    format!("{:x}", Sha256::new().chain_update(before).chain_update(json).finalize())
 }
 
 /// Whether a file is the one that a path leads to.

@@ -14,7 +14,7 @@ use hbmark_core::result::Cause;
 /// Raised when a message changes its meaning.
 pub const VERSION: u32 = 4;
 
-/// A longer line is no message of ours: the blocks of one visit, or one point of a serving result, are a few megabytes at the most.
+/// A longer line is not a message of ours: the blocks of one visit, or one point of a serving result, are a few megabytes at the most.
 const MAX_LINE: u64 = 256 << 20;
 
 /// From the supervisor to the worker: the configuration of the job, and requests.
@@ -99,7 +99,7 @@ pub fn write(out: &mut impl Write, message: &impl Serialize) -> std::io::Result<
 /// Reads a message; `None` at the end of the pipe.
 ///
 /// # Errors
-/// When the pipe is broken, or what came is no message.
+/// When the pipe is broken, or what came is not a message.
 pub fn read<T: DeserializeOwned>(input: &mut impl BufRead) -> std::io::Result<Option<T>> {
     let mut line = Vec::new();
     input.by_ref().take(MAX_LINE).read_until(b'\n', &mut line)?;

@@ -157,7 +157,7 @@ impl<J: Job> Supervisor<J> {
         }
     }
 
-    /// The longest silence that is no loss.
+    /// The longest silence that is not a loss.
     fn patience(&self, predicted: Option<f64>) -> Duration {
         let steps = |seconds: f64| {
             Duration::try_from_secs_f64(seconds * J::STEP_TIMEOUT_FACTOR).unwrap_or(Duration::from_hours(24))

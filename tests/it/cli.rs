@@ -84,7 +84,7 @@ fn what_no_engine_can_make_of_a_folder_is_refused_with_what_it_can() {
             .assert()
             .code(2)
             .stdout("")
-            .stderr(contains("is no GGUF file").and(contains("q8_0, q4_0 or q4_k")));
+            .stderr(contains("is not a GGUF file").and(contains("q8_0, q4_0 or q4_k")));
     }
     refused(
         &["logits", "--tokens", "1", "--engine", "warp"],
@@ -233,7 +233,7 @@ fn a_file_that_is_no_result_is_refused() {
     std::fs::write(file.path(), "{\"schema_version\": 99}").unwrap();
     refused(&["report", path(file.path())], "schema version 99");
     std::fs::write(file.path(), "not json").unwrap();
-    refused(&["report", path(file.path())], "is no result this program knows");
+    refused(&["report", path(file.path())], "is not a result this program knows");
 }
 
 #[test]
@@ -484,7 +484,7 @@ fn an_import_maps_asks_and_places() {
         .stdout(contains("1.44 TB/s").and(contains("it ran on h100-pcie as given")));
     hbmark().args(["import", "--aliases"]).assert().success().stdout(contains("called ITL there"));
     refused(&["import"], "FILES");
-    refused(&["import", &foreign("README.md")], "no result this program knows");
+    refused(&["import", &foreign("README.md")], "not a result this program knows");
 }
 
 #[test]
@@ -499,7 +499,7 @@ fn a_ladder_takes_an_external_rung_on_a_prediction() {
         .success()
         .stdout(contains("data sheet").and(contains("vllm (external")).or(contains("external (external")));
     refused(&cell, "--gpu (the file names no GPU)");
-    refused(&["ladder", "--cell", "decode/b1", "--external", &file], "`decode/b1` is no cell");
+    refused(&["ladder", "--cell", "decode/b1", "--external", &file], "`decode/b1` is not a cell");
     refused(
         &["ladder", "--cell", "decode/ideal/bf16/b1/c1024", "--external", &file, "--row", "zz"],
         "no row with `zz`",

@@ -50,7 +50,7 @@ fn a_live_comparison_runs_its_rounds_in_processes_and_keeps_them() {
     for cell in found["cells"].as_array().unwrap() {
         assert_eq!((&cell["a"]["dtype"], &cell["b"]["dtype"]), (&"bf16".into(), &"int8".into()));
         assert_eq!(cell["pairs"].as_array().unwrap().len(), 3);
-        // Three rounds can never reach a p of 0.05, and the noise of a smoke run is no equivalence.
+        // Three rounds can never reach a p of 0.05, and the noise of a smoke run is not an equivalence.
         assert!(cell["p"].as_f64().unwrap() >= 0.25);
         assert!(cell["ratio"].as_f64().unwrap() > 0.0 && !cell["floor"].is_null());
     }
@@ -136,7 +136,7 @@ fn saved_results_that_do_not_belong_together_are_refused() {
 
 #[test]
 fn bad_sides_are_refused_before_anything_runs() {
-    refused(&["speed=9", "threads=1"], "`speed` is no setting of a side; there are: model");
+    refused(&["speed=9", "threads=1"], "`speed` is not a setting of a side; there are: model");
     refused(&["threads=1", "fast"], "`fast` is neither key=value");
     refused(&["threads=none", "threads=1"], "side A: invalid value 'none'");
     refused(&["threads=1", "dtype=f8"], "`f8` is not one of");
@@ -170,7 +170,7 @@ fn settings_may_come_from_a_file() {
         .code(0)
         .stdout(contains("b_against_a,decode,1,8,native,bf16,native,f16,1,"));
     refused(&[path(&nested), "threads=1"], "`engine` in");
-    refused(&[path(&broken), "threads=1"], "is no TOML");
+    refused(&[path(&broken), "threads=1"], "is not TOML");
 }
 
 /// Starts a comparison of more rounds than anybody waits for, and waits until so many launches have a result.

@@ -7,8 +7,9 @@ use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{D, Device, Tensor};
 
 use hbmark::engine::native::{self, NativeSession};
+use hbmark::engine::relative_error;
 use hbmark::engine::{self, DeviceChoice, DeviceOptions, ScriptedRouting, SequenceId, Session, StepBatch};
-use hbmark::measure::quality::{relative_error, tolerance};
+use hbmark::measure::quality::tolerance;
 use hbmark::weights::{self, OpenModel, Packing, StoredData, StoredMatrix};
 use hbmark_core::ledger::{ExpertRouting, Ledger, StepShape};
 use hbmark_core::model::gguf::{expected_tensors, file_shape, file_tensor};

@@ -108,7 +108,7 @@ fn a_worker_is_not_started_by_hand_and_a_fault_is_not_misspelt() {
     assert!(stderr(&output).contains("use `hbmark run`"), "{}", stderr(&output));
     let output = run().env("HBMARK_PLANT_FAULT", "burn@load").output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("HBMARK_PLANT_FAULT=burn@load is no fault"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("HBMARK_PLANT_FAULT=burn@load is not a fault"), "{}", stderr(&output));
     let help = hbmark().args(["--help"]).output().unwrap();
     assert!(!String::from_utf8_lossy(&help.stdout).contains("__worker"));
 }

@@ -1,12 +1,13 @@
 //! A KV cache in one byte an element: its outputs, its bytes, and who has none.
 
+use hbmark::engine::relative_error;
 use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch};
-use hbmark::measure::quality::relative_error;
 use hbmark::weights::OpenModel;
 use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::Dtype;
 
 use crate::logits::fixtures;
+use crate::native::in_steps;
 use crate::runs::{hbmark, refused, report};
 
 /// Largest difference from the logits of an f32 cache: an element is off by a sixteenth, or by a 254th of the largest of its vector.
@@ -21,31 +22,19 @@ fn open(model: &OpenModel, dtype: Dtype, kv_dtype: Option<Dtype>) -> Box<dyn Ses
     engine::open("native", model, dtype, DeviceChoice::Cpu, options, &mut |_, _| {}).unwrap()
 }
 
-fn logits(session: &mut dyn Session, tokens: &[u32], lengths: &[usize]) -> Vec<f32> {
-    let mut start = 0;
-    for length in lengths {
-        let chunk = tokens[start..start + length].to_vec();
-        session.step(&StepBatch::uniform(SequenceId(0), &[chunk], start)).unwrap();
-        start += length;
-    }
-    let logits = session.logits().unwrap().swap_remove(0);
-    session.release(SequenceId(0));
-    logits
-}
-
 #[test]
 fn logits_are_near_those_of_an_f32_cache_however_a_prompt_is_cut() {
     let tokens: Vec<u32> = (0..50).map(|i| (i * 7 + 3) % 180).collect();
     for name in ["llama-llama3-rope", "qwen3-tied", "gemma2", "gpt-oss", "minimax-m2"] {
         let model = fixture(name);
-        let plain = logits(open(&model, Dtype::F32, None).as_mut(), &tokens, &[50]);
+        let plain = in_steps(open(&model, Dtype::F32, None).as_mut(), 0, &tokens, &[50]);
         for (kv_dtype, tolerance) in TOLERANCES {
             let mut session = open(&model, Dtype::F32, Some(kv_dtype));
             assert_eq!(session.kv_dtype(), kv_dtype);
-            let whole = logits(session.as_mut(), &tokens, &[50]);
+            let whole = in_steps(session.as_mut(), 0, &tokens, &[50]);
             let error = relative_error(&whole, &plain);
             assert!(error > 1e-6 && error <= tolerance, "{name}, {kv_dtype}: {error:.1e}");
-            assert_eq!(whole, logits(session.as_mut(), &tokens, &[17, 32, 1]), "{name}, {kv_dtype}");
+            assert_eq!(whole, in_steps(session.as_mut(), 0, &tokens, &[17, 32, 1]), "{name}, {kv_dtype}");
         }
     }
 }

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use candle_core::{Device, Tensor};
 use serde::Deserialize;
 
+use hbmark::engine::relative_error;
 use hbmark::engine::stock::StockSession;
 use hbmark::engine::{
     self, Backend, DeviceChoice, DeviceOptions, EngineError, SequenceId, Session, StepBatch,
 };
-use hbmark::measure::quality::relative_error;
 use hbmark::weights::{OpenModel, StoredTensor};
 use hbmark_core::model::Dtype;
 
@@ -48,7 +48,7 @@ fn open(path: &Path, dtype: Dtype) -> Box<dyn Session> {
 }
 
 /// Prefill logits and greedy continuation against the reference, for each case the engine's limits allow.
-fn compare(session: &mut dyn Session, reference: &Reference, tolerance: f64) -> usize {
+pub fn compare(name: &str, session: &mut dyn Session, reference: &Reference, tolerance: f64) -> usize {
     let mut compared = 0;
     for case in &reference.cases {
         let sequence = SequenceId(case.tokens.len() as u64);
@@ -58,7 +58,7 @@ fn compare(session: &mut dyn Session, reference: &Reference, tolerance: f64) -> 
         }
         session.step(&StepBatch::uniform(sequence, std::slice::from_ref(&case.tokens), 0)).unwrap();
         let error = relative_error(&session.logits().unwrap()[0], &case.logits);
-        assert!(error <= tolerance, "{} tokens: logits are {error:.1e} off", case.tokens.len());
+        assert!(error <= tolerance, "{name}, {} tokens: logits are {error:.1e} off", case.tokens.len());
         let mut generated = vec![session.greedy_tokens().unwrap()[0]];
         while generated.len() < case.greedy.len() {
             let position = case.tokens.len() + generated.len() - 1;
@@ -66,7 +66,7 @@ fn compare(session: &mut dyn Session, reference: &Reference, tolerance: f64) -> 
             session.step(&StepBatch::uniform(sequence, &[vec![last]], position)).unwrap();
             generated.push(session.greedy_tokens().unwrap()[0]);
         }
-        assert_eq!(generated, case.greedy, "{} tokens", case.tokens.len());
+        assert_eq!(generated, case.greedy, "{name}, {} tokens", case.tokens.len());
         session.release(sequence);
         compared += 1;
     }
@@ -76,7 +76,7 @@ fn compare(session: &mut dyn Session, reference: &Reference, tolerance: f64) -> 
 fn folder_equals_transformers(name: &str, cases: usize) {
     let folder = fixtures().join(name);
     let mut session = open(&folder, Dtype::F32);
-    let compared = compare(session.as_mut(), &reference(&folder.join("reference.json")), F32_TOLERANCE);
+    let compared = compare(name, session.as_mut(), &reference(&folder.join("reference.json")), F32_TOLERANCE);
     assert_eq!(compared, cases);
 }
 
@@ -179,10 +179,12 @@ fn beyond_a_window_is_refused_and_within_it_is_right() {
 }
 
 #[test]
-fn gguf_llama_follows_its_dequantised_weights() {
-    let mut session = open(&fixtures().join("llama-q8_0.gguf"), Dtype::Gguf);
-    let reference = reference(&fixtures().join("llama-q8_0.reference.json"));
-    assert_eq!(compare(session.as_mut(), &reference, GGUF_TOLERANCE), 3);
+fn gguf_follows_its_dequantised_weights() {
+    for name in ["llama-q8_0", "qwen3-q8_0"] {
+        let mut session = open(&fixtures().join(format!("{name}.gguf")), Dtype::Gguf);
+        let reference = reference(&fixtures().join(format!("{name}.reference.json")));
+        assert_eq!(compare(name, session.as_mut(), &reference, GGUF_TOLERANCE), 3, "{name}");
+    }
 }
 
 /// Streamed to the names and the row order of a checkpoint, the file is an f32 model like any other: a wrong order of rows in
@@ -203,7 +205,7 @@ fn streamed_gguf_weights_are_the_checkpoint_they_were_converted_from() {
         let mut session =
             StockSession::new(model.architecture.clone(), tensors, inventory, Dtype::F32, backend).unwrap();
         let reference = reference(&fixtures().join(format!("{name}.reference.json")));
-        assert_eq!(compare(&mut session, &reference, F32_TOLERANCE), 3, "{name}");
+        assert_eq!(compare(name, &mut session, &reference, F32_TOLERANCE), 3, "{name}");
     }
 }
 
@@ -218,13 +220,6 @@ fn as_candle(tensor: &StoredTensor) -> Tensor {
             Tensor::from_vec(values, (matrix.rows, matrix.columns), &Device::Cpu).unwrap()
         }
     }
-}
-
-#[test]
-fn gguf_qwen3_follows_its_dequantised_weights() {
-    let mut session = open(&fixtures().join("qwen3-q8_0.gguf"), Dtype::Gguf);
-    let reference = reference(&fixtures().join("qwen3-q8_0.reference.json"));
-    assert_eq!(compare(session.as_mut(), &reference, GGUF_TOLERANCE), 3);
 }
 
 #[test]

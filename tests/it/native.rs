@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
+use hbmark::engine::relative_error;
 use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, SequenceStep, Session, StepBatch};
-use hbmark::measure::quality::relative_error;
 use hbmark::weights::Adapter;
 use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::{Dtype, Target};
 
-use crate::logits::{fixtures, reference};
+use crate::logits::{compare, fixtures, reference};
 use crate::runs;
 
 /// f32 against f32: only the order of sums differs.
@@ -30,32 +30,16 @@ fn every_fixture_model_equals_transformers() {
         }
         let reference = reference(&folder.join("reference.json"));
         let mut session = open(&folder, Dtype::F32);
-        for case in &reference.cases {
-            let sequence = SequenceId(case.tokens.len() as u64);
-            session.step(&StepBatch::uniform(sequence, std::slice::from_ref(&case.tokens), 0)).unwrap();
-            let error = relative_error(&session.logits().unwrap()[0], &case.logits);
-            assert!(
-                error <= F32_TOLERANCE,
-                "{}: {} tokens: {error:.1e} off",
-                folder.display(),
-                case.tokens.len()
-            );
-            let mut generated = vec![session.greedy_tokens().unwrap()[0]];
-            while generated.len() < case.greedy.len() {
-                let position = case.tokens.len() + generated.len() - 1;
-                let last = generated[generated.len() - 1];
-                session.step(&StepBatch::uniform(sequence, &[vec![last]], position)).unwrap();
-                generated.push(session.greedy_tokens().unwrap()[0]);
-            }
-            assert_eq!(generated, case.greedy, "{}", folder.display());
-        }
+        let name = folder.display().to_string();
+        let compared = compare(&name, session.as_mut(), &reference, F32_TOLERANCE);
+        assert_eq!(compared, reference.cases.len(), "{name}");
         folders += 1;
     }
     assert_eq!(folders, 31);
 }
 
 /// The logits of one prompt, cut into steps of the given lengths.
-fn in_steps(session: &mut dyn Session, sequence: u64, tokens: &[u32], lengths: &[usize]) -> Vec<f32> {
+pub fn in_steps(session: &mut dyn Session, sequence: u64, tokens: &[u32], lengths: &[usize]) -> Vec<f32> {
     let mut start = 0;
     for length in lengths {
         let chunk = tokens[start..start + length].to_vec();

@@ -46,7 +46,7 @@ fn every_row_passes_and_stands_on_the_page_of_promises_and_the_page_names_no_oth
     for name in listed {
         assert!(
             rows.iter().any(|row| row.0 == name),
-            "docs/validity.md lists `selftest {name}`, which is no row"
+            "docs/validity.md lists `selftest {name}`, which is not a row"
         );
     }
 }
@@ -59,7 +59,7 @@ fn every_test_that_the_page_names_exists() {
     assert!(tests.len() > 10, "the page names its tests");
     for test in tests {
         let (file, function) =
-            test.split_once(' ').unwrap_or_else(|| panic!("`test {test}` is no file and name"));
+            test.split_once(' ').unwrap_or_else(|| panic!("`test {test}` is not a file and name"));
         let text = std::fs::read_to_string(root.join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
         assert!(text.contains(&format!("fn {function}(")), "{file} has no test {function}");
     }

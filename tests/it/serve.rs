@@ -238,8 +238,8 @@ fn bad_input_is_refused_before_anything_runs() {
         refused(&["--rate", rate], &message);
         refused(&["search", "--slo", "ttft_p95=1s", "--rate", rate], &message);
     }
-    refused(&["--requests", "-5"], "-5 is no number between 1 and 10000000");
-    refused(&["--requests", "many"], "many is no number between 1 and 10000000");
+    refused(&["--requests", "-5"], "-5 is not a number between 1 and 10000000");
+    refused(&["--requests", "many"], "many is not a number between 1 and 10000000");
     refused(&["--rate", "1", "--duration", "0s"], "`0s` is not a span above zero");
     refused(&["--rate", "inf", "--duration", "10s"], "--duration 10.0 s beside --rate inf has no end");
     refused(
@@ -423,7 +423,7 @@ fn a_sweep_past_saturation_is_explained_with_its_edge_and_its_cost() {
     explain(&["--price-per-hour", "3"]).code(2);
     explain(&["--price-per-hour", "0", "--max-cost-per-million", "1"])
         .code(2)
-        .stderr(contains("no positive number"));
+        .stderr(contains("not a positive number"));
 }
 
 #[test]

@@ -242,7 +242,7 @@ fn what_is_refused_is_refused_as_ever() {
     assert!(stderr(&output).contains("error: a sweep over colour is not known"), "{}", stderr(&output));
     let output = suffering("burn@load", &["--rate", "100"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("HBMARK_PLANT_FAULT=burn@load is no fault"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("HBMARK_PLANT_FAULT=burn@load is not a fault"), "{}", stderr(&output));
     let output = hbmark().args(["__worker", "serve"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("use `hbmark run` or `hbmark serve`"), "{}", stderr(&output));

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use hbmark::engine::native::testing::worst;
 use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch};
-use hbmark::measure::quality::{relative_error, tolerance};
+use hbmark::measure::quality::tolerance;
 use hbmark::weights::{self, OpenModel};
 use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::{Architecture, Dtype, parse_config, presets};
@@ -51,11 +52,6 @@ fn ran(session: &mut dyn Session) -> (Vec<Vec<f32>>, Vec<u32>) {
         logits.extend(session.logits().unwrap());
     }
     (logits, session.greedy_tokens().unwrap())
-}
-
-fn worst(found: &[Vec<f32>], wanted: &[Vec<f32>]) -> f64 {
-    assert_eq!(found.len(), wanted.len());
-    found.iter().zip(wanted).map(|(found, wanted)| relative_error(found, wanted)).fold(0.0, f64::max)
 }
 
 #[test]
@@ -239,7 +235,7 @@ fn groups_that_no_model_or_machine_has_are_refused_with_what_there_is() {
     };
     assert!(on_gpus("2").unwrap().graphs);
     assert!(on_gpus("3").unwrap_err().contains("16 attention heads cannot be shared by 3"));
-    // What a step cannot do is no fault of a rank: the next one runs.
+    // What a step cannot do is not a fault of a rank: the next one runs.
     let mut session = session("native-tp2", &model, Dtype::F32, 2).unwrap();
     assert!(session.step(&StepBatch::default()).is_err());
     assert!(session.step(&StepBatch::uniform(SequenceId(0), &[vec![5000]], 0)).is_err());

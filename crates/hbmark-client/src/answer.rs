@@ -17,7 +17,7 @@ const MAX_ANSWER: usize = 256 << 20;
 /// Events with output that an answer may have for each token it was to have, and beyond that.
 const EVENTS_PER_TOKEN: usize = 16;
 const MORE_EVENTS: usize = 1024;
-/// What is kept of an answer that is no stream: the server's words.
+/// What is kept of an answer that is not a stream: the server's words.
 const MAX_WORDS: usize = 2 << 10;
 
 /// What a piece led to.

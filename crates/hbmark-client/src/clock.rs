@@ -107,6 +107,6 @@ mod tests {
         real.refresh(real.offset + 5_000_000_000, present);
         assert_eq!(real.steps(), 1);
         real.refresh(real.offset + 1_000, present);
-        assert_eq!(real.steps(), 1, "drift is no step");
+        assert_eq!(real.steps(), 1, "drift is not a step");
     }
 }

@@ -230,7 +230,7 @@ const LLAMA_CPP_OWN: &[(Knob, Template)] = &[
     (Knob::JsonSchema, r#""json_schema":$"#),
     (Knob::Grammar, r#""grammar":$"#),
 ];
-/// The running count is in the timings. Its log probabilities are no count: a token whose text is held back has no entry.
+/// The running count is in the timings. Its log probabilities are not a count: a token whose text is held back has no entry.
 const LLAMA_CPP_USAGE: (TokenEvidence, Template) =
     (TokenEvidence::ContinuousUsage, r#""stream_options":{"include_usage":true},"timings_per_token":true"#);
 /// Of `/generate_stream`. It cannot be made to go on after the end of the sequence, and refuses a top-p of one.

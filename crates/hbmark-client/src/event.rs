@@ -5,7 +5,7 @@
 //!
 //! One decoder reads all dialects, since none of their names collide: the OpenAI shapes (vLLM, SGLang, TensorRT-LLM, llama.cpp), the
 //! token events of TGI, and the native events of SGLang and llama.cpp. Fields that are not known are skipped without looking inside.
-//! What a measurement rests on is strict: text that is no text makes the event malformed. Numbers are lenient: one that cannot
+//! What a measurement rests on is strict: text that is not text makes the event malformed. Numbers are lenient: one that cannot
 //! be used is reported as that.
 
 use std::borrow::Cow;
@@ -106,10 +106,10 @@ pub struct ServerError<'a> {
     pub code: Option<u32>,
 }
 
-/// An event that is no JSON of a known shape, or not UTF-8. Its message may quote the server: cleaned where it is shown.
+/// An event that is not JSON of a known shape, or not UTF-8. Its message may quote the server: cleaned where it is shown.
 #[derive(Debug, thiserror::Error)]
 pub enum Malformed {
-    #[error("an event of the stream is no JSON object")]
+    #[error("an event of the stream is not a JSON object")]
     NotAnObject,
     #[error("an event of the stream cannot be read: {0}")]
     Json(#[from] serde_json::Error),

@@ -114,7 +114,7 @@ impl Response {
     /// bytes behind the end of the response are not taken.
     ///
     /// # Errors
-    /// When the bytes are no response.
+    /// When the bytes are not a response.
     pub fn take<'a>(&mut self, mut bytes: &'a [u8]) -> Result<(usize, &'a [u8]), HttpError> {
         let all = bytes.len();
         let step = |bytes: &mut &'a [u8], count: usize| {

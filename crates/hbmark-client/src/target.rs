@@ -28,7 +28,7 @@ pub struct Target {
 /// Why an address or a key cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
-    #[error("{url:?} is no address of a server; give one such as http://127.0.0.1:8000")]
+    #[error("{url:?} is not an address of a server; give one such as http://127.0.0.1:8000")]
     NotAnAddress { url: String },
     /// The address is not shown: it may hold a password.
     #[error("the address holds a user name or a password; give a key apart from it")]

@@ -92,7 +92,7 @@ unsafe fn qk_scores_tile<S: Simd, E: Element, const Q: usize>(
     unsafe {
         let mut sums = [S::zero(); Q];
         for d in 0..dim {
-            prefetch(nth(ahead, d, LANES));
+            prefetch::<false, _>(nth(ahead, d, LANES));
             let key = E::load::<S>(nth(keys, d, LANES));
             for (q, sum) in sums.iter_mut().enumerate() {
                 *sum = S::mul_add(key, S::splat(*nth(queries, q, dim).add(d)), *sum);
@@ -166,7 +166,7 @@ unsafe fn row_scores_tile<S: Simd, E: Element, const Q: usize>(
     unsafe {
         let mut sums = [[S::zero(); TILE_POSITIONS]; Q];
         for at in (0..stride).step_by(LANES) {
-            prefetch(ahead.wrapping_add(at));
+            prefetch::<false, _>(ahead.wrapping_add(at));
             let keys: [S::Floats; TILE_POSITIONS] =
                 each!(S::zero(), |p| E::load::<S>(keys[p].wrapping_add(at)));
             for (q, sums) in sums.iter_mut().enumerate() {
@@ -340,7 +340,7 @@ unsafe fn accumulate_pv_block<S: Simd, E: Element, const Q: usize, const V: usiz
             let ahead = nth(rows[next / LANES], next % LANES, row_stride).wrapping_add(at);
             // A row of V vectors is V · 16 elements: two vectors of 16 bits to a line.
             for v in 0..V {
-                prefetch(ahead.wrapping_add(v * LANES));
+                prefetch::<false, _>(ahead.wrapping_add(v * LANES));
             }
             let row = nth(rows[position / LANES], position % LANES, row_stride).wrapping_add(at);
             let row: [S::Floats; V] = each!(S::zero(), |v| E::load::<S>(row.add(v * LANES)));

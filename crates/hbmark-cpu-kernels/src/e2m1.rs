@@ -16,7 +16,7 @@ pub fn to_f32(code: u8) -> f32 {
     f32::from(DOUBLED[usize::from(code & 15)]) * 0.5
 }
 
-/// The nearest code of a value that is divided by its scale; zero where that is no number.
+/// The nearest code of a value that is divided by its scale; zero where that is not a number.
 #[must_use]
 pub fn from_f32(value: f32) -> u8 {
     // Half way from each code to the next one: ties go to the even code.

@@ -30,7 +30,7 @@ pub fn is_nan(code: u8) -> bool {
     code & 0x7f == 0x7f
 }
 
-/// The nearest code, ties to even; beyond the largest value that, and 0 for what is no number.
+/// The nearest code, ties to even; beyond the largest value that, and 0 for what is not a number.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

@@ -3,7 +3,7 @@
 //! *Source*: OCP Microscaling Formats (MX) Specification 1.0: `2^(byte − 127)`, 255 no number. Conversion as in its section 6.3: the scale is the power
 //! of two of the largest magnitude, less that of the largest element of the format.
 
-/// The byte that is no number.
+/// The byte that is not a number.
 pub const NAN: u8 = 255;
 
 /// The power of two of a byte.

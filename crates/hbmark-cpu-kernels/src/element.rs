@@ -74,7 +74,7 @@ pub trait Element: Copy + Send + Sync + 'static {
     );
 }
 
-/// The kernels over elements of a type: what is no generic function is compiled in this crate.
+/// The kernels over elements of a type: what is not a generic function is compiled in this crate.
 macro_rules! kernels {
     () => {
         unsafe fn scores(

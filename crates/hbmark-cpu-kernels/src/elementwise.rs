@@ -48,7 +48,7 @@ unsafe fn clamped_swiglu<S: Simd>(
     limit: f32,
     slope: f32,
 ) {
-    // By comparisons: what is no number stays one.
+    // By comparisons: what is not a number stays one.
     let below = |x: f32| if x > limit { limit } else { x };
     let gate = gate.map(below);
     // SAFETY: sixteen elements; the caller dispatched on an available set.

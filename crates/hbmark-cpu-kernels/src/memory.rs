@@ -4,7 +4,7 @@
 //! loops.
 #![expect(unsafe_code, reason = "SIMD loads and stores through pointers")]
 
-use crate::simd::{InstructionSet, LANES, Simd, dispatch, nth, prefetch, prefetch_once, store_fence};
+use crate::simd::{InstructionSet, LANES, Simd, dispatch, nth, prefetch, store_fence};
 
 /// How a read walks memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -169,10 +169,8 @@ unsafe fn sum<
             let step = &streams[stream][at];
             for k in 0..PER_STREAM {
                 let ahead = nth(&raw const step[k], AHEAD, 1);
-                match (AHEAD, ONCE) {
-                    (0, _) => {}
-                    (_, false) => prefetch(ahead),
-                    (_, true) => prefetch_once(ahead),
+                if AHEAD > 0 {
+                    prefetch::<ONCE, _>(ahead);
                 }
                 // SAFETY: the caller's promise.
                 sums[stream][k] = unsafe { S::add_packed(sums[stream][k], step[k]) };

@@ -52,7 +52,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_i8(from: *const i8) -> Self::Floats;
     unsafe fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
-    /// The larger of both; b where either is no number.
+    /// The larger of both; b where either is not a number.
     unsafe fn max(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a · b + c`.
     unsafe fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
@@ -104,25 +104,18 @@ pub fn nth<T>(from: *const T, index: usize, stride: usize) -> *const T {
     from.wrapping_add(index.wrapping_mul(stride))
 }
 
-/// Prefetches the cache line at an address; any address is allowed.
+/// Prefetches the cache line at an address; any address is allowed. `ONCE`: a line that is read once, and should push no other out of the caches.
 #[inline(always)]
-pub fn prefetch<T>(address: *const T) {
+pub fn prefetch<const ONCE: bool, T>(address: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch reads nothing, whatever the address, and needs no feature beyond the baseline.
     unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
-}
-
-/// As [`prefetch`], for a line that is read once: it should push no other out of the caches.
-#[inline(always)]
-pub fn prefetch_once<T>(address: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: as above.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_NTA }>(address.cast());
+        use std::arch::x86_64::{_MM_HINT_NTA, _MM_HINT_T0, _mm_prefetch};
+        if ONCE {
+            _mm_prefetch::<_MM_HINT_NTA>(address.cast());
+        } else {
+            _mm_prefetch::<_MM_HINT_T0>(address.cast());
+        }
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = address;
@@ -138,7 +131,7 @@ pub fn store_fence() {
     }
 }
 
-/// `e^x` within ±87, and its value there beyond: within 4 units in the last place. What is no number stays none.
+/// `e^x` within ±87, and its value there beyond: within 4 units in the last place. What is not a number stays none.
 ///
 /// *Source*: `e^x = 2^n · e^f`, n the integer nearest to x / ln 2 and f = x − n · ln 2, with ln 2 in two parts (Cody and Waite) so that f is
 /// right to the last place; `e^f` by its Taylor polynomial to the seventh power, whose remainder is below 2^-27 for f within ±ln 2 / 2.
@@ -175,7 +168,7 @@ pub unsafe fn exp<S: Simd>(x: S::Floats) -> S::Floats {
     }
 }
 
-/// `tanh(x)`: within 5 units in the last place. What is no number stays none.
+/// `tanh(x)`: within 5 units in the last place. What is not a number stays none.
 ///
 /// *Source*: `tanh(x) = 2t / (1 + t²)` with `t = tanh(x / 2)`, and t by the convergent of Lambert's continued fraction
 /// `y / (1 + y² / (3 + y² / (5 + …)))` that ends with 13; beyond ±9 the result is ±1 in f32.

@@ -307,7 +307,7 @@ unsafe fn float_tile<S: Simd, E: Element, const P: usize, const B: usize>(tile: 
         let mut sums = [[S::zero(); P]; B];
         for column in 0..columns {
             if P == 1 {
-                prefetch(nth(weights[0].cast::<E>(), column, LANES).wrapping_byte_add(AHEAD));
+                prefetch::<false, _>(nth(weights[0].cast::<E>(), column, LANES).wrapping_byte_add(AHEAD));
             }
             let w: [S::Floats; P] = each!(S::zero(), |p| E::load::<S>(nth(weights[p].cast(), column, LANES)));
             for (sums, row) in sums.iter_mut().zip(rows) {
@@ -330,7 +330,7 @@ unsafe fn bf16_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
         let mut sums = [[S::zero(); P]; B];
         for pair in 0..columns / 2 {
             if P == 1 {
-                prefetch(nth(weights[0], pair, 4 * LANES).wrapping_add(AHEAD));
+                prefetch::<false, _>(nth(weights[0], pair, 4 * LANES).wrapping_add(AHEAD));
             }
             let w: [S::Packed; P] =
                 each!(S::splat_packed(0), |p| S::load_packed(nth(weights[p], pair, 4 * LANES)));

@@ -28,7 +28,7 @@ const MAX_RESULT_BYTES: u64 = 64 << 20;
 const BUDGET: usize = 32 << 20;
 /// Folders deeper than this are not entered.
 const MAX_DEPTH: usize = 16;
-/// Entries after which a tree is no folder of results.
+/// Entries after which a tree is not a folder of results.
 const MAX_ENTRIES: u64 = 4_000_000;
 /// Notices of one kind that are kept; of more the number.
 const MAX_NOTICES: usize = 1_000;

@@ -140,7 +140,7 @@ fn slot_effects(members: &[Member], medians: &[f64], nodes: usize, slots: usize)
         seen[cell.0] = true;
     }
     let enough = seen.iter().filter(|seen| **seen).count() >= SLOT_NODES && slots >= 2;
-    // As many slots as nodes are no slots that nodes have in common.
+    // As many slots as nodes are not slots that nodes have in common.
     (enough && slots * 2 <= cells.len()).then(|| median_polish(&cells, nodes, slots).columns)
 }
 
@@ -248,7 +248,7 @@ mod tests {
         let node = judged.nodes[7].unwrap();
         assert!(node.effect < -0.03 && node.p < 1e-5 && node.shared, "{node:?}");
         let rack = judged.racks[1].unwrap();
-        assert!(rack.effect > -0.01, "one node of four is no rack: {rack:?}");
+        assert!(rack.effect > -0.01, "one node of four is not a rack: {rack:?}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// More nodes than any cluster has.
 const MAX_NODES: usize = 200_000;
 
-/// A name longer than this is no DNS name.
+/// A name longer than this is not a DNS name.
 const MAX_NAME: usize = 253;
 
 /// A node of the list.
@@ -25,10 +25,12 @@ pub struct Node {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NodesError {
     #[error(
-        "line {line}: `{found}` is no node: wanted a name, or names with ranges such as node[001-016,020]"
+        "line {line}: `{found}` is not a node: wanted a name, or names with ranges such as node[001-016,020]"
     )]
     Syntax { line: usize, found: String },
-    #[error("line {line}: `{name}` is no name of a node: letters, digits, dots, dashes and underscores are")]
+    #[error(
+        "line {line}: `{name}` is not a name of a node: letters, digits, dots, dashes and underscores are"
+    )]
     Name { line: usize, name: String },
     #[error("line {line}: {name} is in the list twice")]
     Twice { line: usize, name: String },
@@ -182,15 +184,15 @@ mod tests {
     #[test]
     fn what_is_no_list_is_refused_with_its_line() {
         for (text, wanted) in [
-            ("a\nb[1-", "line 2: `b[1-` is no node"),
-            ("b[3-1]", "`b[3-1]` is no node"),
-            ("b]", "is no node"),
-            ("a,,b", "is no node"),
-            ("$(reboot)", "is no name of a node"),
-            ("../etc", "is no name"),
-            ("-w", "is no name"),
+            ("a\nb[1-", "line 2: `b[1-` is not a node"),
+            ("b[3-1]", "`b[3-1]` is not a node"),
+            ("b]", "is not a node"),
+            ("a,,b", "is not a node"),
+            ("$(reboot)", "is not a name of a node"),
+            ("../etc", "is not a name"),
+            ("-w", "is not a name"),
             ("a\na", "line 2: a is in the list twice"),
-            ("a b c", "`c` is no node"),
+            ("a b c", "`c` is not a node"),
             ("n[0-99999999]", "more than 200000 nodes"),
             ("n[0-999]x[0-999]", "more than 200000 nodes"),
             ("# none", "the list has no node"),

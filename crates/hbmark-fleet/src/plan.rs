@@ -80,9 +80,9 @@ const NAMED: [(&str, &str, u32, u32); 2] = [
 pub enum PlanError {
     #[error("cannot read {path}: {source}")]
     Read { path: PathBuf, source: InputError },
-    #[error("{path} is no plan: {source}")]
+    #[error("{path} is not a plan: {source}")]
     Malformed { path: PathBuf, source: Box<toml::de::Error> },
-    #[error("{path} is no manifest of a fleet: {source}")]
+    #[error("{path} is not a manifest of a fleet: {source}")]
     MalformedManifest { path: PathBuf, source: serde_json::Error },
     #[error("{path} is a manifest of version {found}; this program reads version {MANIFEST_VERSION}")]
     Version { path: PathBuf, found: u32 },
@@ -158,17 +158,8 @@ impl Plan {
     pub fn digest(&self) -> String {
         let what = (&self.arguments, self.processes, self.at_once, &self.confirms);
         let text = serde_json::to_vec(&what).expect("strings and numbers are JSON");
-        hex(&Sha256::digest(text)[..8])
+        format!("{:.16x}", Sha256::digest(text))
     }
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing into a string does not fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 /// A node, and how many GPUs it should have.

@@ -364,7 +364,7 @@ pub struct FleetReport {
 pub enum ReportReadError {
     #[error("cannot read {path}: {source}")]
     Read { path: std::path::PathBuf, source: InputError },
-    #[error("{path} is no report of `hbmark fleet report`: {source}")]
+    #[error("{path} is not a report of `hbmark fleet report`: {source}")]
     Malformed { path: std::path::PathBuf, source: serde_json::Error },
     #[error("{path} is a fleet report of version {found}; this program reads version {REPORT_VERSION}")]
     Version { path: std::path::PathBuf, found: u32 },
@@ -428,6 +428,6 @@ impl FleetReport {
     pub fn digest(&self) -> String {
         use sha2::{Digest, Sha256};
         let text = serde_json::to_vec(&(&self.at, self.runs, &self.findings)).expect("plain data is JSON");
-        crate::plan::hex(&Sha256::digest(text)[..8])
+        format!("{:.16x}", Sha256::digest(text))
     }
 }

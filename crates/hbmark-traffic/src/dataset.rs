@@ -77,7 +77,7 @@ pub enum DatasetError {
     #[error("the dataset {} has {bytes} bytes, above the limit of {MAX_BYTES}; cut a part out of it", path.display())]
     TooLarge { path: PathBuf, bytes: u64 },
     #[error(
-        "the dataset {} is no list of ShareGPT conversations, such as [{{\"conversations\": [{{\"value\": \"...\"}}, {{\"value\": \"...\"}}]}}]: {source}",
+        "the dataset {} is not a list of ShareGPT conversations, such as [{{\"conversations\": [{{\"value\": \"...\"}}, {{\"value\": \"...\"}}]}}]: {source}",
         path.display()
     )]
     ShareGpt { path: PathBuf, source: serde_json::Error },
@@ -369,9 +369,9 @@ mod tests {
     #[test]
     fn what_is_no_dataset_is_named() {
         let of = |text: &str, format| read_text(text, format, ALL).unwrap_err().to_string();
-        assert!(of("{}", Format::ShareGpt).contains("no list of ShareGPT conversations"));
+        assert!(of("{}", Format::ShareGpt).contains("not a list of ShareGPT conversations"));
         assert!(of("[]", Format::ShareGpt).contains("no prompt that can be used"));
-        assert!(of("[{\"conversations\": 3}]", Format::ShareGpt).contains("no list of ShareGPT"));
+        assert!(of("[{\"conversations\": 3}]", Format::ShareGpt).contains("not a list of ShareGPT"));
         assert!(of("{\"prompt\": 3}", Format::Custom).contains("line 1"));
         assert!(of("{\"prompt\": \"a\", \"output_tokens\": 0}", Format::Custom).contains("no prompt"));
         assert!(of("\u{0}", Format::Custom).contains("line 1"));

@@ -40,7 +40,7 @@ pub enum Trial {
     Alone(usize),
 }
 
-/// Requests that are sent one at a time: the first and the last of them may have company, and ten that all miss a median are no luck.
+/// Requests that are sent one at a time: the first and the last of them may have company, and ten that all miss a median are not luck.
 const ALONE: usize = 14;
 
 /// What keeps a run from going on until it can tell, and what to do about it.
@@ -139,7 +139,7 @@ fn missed_alone(requests: &Requests, slo: &Slo) -> Option<String> {
         let luck = chance_of_at_least(missed, values.len(), 1.0 - clause.percentile)?;
         (luck < LUCK).then(|| {
             format!(
-                "no rate meets {clause}: of {} requests that had the server to themselves, half within {}, {missed} took longer",
+                "no rate meets {clause}: of {} requests that ran alone, half within {}, {missed} took longer",
                 values.len(),
                 Nanos(median(&values)),
             )

@@ -113,7 +113,7 @@ impl Lengths {
             }
             Self::Lognormal { mean, cv, min, max } => {
                 require(within(*min) && within(*max) && min <= max, || {
-                    format!("lengths from {min} to {max} are no range between 1 and {MAX_TOKENS}")
+                    format!("lengths from {min} to {max} are not a range between 1 and {MAX_TOKENS}")
                 })?;
                 require(*mean >= *min as f64 && *mean <= *max as f64, || {
                     format!("a mean of {mean} is not between {min} and {max}")

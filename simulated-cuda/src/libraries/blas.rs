@@ -205,14 +205,7 @@ fn enqueue(stream: usize, name: &str, product: Gemm) -> Status {
         // SAFETY: it was checked, and callers of the library promise that the memory is there when the stream comes to it.
         unsafe { product.run() }
     };
-    let work = Work {
-        name: name.to_owned(),
-        demand: product.demand(),
-        module: None,
-        run: Arc::new(run),
-        begin: None,
-        dependent: false,
-    };
+    let work = Work::new(name, product.demand(), Arc::new(run));
     if stream::enqueue(std::ptr::with_exposed_provenance_mut(stream), work) == 0 {
         SUCCESS
     } else {

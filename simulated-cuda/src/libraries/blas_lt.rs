@@ -317,13 +317,6 @@ pub unsafe extern "C" fn matmul(
         // SAFETY: it was checked, and callers of the library promise that the memory is there when the stream comes to it.
         unsafe { product.run() }
     };
-    let work = Work {
-        name: "cublasLtMatmul".into(),
-        demand: product.demand(),
-        module: None,
-        run: Arc::new(run),
-        begin: None,
-        dependent: false,
-    };
+    let work = Work::new("cublasLtMatmul", product.demand(), Arc::new(run));
     if stream::enqueue(stream, work) == 0 { SUCCESS } else { gemm::EXECUTION_FAILED }
 }

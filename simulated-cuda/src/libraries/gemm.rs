@@ -110,7 +110,7 @@ impl Type {
 ///
 /// # Errors
 ///
-/// `CUBLAS_STATUS_NOT_SUPPORTED`, or `CUBLAS_STATUS_INVALID_VALUE` for a number that is no compute type.
+/// `CUBLAS_STATUS_NOT_SUPPORTED`, or `CUBLAS_STATUS_INVALID_VALUE` for a number that is not a compute type.
 pub fn scale_type(compute: i32, a: Type, b: Type, c: Type) -> Result<Type, Status> {
     use Type::{Bf16, F16, F32, F64};
     match (compute, a, b, c) {

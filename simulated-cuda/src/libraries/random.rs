@@ -170,14 +170,7 @@ fn generate<T: 'static>(
         Ok(())
     };
     let demand = Demand::of_memory(numbers * size_of::<T>());
-    let work = Work {
-        name: name.to_owned(),
-        demand,
-        module: None,
-        run: Arc::new(run),
-        begin: None,
-        dependent: false,
-    };
+    let work = Work::new(name, demand, Arc::new(run));
     if stream::enqueue(std::ptr::with_exposed_provenance_mut(stream), work) == 0 {
         SUCCESS
     } else {

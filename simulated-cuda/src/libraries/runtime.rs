@@ -277,14 +277,7 @@ unsafe fn launch(
 
 fn not_emulated(name: &str) -> Work {
     let message = format!("{name}: there is no emulation of this kernel");
-    Work {
-        name: name.to_owned(),
-        demand: Demand::default(),
-        module: None,
-        run: Arc::new(move || Err(message.clone())),
-        begin: None,
-        dependent: false,
-    }
+    Work::new(name, Demand::default(), Arc::new(move || Err(message.clone())))
 }
 
 #[unsafe(export_name = "simulated_cudaFuncSetAttribute")]

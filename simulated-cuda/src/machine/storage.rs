@@ -209,14 +209,7 @@ impl Machine {
         };
         self.work(
             stream,
-            Work {
-                name: "copy to the device".into(),
-                demand: Demand::of_link(bytes),
-                module: None,
-                run,
-                begin: None,
-                dependent: false,
-            },
+            Work::new("copy to the device", Demand::of_link(bytes), run),
         )
     }
 
@@ -239,14 +232,7 @@ impl Machine {
         });
         self.work(
             stream,
-            Work {
-                name: "copy to the host".into(),
-                demand: Demand::of_link(bytes),
-                module: None,
-                run,
-                begin: None,
-                dependent: false,
-            },
+            Work::new("copy to the host", Demand::of_link(bytes), run),
         )?;
         if waits { self.run(handle) } else { Ok(()) }
     }
@@ -264,14 +250,7 @@ impl Machine {
         });
         self.work(
             stream,
-            Work {
-                name: "copy on the device".into(),
-                demand: Demand::of_memory(2 * bytes),
-                module: None,
-                run,
-                begin: None,
-                dependent: false,
-            },
+            Work::new("copy on the device", Demand::of_memory(2 * bytes), run),
         )
     }
 
@@ -287,14 +266,7 @@ impl Machine {
         });
         self.work(
             stream,
-            Work {
-                name: "fill".into(),
-                demand: Demand::of_memory(bytes),
-                module: None,
-                run,
-                begin: None,
-                dependent: false,
-            },
+            Work::new("fill", Demand::of_memory(bytes), run),
         )
     }
 }

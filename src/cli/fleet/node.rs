@@ -39,7 +39,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         .or_else(|| placement::of_this_process().and_then(|placement| placement.node))
         .or_else(|| environment::collect(None).hostname)
         .context("this node has no name; give --node")?;
-    ensure!(is_name(&node), "`{node}` is no name of a node; give --node");
+    ensure!(is_name(&node), "`{node}` is not a name of a node; give --node");
     if !manifest.nodes.iter().any(|expected| expected.node.name == node) {
         say(&format!("note: {node} is not in {MANIFEST_FILE}; it is run all the same"));
     }

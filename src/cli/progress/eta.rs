@@ -104,7 +104,7 @@ mod tests {
         assert!(even[6..46].iter().all(|(said, _)| said.is_some()), "{even:?}");
         let uneven: Vec<f64> = (0..24).map(|i| if i % 2 == 0 { 4.0 } else { 7.0 }).collect();
         assert!(right(&said(&uneven)) && said(&uneven).iter().filter(|(s, _)| s.is_some()).count() > 30);
-        // A slow beginning, such as ceilings and loading, is no pace.
+        // A slow beginning, such as ceilings and loading, is not a pace.
         let slow_start: Vec<f64> = std::iter::once(60.0).chain([2.0; 30]).collect();
         assert!(right(&said(&slow_start)), "{:?}", said(&slow_start));
         let slower: Vec<f64> = (0..30).map(|i| if i < 15 { 1.0 } else { 1.5 }).collect();
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(eta.left(10.0), None);
         eta.update(1.0, 10.0, 1.0, 1.0);
         eta.update(1.5, 20.0, 1.0, 1.0);
-        assert_eq!(eta.left(1.5), None, "half a second is no evidence");
+        assert_eq!(eta.left(1.5), None, "half a second is not evidence");
         eta.update(10.0, 200.0, 100.0, 400.0);
         assert_eq!(eta.left(10.0), None, "the end is open");
         eta.update(11.0, 220.0, 100.0, 100.0);

@@ -49,7 +49,7 @@ where
     move |given| {
         let (least, most) = (bounds.start(), bounds.end());
         let value: T = given.parse().map_err(|problem: T::Err| {
-            format!("{given} is no number between {least} and {most}: {problem}")
+            format!("{given} is not a number between {least} and {most}: {problem}")
         })?;
         if bounds.contains(&value) {
             return Ok(value);

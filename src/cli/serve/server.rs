@@ -42,7 +42,7 @@ pub(super) struct ServerArgs {
 fn object(given: &str) -> Result<String, String> {
     match serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(given) {
         Ok(_) => Ok(given.to_owned()),
-        Err(error) => Err(format!("it is no JSON object ({error}); write it as '{{\"top_p\": 0.9}}'")),
+        Err(error) => Err(format!("it is not a JSON object ({error}); write it as '{{\"top_p\": 0.9}}'")),
     }
 }
 

@@ -65,7 +65,8 @@ pub(super) struct SavedResultArgs {
 }
 
 fn limit(given: &str) -> Result<Clause, String> {
-    let wanted = || format!("`{given}` is no limit such as ttft:200 (ttft, tpot or e2el, in milliseconds)");
+    let wanted =
+        || format!("`{given}` is not a limit such as ttft:200 (ttft, tpot or e2el, in milliseconds)");
     let (metric, ms) = given.split_once(':').ok_or_else(wanted)?;
     let metric = match metric {
         "ttft" => SloMetric::Ttft,

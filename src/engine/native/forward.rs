@@ -105,9 +105,7 @@ impl ModelWidths {
         let (hidden, vocab, drafts) = (a.hidden_size, a.vocab_size, a.draft.is_some());
         Self { hidden, ffn, experts, vocab, attention, latent, drafts }
     }
-}
 
-impl ModelWidths {
     /// Width of the values of all heads: the input of the output projection.
     #[must_use]
     pub fn values(&self) -> usize {

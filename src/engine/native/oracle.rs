@@ -21,7 +21,7 @@ use super::operations::{
 };
 use super::ragged_batch::{Rows, SequenceRows};
 use super::ranks::Rank;
-use super::rope::{RopeTables, rotate};
+use super::rope::{RopeTables, rotate, to_f32};
 use super::shapes::{
     AttentionShape, CLAMPED_SWIGLU_SLOPE, ExpertsMet, Gate, LatentForm, LatentShape, PoolShape,
 };
@@ -731,11 +731,6 @@ fn in_bytes(group: &[f32]) -> impl Iterator<Item = f64> {
     let scale = group.iter().fold(0.0f32, |largest, x| largest.max(x.abs())) / 127.0;
     let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
     group.iter().map(move |x| f64::from((x * inverse).round_ties_even()) * f64::from(scale))
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "activations are kept in f32")]
-fn to_f32(value: f64) -> f32 {
-    value as f32
 }
 
 /// Over the shorter of the two. Four sums side by side, since one would make each addition wait for the one before it.

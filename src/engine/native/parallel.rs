@@ -386,7 +386,7 @@ impl<O: Operations> ParallelSession<O> {
             return Ok(());
         }
         let missed = |outcome: &Result<(), EngineError>| matches!(outcome, Err(EngineError::RankLost { .. }));
-        // What all refuse alike is no fault of any: they are where they were.
+        // What all refuse alike is not a fault of any: they are where they were.
         let refused = |outcome: &Result<(), EngineError>| matches!(outcome, Err(error) if !error.is_sticky());
         if self.outcomes.iter().all(refused) {
             self.places[0].restore();

@@ -196,8 +196,9 @@ fn yarn_ramp(shape: YarnShape, original: usize, theta: f64, dims: usize) -> (f64
     (low, if high > low { high } else { low + 0.001 })
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "f32 is the precision of the rotation")]
-fn to_f32(value: f64) -> f32 {
+/// The precision of norms, embeddings, rotations and activations.
+#[expect(clippy::cast_possible_truncation, reason = "f32 is the precision here")]
+pub(super) fn to_f32(value: f64) -> f32 {
     value as f32
 }
 

@@ -397,12 +397,6 @@ impl PoolShape {
         }
     }
 
-    /// Elements of K of one block in one layer.
-    #[must_use]
-    pub fn block_elements(&self) -> usize {
-        self.kv_heads * self.head_dim * self.block_size
-    }
-
     /// Elements of K and of V of one block in one layer.
     #[must_use]
     pub fn block_parts(&self) -> [usize; 2] {

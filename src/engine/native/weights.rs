@@ -12,7 +12,7 @@ use super::operations::{
     Operations,
 };
 use super::random_kv;
-use super::rope::rotary_of_latents;
+use super::rope::{rotary_of_latents, to_f32};
 use super::shapes::{AttentionShape, ExpertShape, Gate, LatentShape};
 use crate::engine::{EngineError, error_mapping};
 use crate::weights::{OpenModel, Packing, StoredMatrix, StoredTensor};
@@ -527,11 +527,6 @@ fn reorder(part: &mut LinearPart, order: &[usize]) {
 /// Values in another order, head by head.
 fn reordered<T: Copy>(values: &[T], order: &[usize]) -> Vec<T> {
     values.chunks(order.len()).flat_map(|head| order.iter().map(|at| head[*at])).collect()
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "f32 is the precision of norms and embeddings")]
-fn to_f32(value: f64) -> f32 {
-    value as f32
 }
 
 #[cfg(test)]

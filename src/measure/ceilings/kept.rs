@@ -93,8 +93,7 @@ pub fn now() -> u64 {
 
 fn file(folder: &Path, conditions: &Conditions) -> Option<PathBuf> {
     let digest = Sha256::digest(serde_json::to_vec(conditions).ok()?);
-    let name = digest.iter().take(6).fold(String::new(), |name, byte| format!("{name}{byte:02x}"));
-    Some(folder.join(format!("ceilings-{name}.json")))
+    Some(folder.join(format!("ceilings-{digest:.12x}.json")))
 }
 
 /// What was kept under these conditions, and is young enough.
@@ -107,7 +106,7 @@ pub fn read(folder: &Path, conditions: &Conditions, now: u64) -> Option<Ceilings
     usable.then_some(Ceilings { age_s: Some(age as f64), ..kept.ceilings })
 }
 
-/// Keeps ceilings that nothing disturbed; that they cannot be kept is no error.
+/// Keeps ceilings that nothing disturbed; that they cannot be kept is not an error.
 pub fn write(folder: &Path, conditions: &Conditions, ceilings: &Ceilings, now: u64) {
     if ceilings.doubt().is_some() || std::fs::create_dir_all(folder).is_err() {
         return;

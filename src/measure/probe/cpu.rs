@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Tensor};
 use hbmark_cpu_kernels::memory::{self, Prefetch, Stores, Walk};
 
-use super::{MIN_REPETITIONS, ProbeConfig, ProbeError, spread};
+use super::{MIN_REPETITIONS, ProbeConfig, ProbeError};
 use crate::engine::native::cpu::huge_pages::Pages;
 use crate::engine::native::cpu::thread_team::{Team, Worker, owned, pin};
 use crate::engine::native::cpu::{self as native, InstructionSet};
@@ -81,7 +81,7 @@ impl Pass {
         }
     }
 
-    /// What a pass that is no read does with a thread's own part.
+    /// What a pass that is not a read does with a thread's own part.
     fn write(self, part: &mut [f32]) {
         match self {
             Self::Empty | Self::Read { .. } | Self::ReadSlice { .. } => {}
@@ -258,7 +258,7 @@ fn finalists(reads: &[(InstructionSet, Walk)], time: &mut dyn FnMut(Pass) -> Pas
             slice += 1;
         }
     }
-    let median = |times: &[f64; SLICE_TRIALS]| spread(times).map_or(f64::INFINITY, |times| times.median);
+    let median = |times: &[f64; SLICE_TRIALS]| Spread::of(times).map_or(f64::INFINITY, |times| times.median);
     let mut ranked: Vec<_> = reads.iter().zip(times.iter().map(median)).collect();
     ranked.sort_by(|a, b| a.1.total_cmp(&b.1));
     ranked.iter().take(FINALISTS).map(|((set, walk), _)| Pass::Read { set: *set, walk: *walk }).collect()
@@ -288,7 +288,7 @@ fn best(trials: &[Trial], wanted: impl Fn(Pass) -> bool) -> Option<(&Trial, Spre
     trials
         .iter()
         .filter(|trial| wanted(trial.pass))
-        .filter_map(|trial| Some((trial, spread(&trial.rates)?)))
+        .filter_map(|trial| Some((trial, Spread::of(&trial.rates)?)))
         .max_by(|a, b| a.1.median.total_cmp(&b.1.median))
 }
 
@@ -332,7 +332,7 @@ pub fn measure_cpu(config: &ProbeConfig) -> Result<Ceilings, ProbeError> {
         copy_bytes_per_s: copy,
         triad_bytes_per_s: triad,
         gemm_flops_per_s: matrix_products(config)?,
-        launch_ns: wake.and_then(|(_, times)| spread(times)),
+        launch_ns: wake.and_then(|(_, times)| Spread::of(times)),
         working_set_bytes: config.working_set,
         last_cache_bytes: last_cache(),
         read_configuration: winner.pass.name(winner.threads),
@@ -381,7 +381,7 @@ fn matrix_products(config: &ProbeConfig) -> Result<BTreeMap<String, Spread>, Pro
         [("f32", DType::F32, &config.gemm_sizes), ("bf16", DType::BF16, &SMALL), ("f16", DType::F16, &SMALL)];
     let mut peaks: BTreeMap<String, Spread> = BTreeMap::new();
     let mut keep = |name: &str, rates: &[f64]| {
-        let Some(found) = spread(rates) else { return };
+        let Some(found) = Spread::of(rates) else { return };
         let best = peaks.entry(name.to_owned()).or_insert(found);
         if found.median > best.median {
             *best = found;

@@ -10,7 +10,7 @@ use candle_core::{DType, Tensor};
 
 use super::device::{DeviceProbe, Extent, SPINS, memory_of, read};
 use super::links::{LinkExtent, all_reduces, links, of_sizes};
-use super::{ProbeError, last_half, spread};
+use super::{ProbeError, last_half};
 use crate::engine::native::cuda::device::{Device, KernelLaunch};
 use crate::engine::native::cuda::driver::{Direction, Driver, DriverMemory};
 use crate::engine::native::cuda::kernels::Tuning;
@@ -66,7 +66,7 @@ pub fn measure_cuda(index: u32, quick: bool) -> Result<Ceilings, ProbeError> {
     let mut link = |direction| -> Result<Option<Spread>, ProbeError> {
         let seconds = probe.device().link_seconds(direction, at_a_time, extent.runs)?;
         let rates: Vec<f64> = seconds.iter().map(|seconds| at_a_time as f64 / seconds).collect();
-        Ok(spread(&rates))
+        Ok(Spread::of(&rates))
     };
     ceilings.gpu = Some(GpuCeilings {
         sustained_gemm_flops_per_s: sustained,
@@ -141,7 +141,7 @@ fn gemm(index: u32, quick: bool, largest: usize) -> Result<(Peaks, Peaks), Probe
         sizes.dedup();
         for size in sizes.split_off(usize::from(quick && sizes.len() > 1)) {
             let rates = products(&mut backend, dtype, size, 0.0).map_err(failed(size))?;
-            if let Some(rate) = spread(&rates)
+            if let Some(rate) = Spread::of(&rates)
                 && best.is_none_or(|(so_far, _)| rate.median > so_far.median)
             {
                 best = Some((rate, size));
@@ -152,7 +152,7 @@ fn gemm(index: u32, quick: bool, largest: usize) -> Result<(Peaks, Peaks), Probe
             let seconds = if quick { 0.5 } else { 3.0 };
             let rates = products(&mut backend, dtype, size, seconds).map_err(failed(size))?;
             // The clock has come down to what power and heat allow.
-            sustained.extend(spread(last_half(&rates)).map(|rate| (name.to_owned(), rate)));
+            sustained.extend(Spread::of(last_half(&rates)).map(|rate| (name.to_owned(), rate)));
         }
     }
     Ok((bursts, sustained))

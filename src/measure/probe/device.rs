@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use super::{ProbeError, spread};
+use super::ProbeError;
 use crate::engine::native::cuda::device::{Argument, Device, KernelLaunch};
 use crate::engine::{EngineError, Timeline};
 use crate::measure::timer_checks::Check;
@@ -128,7 +128,7 @@ impl<D: Device> DeviceProbe<D> {
         for &per in extent.blocks_per_multiprocessor {
             let times = self.time(extent.runs, &launch(self.device.multiprocessors() * per))?;
             let rates: Vec<f64> = times.iter().map(|seconds| bytes / seconds).collect();
-            if let Some(rate) = spread(&rates)
+            if let Some(rate) = Spread::of(&rates)
                 && best.as_ref().is_none_or(|(so_far, _)| rate.median > so_far.median)
             {
                 best = Some((rate, per));
@@ -179,7 +179,7 @@ impl<D: Device> DeviceProbe<D> {
             self.device.synchronise()?;
             nanoseconds.push(Nanos::from(begin.elapsed()).0);
         }
-        Ok(spread(&nanoseconds))
+        Ok(Spread::of(&nanoseconds))
     }
 
     /// What one more node adds to the replay of a graph of empty kernels, each of which waits for the last one, nanoseconds.
@@ -205,7 +205,7 @@ impl<D: Device> DeviceProbe<D> {
         }
         let more = (NODES[1] - NODES[0]) as f64;
         let each: Vec<f64> = times[1].iter().zip(&times[0]).map(|(many, few)| (many - few) / more).collect();
-        Ok(spread(&each))
+        Ok(Spread::of(&each))
     }
 
     /// Bandwidths and latencies of the device. Matrix products and the link to the host are not among them.

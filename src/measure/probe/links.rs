@@ -3,8 +3,8 @@
 //! Enters: devices that reach each other's memory. Leaves: [`LinkCeilings`], after what was read of other devices was checked. Sums are those of a tensor parallel step
 //! ([`PeerBuffer`]), replayed from a graph as they are there. Times of emulated devices mean nothing.
 
+use super::ProbeError;
 use super::device::{DeviceProbe, Extent, memory_of, write};
-use super::{ProbeError, spread};
 use crate::engine::native::cuda::device::Device;
 use crate::engine::native::cuda::kernels::{DeviceTensor, Tuning};
 use crate::engine::native::cuda::peers::PeerBuffer;
@@ -174,7 +174,7 @@ pub(super) fn of_sizes<D: Device>(
         let times: Vec<f64> =
             marks.chunks_exact(2).map(|pair| (pair[1].0 - pair[0].0) / SUMS as f64).collect();
         // A clock that does not advance gives no time.
-        let time_ns = spread(&times).unwrap_or_default();
+        let time_ns = Spread::of(&times).unwrap_or_default();
         found.push(AllReduceTime { bytes: Bytes(*bytes as u64), by: by.into(), time_ns });
     }
     Ok(found)

@@ -16,7 +16,7 @@ use hbmark_report::analysis::opened;
 /// Compares two results that were saved before.
 ///
 /// # Errors
-/// When a file is no measured result, the models or the grids differ, or it is open which series stand against each other.
+/// When a file is not a measured result, the models or the grids differ, or it is open which series stand against each other.
 pub fn saved(a: &Path, b: &Path, command: &str, settings: Settings) -> Result<Comparison, CompareError> {
     let (given_a, given_b) = (a.display().to_string(), b.display().to_string());
     let (a, b) = (read(a)?, read(b)?);

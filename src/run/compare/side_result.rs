@@ -215,7 +215,7 @@ fn keys(config: &BTreeMap<String, Value>) -> BTreeMap<String, Value> {
     let mut flat = BTreeMap::new();
     for (key, value) in config {
         match value {
-            // Where results are written is no difference, and the options of a device repeat its flags.
+            // Where results are written is not a difference, and the options of a device repeat its flags.
             _ if matches!(key.as_str(), "out" | "device_options") => {}
             Value::Object(inner) => {
                 // A salt is drawn for every launch.

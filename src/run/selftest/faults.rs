@@ -81,7 +81,7 @@ pub fn planted(record: &mut Record<'_>) {
         ("an engine that skips its steps", skipped),
         ("an engine that loses a token", || outputs(StepFault::LostToken)),
         ("tokens that change", || outputs(StepFault::OtherTokens(60))),
-        ("logits that are no numbers", || outputs(StepFault::NotANumber)),
+        ("logits that are not numbers", || outputs(StepFault::NotANumber)),
         ("an output that ends early", || Ok(serve::early_end())),
         ("a stall of 1.4 s", || Ok(serve::long_stall())),
     ];

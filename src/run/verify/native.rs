@@ -218,18 +218,7 @@ fn on_the_cpu_over(extent: &Extent, record: &mut Record<'_>) {
     steps::however_they_are_cut(&CPU, best, extent, record);
     record(steps::threads(&CPU, best, extent));
     models::against_stock(&CPU, best.make, extent.greedy, record);
-    let counted = [
-        Dtype::F32,
-        Dtype::Bf16,
-        Dtype::Int8,
-        Dtype::Fp8,
-        Dtype::Mxfp8,
-        Dtype::Q8_0,
-        Dtype::Q4_0,
-        Dtype::Mxfp4,
-        Dtype::Nvfp4,
-        Dtype::Int4,
-    ];
+    let counted = [&[Dtype::F32, Dtype::Bf16], CPU.quantised].concat();
     models::mixtures(best.make, extent.greedy, &counted, record);
     models::bytes(&CPU, best.make, extent.depths, record);
 }

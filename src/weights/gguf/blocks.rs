@@ -241,7 +241,7 @@ impl TensorLocation {
 
 /// Whether no float in blocks is NaN or infinite: everything beside them is whole numbers.
 fn is_finite(storage: &str, bytes: &[u8]) -> bool {
-    // All bits of the exponent are set in what is no number.
+    // All bits of the exponent are set in what is not a number.
     let f16 = |word: &[u8]| u16::from_le_bytes([word[0], word[1]]) & 0x7c00 != 0x7c00;
     let bf16 = |word: &[u8]| u16::from_le_bytes([word[0], word[1]]) & 0x7f80 != 0x7f80;
     let f32 = |word: &[u8]| bf16(&word[2..]);

@@ -172,7 +172,7 @@ impl Hub {
         Ok(())
     }
 
-    /// Follows redirects; an answer that is no success is an error.
+    /// Follows redirects; an answer that is not a success is an error.
     fn get(&self, url: &str, range: Option<&str>) -> Result<Answer, HttpError> {
         let address = |url: &str| url.parse().map_err(|_| HttpError::Address { url: shown(url) });
         let own = origin(&address(url)?);

@@ -4,82 +4,42 @@
 
 use std::ops::Range;
 
-use half::{bf16, f16};
-
-use super::{StoredData, StoredMatrix};
+use super::{ArrayCopy, StoredData, StoredMatrix};
 
 impl StoredMatrix {
     /// Some of its columns; `None` where that would cut a group.
     #[must_use]
     pub fn slice_columns(&self, own: Range<usize>) -> Option<Self> {
-        let width = own.len();
         let group = match &self.data {
             // One scale for whole rows, which all parts have.
             StoredData::Int8 { .. } | StoredData::Fp8 { block: None, .. } => 1,
+            StoredData::Int4 { group, .. } if group % 2 == 1 => return None,
             _ => self.packing().group(self.columns),
         };
         if [own.start, own.end].iter().any(|at| !at.is_multiple_of(group)) {
             return None;
         }
-        let of_rows = |scales: &[f32]| scales.to_vec();
-        let cut = Cut { rows: self.rows, columns: self.columns, own };
-        let data = match &self.data {
-            StoredData::F32(values) => StoredData::F32(cut.of::<f32>(values)),
-            StoredData::F16(values) => StoredData::F16(cut.of::<f16>(values)),
-            StoredData::Bf16(values) => StoredData::Bf16(cut.of::<bf16>(values)),
-            StoredData::Int8 { quants, scales } => {
-                StoredData::Int8 { quants: cut.of(quants), scales: of_rows(scales) }
-            }
-            StoredData::Fp8 { codes, scales, block } => StoredData::Fp8 {
-                codes: cut.of(codes),
-                scales: if block.is_some() { cut.of(scales) } else { of_rows(scales) },
-                block: *block,
-            },
-            StoredData::Q8_0 { quants, scales } => {
-                StoredData::Q8_0 { quants: cut.of(quants), scales: cut.of(scales) }
-            }
-            StoredData::Q4_0 { nibbles, scales } => {
-                StoredData::Q4_0 { nibbles: cut.of(nibbles), scales: cut.of(scales) }
-            }
-            StoredData::Mxfp8 { codes, scales } => {
-                StoredData::Mxfp8 { codes: cut.of(codes), scales: cut.of(scales) }
-            }
-            StoredData::Mxfp4 { nibbles, scales } => {
-                StoredData::Mxfp4 { nibbles: cut.of(nibbles), scales: cut.of(scales) }
-            }
-            StoredData::Nvfp4 { nibbles, scales, tensor_scale } => StoredData::Nvfp4 {
-                nibbles: cut.of(nibbles),
-                scales: cut.of(scales),
-                tensor_scale: *tensor_scale,
-            },
-            StoredData::Int4 { group, .. } if group % 2 == 1 => return None,
-            StoredData::Int4 { nibbles, scales, zeros, group } => StoredData::Int4 {
-                nibbles: cut.of(nibbles),
-                scales: cut.of(scales),
-                zeros: cut.of(zeros),
-                group: *group,
-            },
-            StoredData::Super { format, blocks } => {
-                StoredData::Super { format: *format, blocks: cut.of(blocks) }
-            }
-        };
-        Some(Self { rows: self.rows, columns: width, data })
+        let mut part = Self::blank(self.rows, own.len(), self.packing());
+        part.each_array(self, &mut ColumnsCopy { rows: self.rows, columns: self.columns, start: own.start });
+        Some(part)
     }
 }
 
-/// Some columns of each row.
-struct Cut {
+/// Of each row, as much as there is room for, from this column on.
+struct ColumnsCopy {
     rows: usize,
     columns: usize,
-    own: Range<usize>,
+    start: usize,
 }
 
-impl Cut {
-    /// Of what lies evenly along the rows.
-    fn of<T: Copy>(&self, values: &[T]) -> Vec<T> {
-        let width = values.len() / self.rows;
-        let [start, end] = [self.own.start, self.own.end].map(|column| column * width / self.columns);
-        values.chunks_exact(width).flat_map(|row| &row[start..end]).copied().collect()
+impl ArrayCopy for ColumnsCopy {
+    fn array<T: Copy>(&mut self, into: &mut [T], from: &[T]) {
+        let (part, whole) = (into.len() / self.rows, from.len() / self.rows);
+        // What is as long in both is one scale for a row.
+        let start = if part == whole { 0 } else { self.start * whole / self.columns };
+        for row in 0..self.rows {
+            into[row * part..][..part].copy_from_slice(&from[row * whole + start..][..part]);
+        }
     }
 }
 

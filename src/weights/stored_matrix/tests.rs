@@ -61,7 +61,7 @@ fn random_blocks(format: SuperBlock, count: usize, seed: u64) -> Vec<u8> {
     for block in blocks.chunks_exact_mut(format.bytes()) {
         let scales = if format == SuperBlock::Q6K { 208..210 } else { 0..4 };
         for high in block[scales].iter_mut().skip(1).step_by(2) {
-            // All bits of the exponent are set in what is no number.
+            // All bits of the exponent are set in what is not a number.
             if *high & 0x7c == 0x7c {
                 *high ^= 0x40;
             }

@@ -496,7 +496,7 @@ fn layouts_that_no_engine_has_are_refused_by_what_they_are() {
     for (name, keys, wanted) in [
         ("llama-gptq", &[("desc_act", json!(true))][..], "GPTQ with reordered inputs"),
         ("llama-gptq", &[("sym", json!(false))], "GPTQ with zeros"),
-        ("llama-gptq", &[("group_size", json!(48))], "no multiple of 32 inputs"),
+        ("llama-gptq", &[("group_size", json!(48))], "not a multiple of 32 inputs"),
         ("llama-gptq", &[("bits", json!(8))], "int8 of Gptq"),
         ("qwen2-awq", &[("zero_point", json!(false))], "int4 of Awq"),
         (

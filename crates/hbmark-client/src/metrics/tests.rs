@@ -267,7 +267,7 @@ fn what_is_no_count_is_unknown() {
     let page = "vllm:num_requests_running NaN\n";
     let metrics = window(&at(0.0, page), &at(1.0, page), &[]);
     assert_eq!((metrics.running, why(&metrics, Signal::Running)), (None, Some(Unknown::NotANumber)));
-    // One engine without a number is no number of all.
+    // One engine without a number is not a number of all.
     let page = "vllm:num_preemptions_total{engine=\"0\"} 3\nvllm:num_preemptions_total{engine=\"1\"} NaN\n";
     let metrics = window(&at(0.0, page), &at(1.0, page), &[]);
     assert_eq!(why(&metrics, Signal::Preemptions), Some(Unknown::NotANumber));

@@ -1,7 +1,7 @@
 //! The Prometheus text format, and OpenMetrics.
 //!
 //! Enters: the bytes of a page. Leaves: its samples, one call each, in their order. Every byte is looked at a fixed number of times, nothing is
-//! kept of a line when the next one is read, and a line that is no sample is counted and skipped.
+//! kept of a line when the next one is read, and a line that is not a sample is counted and skipped.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,4 @@
-//! Requests out of bytes, and answers that are no streams.
+//! Requests out of bytes, and answers that are not streams.
 //!
 //! Enters: what a client sent. Leaves: a request, or the status that refuses it. Sizes are bounded: a test may point anything here.
 

@@ -116,7 +116,7 @@ fn tgi_and_tensorrt_llm_are_known() {
     let server = Server::start(|path| match path {
         "/v1/models" => json(r#"{"data":[{"id":"m","owned_by":"tensorrt_llm"}]}"#),
         "/version" => json(r#"{"version":"1.3.0"}"#),
-        // Its own statistics, which are no page of series.
+        // Its own statistics, which are not a page of series.
         "/metrics" => json("[]"),
         "/prometheus/metrics" => reply("200 OK", "text/plain", "trtllm_num_requests_running 0\n"),
         _ => not_found(),

@@ -8,7 +8,7 @@ pub struct Cost {
     pub processor: u64,
     /// Ready to run, and not running.
     pub waited: u64,
-    /// The system says so; zero is no measurement.
+    /// The system says so; zero is not a measurement.
     pub known: bool,
 }
 

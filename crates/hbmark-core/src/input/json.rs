@@ -64,7 +64,7 @@ pub fn problem(error: &serde_json::Error) -> String {
         return "it ends in the middle; was it cut off?".to_owned();
     }
     if error.is_syntax() {
-        return format!("it is no JSON from {place} on");
+        return format!("it is not JSON from {place} on");
     }
     let all = error.to_string();
     let what = all.strip_suffix(&format!(" at line {line} column {column}"));
@@ -81,7 +81,7 @@ pub struct Exhausted {
 /// Reads one JSON document, to its end.
 ///
 /// # Errors
-/// When it is no JSON of this type, repeats a key, or takes more than `budget` bytes in memory.
+/// When it is not JSON of this type, repeats a key, or takes more than `budget` bytes in memory.
 pub fn from_str<'de, T: Deserialize<'de>>(text: &'de str, budget: usize) -> Result<T, serde_json::Error> {
     document(serde_json::Deserializer::from_str(text), budget)
 }
@@ -360,7 +360,7 @@ mod tests {
     fn a_problem_is_said_without_the_words_of_the_parser() {
         let of = |text: &str| problem(&from_str::<Vec<u32>>(text, MIB).unwrap_err());
         assert_eq!(of("[1, 2"), "it ends in the middle; was it cut off?");
-        assert_eq!(of("[1 2]"), "it is no JSON from column 4 on");
+        assert_eq!(of("[1 2]"), "it is not JSON from column 4 on");
         assert_eq!(of("[1,\n\"a\"]"), "invalid type: string \"a\", expected u32 (line 2, column 3)");
     }
 

@@ -108,7 +108,7 @@ pub(in crate::ledger) fn peak_note(request: &Request<'_>, roof: &Roof) -> Option
     })
 }
 
-/// What the experts of the cells are, at the largest decode batch: a user who compares a measurement must know that they are no floor.
+/// What the experts of the cells are, at the largest decode batch: a user who compares a measurement must know that they are not a floor.
 pub(in crate::ledger) fn routing_note(request: &Request<'_>, ledger: &Ledger) -> Option<String> {
     let experts = request.architecture.experts.as_ref()?;
     let batch = request.batches.iter().copied().max()?;

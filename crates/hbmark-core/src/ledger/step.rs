@@ -103,7 +103,7 @@ impl RaggedPart {
 pub struct StepCost {
     pub bytes: StepBytes,
     pub flops: Flops,
-    /// Expected distinct experts per layer, which is no lower bound; `None` for dense models.
+    /// Expected distinct experts per layer, which is not a lower bound; `None` for dense models.
     pub distinct_experts: Option<f64>,
 }
 

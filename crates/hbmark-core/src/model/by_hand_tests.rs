@@ -199,7 +199,7 @@ fn by_hand() -> Vec<(&'static str, Sum)> {
     let key_is_value = |hidden: u64, heads: u64, kv_heads: u64| {
         matrix(heads * 512, hidden) + matrix(kv_heads * 512, hidden) + matrix(hidden, heads * 512)
     };
-    // Query and key of 192, values of 128; the output projection is no fp8, and the router is f32.
+    // Query and key of 192, values of 128; the output projection is not fp8, and the router is f32.
     let mimo = |kv_heads: u64| {
         fp8(64 * 192, 4096) + fp8(kv_heads * 192, 4096) + fp8(kv_heads * 128, 4096) + matrix(4096, 64 * 128)
     };

@@ -114,7 +114,7 @@ fn read_json(path: &Path) -> Result<String, ModelError> {
 /// Parses the text of a `config.json`; `path` is only for messages.
 ///
 /// # Errors
-/// When the text is no JSON, the architecture is not one of the supported families, a dimension is missing, out of range or at odds
+/// When the text is not JSON, the architecture is not one of the supported families, a dimension is missing, out of range or at odds
 /// with another, or a key asks for a computation that hbmark does not have.
 pub fn parse_config(text: &str, path: &Path) -> Result<Architecture, ModelError> {
     parse(text, path, None)
@@ -254,7 +254,7 @@ fn refuse_foreign_keys(fields: &Fields, own: &[&str]) -> Result<(), ModelError> 
         ("index_topk", Value::Null),
         ("attn_output_gate", json!(false)),
         ("use_qk_norm", json!(false)),
-        // DeepSeek V4, GLM 5.2, MiniMax M3, Kimi K3, and layers that are no attention.
+        // DeepSeek V4, GLM 5.2, MiniMax M3, Kimi K3, and layers that are not attention.
         ("compress_ratios", Value::Null),
         ("hc_mult", Value::Null),
         ("indexer_types", Value::Null),

@@ -20,7 +20,7 @@ pub enum ModelError {
 
     /// A file that is neither a config nor a GGUF file.
     #[error(
-        "{path} is no model: --model takes a name (`hbmark models`), a folder or its config.json, a hub id or a .gguf file"
+        "{path} is not a model: --model takes a name (`hbmark models`), a folder or its config.json, a hub id or a .gguf file"
     )]
     NotAModel { path: PathBuf },
 

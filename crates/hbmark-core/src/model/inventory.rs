@@ -53,7 +53,7 @@ pub struct TensorInfo {
 
 impl TensorInfo {
     /// Rows and columns of a matrix: those of all experts below each other where they are one tensor, of which plain ones are
-    /// `[experts, input, out]` where a family stores them `by_input`. `None` where it is no matrix.
+    /// `[experts, input, out]` where a family stores them `by_input`. `None` where it is not a matrix.
     #[must_use]
     pub fn rows_and_columns(&self, by_input: bool) -> Option<(usize, usize)> {
         match *self.shape.as_slice() {
@@ -108,7 +108,7 @@ impl Inventory {
             .sum()
     }
 
-    /// The first tensor in blocks of 256 whose rows are no whole blocks: ggml stores no such rows.
+    /// The first tensor in blocks of 256 whose rows are not whole blocks: ggml stores no such rows.
     #[must_use]
     pub fn rows_that_blocks_do_not_divide(&self) -> Option<&TensorInfo> {
         let blocks = |t: &&TensorInfo| matches!(t.storage.as_str(), "q4_k" | "q5_k" | "q6_k");

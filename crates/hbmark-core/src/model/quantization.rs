@@ -95,7 +95,7 @@ impl Quantization {
     /// The rules, ready to be asked; `None` where there are none.
     ///
     /// # Errors
-    /// When a pattern is no expression, or a size in a format is out of bounds.
+    /// When a pattern is not an expression, or a size in a format is out of bounds.
     pub fn storage(&self) -> Result<ModuleStorage, OutOfBounds> {
         let out = |what, found: String, wanted| OutOfBounds { what, found, wanted };
         let mut rules = Vec::with_capacity(self.rules.len());

@@ -11,7 +11,7 @@
 //! | f32, bf16, f16 | as named | none | as named |
 //! | int8 | 1 B | one f32 per output channel | bf16 |
 //! | fp8 | 1 B (e4m3) | one f32 per output channel | bf16 |
-//! | int4 | ½ B | one f16 scale and one f16 zero per group of 128 (32 where a width is no multiple): +¼ bit per weight | bf16 |
+//! | int4 | ½ B | one f16 scale and one f16 zero per group of 128 (32 where a width is not a multiple): +¼ bit per weight | bf16 |
 //! | mxfp8, mxfp4 | 1 B, ½ B | one byte (e8m0) per 32 inputs | bf16 |
 //! | nvfp4 | ½ B | one byte (e4m3) per 16 inputs, one f32 for the tensor | bf16 |
 //! | `q8_0`, gguf | 34 B per 32 weights | inside the block | `q8_0` tables, f32 router, norms and biases |
@@ -88,7 +88,7 @@ impl Architecture {
     }
 
     /// Columns that share one int4 scale and zero: the config's `group_size`, or a whole row, where it quantises to four bits; else 128, or 32
-    /// where a layer's width is no multiple of 128.
+    /// where a layer's width is not a multiple of 128.
     #[must_use]
     pub fn int4_group(&self) -> usize {
         if let Some(own) = self.quantization.as_ref().filter(|quantization| quantization.bits == 4) {

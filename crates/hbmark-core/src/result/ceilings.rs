@@ -144,3 +144,15 @@ pub struct DeviceSpec {
     /// Where the figures come from: vendor document and date read.
     pub source: String,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_is_median_lowest_and_highest() {
+        assert_eq!(Spread::of(&[3.0, 1.0, 2.0]), Some(Spread { median: 2.0, low: 1.0, high: 3.0 }));
+        assert_eq!(Spread::of(&[4.0, 1.0]), Some(Spread { median: 2.5, low: 1.0, high: 4.0 }));
+        assert_eq!(Spread::of(&[]), None);
+    }
+}

@@ -84,9 +84,9 @@ impl std::fmt::Display for Phase {
     }
 }
 
-/// A text that is no phase.
+/// A text that is not a phase.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no phase; write prefill, decode or verify-3 for a verify step of 3 draft tokens")]
+#[error("`{0}` is not a phase; write prefill, decode or verify-3 for a verify step of 3 draft tokens")]
 pub struct NoPhase(String);
 
 impl std::str::FromStr for Phase {
@@ -347,9 +347,9 @@ pub struct CellName {
     pub context: usize,
 }
 
-/// A text that is no name of a cell.
+/// A text that is not a name of a cell.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no cell; write phase/engine/dtype/bBATCH/cCONTEXT, such as decode/native/bf16/b1/c128")]
+#[error("`{0}` is not a cell; write phase/engine/dtype/bBATCH/cCONTEXT, such as decode/native/bf16/b1/c128")]
 pub struct NoCellName(String);
 
 impl std::str::FromStr for CellName {

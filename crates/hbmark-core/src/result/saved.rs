@@ -29,7 +29,7 @@ pub fn write(report: &Report) -> Result<String, serde_json::Error> {
 /// Reads a saved result.
 ///
 /// # Errors
-/// When the file is no regular file, cannot be read, is too large, is no JSON, is of another schema version, lacks a field, or holds
+/// When the file is not a regular file, cannot be read, is too large, is not JSON, is of another schema version, lacks a field, or holds
 /// impossible values.
 pub fn read(path: &Path) -> Result<Report, ReportError> {
     #[derive(Deserialize)]

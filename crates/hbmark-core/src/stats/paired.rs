@@ -138,7 +138,7 @@ pub fn least_order_p(pairs: usize, second: usize) -> f64 {
 /// The fewest pairs whose order can show anything at a level.
 #[must_use]
 pub fn least_pairs(alpha: f64) -> usize {
-    // Beyond, draws are no finer.
+    // Beyond, draws are not finer.
     let most = 2 * EXACT_PAIRS;
     (2..most).find(|&pairs| least_order_p(pairs, pairs / 2) <= alpha).unwrap_or(most)
 }

@@ -56,7 +56,7 @@ pub fn median_error(count: usize) -> f64 {
 }
 
 /// The standard deviation that groups have in common, such as the processes of each GPU, whatever a minority of the groups does: the median
-/// of their variances, each over the median that chance gives it. Groups of one are no evidence; `None` where there are no others.
+/// of their variances, each over the median that chance gives it. Groups of one are not evidence; `None` where there are no others.
 #[must_use]
 pub fn pooled_sd<'a>(groups: impl IntoIterator<Item = &'a [f64]>) -> Option<f64> {
     let mut medians: Vec<Option<f64>> = Vec::new();

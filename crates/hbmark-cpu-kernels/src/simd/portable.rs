@@ -92,7 +92,7 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn max(a: Self::Floats, b: Self::Floats) -> Self::Floats {
-        // What is no number stays where it is the second.
+        // What is not a number stays where it is the second.
         both(a, b, |a, b| if a > b { a } else { b })
     }
     #[inline(always)]

@@ -1,10 +1,10 @@
-//! Kubernetes: one Job a node, bound by its hostname label, so that every GPU is covered exactly once; an index of an Indexed Job is no node.
+//! Kubernetes: one Job a node, bound by its hostname label, so that every GPU is covered exactly once; an index of an Indexed Job is not a node.
 //! A pod takes the whole node and may be preempted by anything; what it had finished stays, and its next pod goes on.
 
 use std::fmt::Write as _;
 
 use super::{PlanFile, Site, task};
-use crate::plan::{Manifest, hex};
+use crate::plan::Manifest;
 
 /// Pods that a node's Job starts before it gives up.
 const RETRIES: u32 = 3;
@@ -45,7 +45,7 @@ fn job_name(digest: &str, node: &str) -> String {
     let same = node.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');
     if !same || name.len() > MAX_NAME {
         use sha2::{Digest, Sha256};
-        let unique = hex(&Sha256::digest(node)[..4]);
+        let unique = format!("{:.8x}", Sha256::digest(node));
         name.truncate(MAX_NAME - unique.len() - 1);
         let _ = write!(name, "-{unique}");
     }

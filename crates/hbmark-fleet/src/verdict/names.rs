@@ -466,7 +466,7 @@ pub(super) fn fleet_wide(fleet: &Fleet<'_>, states: &mut [State]) -> Vec<Finding
         }
         if !unjudged.is_empty() {
             let evidence = format!(
-                "{} GPUs are {device}: fewer than {} with enough processes are no group to compare in",
+                "{} GPUs are {device}: fewer than {} with enough processes are not a group to compare in",
                 numbers.len(),
                 crate::judge::LEAST_PEERS
             );

@@ -27,7 +27,7 @@ const SECONDS_PER_HOUR: f64 = 3600.0;
 /// What things cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Prices {
-    /// In front of every amount.
+    /// Currency symbol.
     pub currency: String,
     /// Of one GPU (or machine) for an hour.
     pub gpu_hour: f64,
@@ -39,7 +39,7 @@ pub struct Prices {
 /// What is to be carried.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Question {
-    /// Requests per second at the busiest.
+    /// Peak requests per second.
     pub target_rate: f64,
     /// Requests per second over the time that is paid for; the target where nothing else is given.
     pub mean_rate: Option<f64>,

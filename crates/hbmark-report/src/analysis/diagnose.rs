@@ -631,7 +631,7 @@ fn launch_bound(report: &Case<'_>, cell: &CellResult) -> Option<String> {
     }
     let smaller = smaller_batch(report, cell).filter(|smaller| {
         let growth = |of: fn(&CellResult) -> Option<f64>| Some(of(cell)? / of(smaller)?);
-        // Where the work does not grow either, a flat time is no evidence.
+        // Where the work does not grow either, a flat time is not evidence.
         cell.batch >= 2 * smaller.batch
             && growth(floor).is_some_and(|g| g >= GROWN)
             && growth(timed).is_some_and(|g| g < FLAT)

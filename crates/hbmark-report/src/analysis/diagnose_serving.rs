@@ -222,7 +222,7 @@ const RULES: &[Rule<Detector>] = &[
         kind: Kind::Trust,
         severity: Severity::Note,
         symptom: "there are too few requests for a tail",
-        regime: "a p99 of so few is the largest value by another name, and is not given",
+        regime: "there are too few samples for a p99: it would be the largest value, and is not given",
         next: "the same point with --requests 1000 or more",
         response: "claim no p99, and judge objectives at percentiles that the sample carries",
         detect: |_, _, result| too_few(result),

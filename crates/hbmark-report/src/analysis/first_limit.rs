@@ -161,7 +161,7 @@ pub(super) fn first_failure(
     let swept = by_load(points);
     let asked = cost.is_some() || swept.iter().any(|(.., result)| !result.slo.is_empty());
     let varied = swept.first()?.0 < swept.last()?.0;
-    // A matrix has another workload in every row: its rates are no sweep.
+    // A matrix has another workload in every row: its rates are not a sweep.
     if !asked || !varied || !report.matrix.is_empty() {
         return None;
     }

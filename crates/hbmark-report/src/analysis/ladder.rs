@@ -19,7 +19,7 @@ use hbmark_core::units::Flops;
 pub enum LadderError {
     #[error("the result has no cell `{asked}`; it has {known}")]
     NoSuchCell { asked: String, known: String },
-    #[error("`{asked}` is no decode, and external results are compared with decode cells only")]
+    #[error("`{asked}` is not a decode, and external results are compared with decode cells only")]
     NotDecode { asked: String },
     #[error(
         "external results of different loads, {}, are steps of different work: give those of one load, or a ladder for each",
@@ -315,7 +315,7 @@ fn floor_time(measured: &Measured<'_>) -> f64 {
     measured.floor.map_or(f64::INFINITY, |floor| floor.time_ns)
 }
 
-/// Floors nearer than this are one rung: a context of 1023 instead of 1024 is no step.
+/// Floors nearer than this are one rung: a context of 1023 instead of 1024 is not a step.
 const NEAR: f64 = 0.02;
 
 /// Whether two floors are of different steps, and not nearly the same.

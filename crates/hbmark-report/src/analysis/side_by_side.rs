@@ -151,7 +151,7 @@ pub fn side_by_side(names: [&str; 2], a: &Opened, b: &Opened) -> Result<SideBySi
         "`hbmark compare` with two configurations runs them in paired rounds".to_owned(),
     ];
     if other_objectives && figures.iter().any(|pair| !pair.comparable) {
-        limits.push("the objectives differ, so that what met them in A and in B is no ratio".to_owned());
+        limits.push("the objectives differ, so that what met them in A and in B is not a ratio".to_owned());
     }
     Ok(SideBySide {
         a: names[0].to_owned(),
@@ -484,7 +484,11 @@ mod tests {
         assert!(difference(&found, "program").is_some());
         assert_eq!(difference(&found, "limit of requests at once").unwrap(), (&"2".into(), &"32".into()));
         let gpus = difference(&found, "GPUs").unwrap();
-        assert_eq!(gpus.0, &serde_json::Value::Null, "what one of them does not say is no value: {gpus:?}");
+        assert_eq!(
+            gpus.0,
+            &serde_json::Value::Null,
+            "what one of them does not say is not a value: {gpus:?}"
+        );
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub enum Acceptance {
     Rate(f64),
     /// The share of steps that accept the draft token at each position; it never rises from one to the next.
     RatePerPosition(Vec<f64>),
-    /// Tokens of a sequence that a step brings on average, the one that is no draft token among them.
+    /// Tokens of a sequence that a step brings on average, the one that is not a draft token among them.
     Length(f64),
 }
 

@@ -299,7 +299,7 @@ fn an_objective_that_an_unloaded_server_misses_ends_the_search() {
             assert!(trials.len() <= 2, "{slo} at {start}: {trials:?}");
             let note = &found.note;
             assert!(note.starts_with(&format!("no rate meets {}", slo.split('=').next().unwrap())), "{note}");
-            assert!(note.contains(&format!(" had the server to themselves, half within {idle}, ")), "{note}");
+            assert!(note.contains(&format!(" ran alone, half within {idle}, ")), "{note}");
         }
     }
     // One that an unloaded server meets does not end it, wherever it begins; requests are kept of the last run.

@@ -17,7 +17,7 @@ fn steps(sample: &Sample) -> Scenario {
     Scenario::new(&scripts, 16, sample.architecture.vocab_size, sample.seed)
 }
 
-/// Ranks that are no multiple of a panel, a whole one and more, and targets of some layers.
+/// Ranks that are not a multiple of a panel, a whole one and more, and targets of some layers.
 fn adapters(sample: &Sample) -> [Adapter; 3] {
     let of = |rank, targets: &[Target], seed| {
         let mut adapter = Adapter::synthetic(&sample.architecture, "x", rank, targets, seed);

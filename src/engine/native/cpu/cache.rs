@@ -131,12 +131,6 @@ impl CachePool {
         unsafe { slab.as_ptr().cast_mut().add(offset).write_volatile(0) };
     }
 
-    /// Bytes mapped so far.
-    #[must_use]
-    pub fn reserved_bytes(&self) -> usize {
-        self.slabs.len() * self.blocks_per_slab * self.block_bytes()
-    }
-
     /// The first element of K of a head in a block: `[block_size / 16][head_dim][16]`.
     ///
     /// # Panics

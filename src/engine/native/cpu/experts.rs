@@ -189,7 +189,7 @@ fn weigh_by_softmax(logits: &[f32], renormalised: bool, chosen: &mut [Choice]) {
     }
 }
 
-/// The largest scores with their numbers, largest first, the first of equal ones. What is no number is none of them while there are others.
+/// The largest scores with their numbers, largest first, the first of equal ones. What is not a number is none of them while there are others.
 fn largest(scores: impl Iterator<Item = f32>, chosen: &mut [Choice]) {
     let mut found = 0;
     for (expert, score) in (0u32..).zip(scores) {

@@ -39,7 +39,7 @@ const RUNS: usize = 12;
 /// Which kernels run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KernelChoice {
-    /// Of everything that is no product, and of products whose format was not timed.
+    /// Of everything that is not a product, and of products whose format was not timed.
     pub general: InstructionSet,
     products: [Option<OfFormat>; FORMATS.len()],
     forced: bool,

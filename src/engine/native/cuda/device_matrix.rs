@@ -435,7 +435,7 @@ fn shift(matrix: &StoredMatrix, format: KernelFormat, vectors: usize) -> Result<
 /// A word for each group of each row: the scale as f16, and above it the zero.
 ///
 /// # Errors
-/// When a zero is no whole number that 4-bit codes can be less.
+/// When a zero is not a whole number that 4-bit codes can be less.
 fn int4_words(parts: &[LinearPart], order: &[(usize, usize)]) -> Result<Vec<u32>, EngineError> {
     let mut words = Vec::new();
     for &(part, row) in order {

@@ -204,7 +204,7 @@ impl<D: Device> FillKv<'_, D> {
     /// When the device refuses.
     pub fn launch(&self, device: &mut D) -> Result<(), EngineError> {
         let Self { pool, quantiles, blocks, count, seed } = self;
-        let elements = pool.shape.block_elements();
+        let elements = pool.shape.block_parts()[0];
         let parts = pool.shape.block_parts().iter().filter(|part| **part > 0).count();
         if !elements.is_multiple_of(DRAWS_OF_THREAD) {
             return launch_mismatch(device, "fill_kv", format!("blocks of {elements} elements"));

@@ -467,7 +467,7 @@ impl<D: Device> Operations for CudaOperations<D> {
             self.known.clear();
         }
         if self.workspace.to_norm.memory().is_some() {
-            // Sums that nobody normed are no zeros.
+            // Sums that nobody normed are not zeros.
             self.workspace.to_norm = Scratch::default();
             self.known.clear();
         }

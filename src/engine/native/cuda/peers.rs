@@ -125,10 +125,6 @@ impl<D: Device> PeerBuffer<D> {
         ranks == 2 || 4 * floats <= tuning.max_one_shot_bytes / if ranks > 4 { 2 } else { 1 }
     }
 
-    fn keys_at() -> u64 {
-        4 * WORDS as u64
-    }
-
     fn sum_at(&self, slot: usize) -> u64 {
         (buffer_bytes(slot * self.floats / 2, self.outputs)) as u64
     }
@@ -217,7 +213,7 @@ impl<D: Device> PeerBuffer<D> {
             return launch_mismatch(device, "first_of_ranks", format!("{outputs} rows of {}", self.outputs));
         }
         let rest = [
-            U64(Self::keys_at()),
+            U64(4 * WORDS as u64),
             Address(D::address(&logits.memory)),
             Address(next),
             size(first),

@@ -1,8 +1,9 @@
 //! The experts of a layer as formulas, one expert after another.
 
 use super::super::operations::{ExpertMlp, ExpertWeights};
+use super::super::rope::to_f32;
 use super::super::shapes::{ExpertScores, ExpertShape, SMALLEST_SUM};
-use super::{Fault, Oracle, PlainBuffer, gated, normed, sigmoid, softmax, to_f32};
+use super::{Fault, Oracle, PlainBuffer, gated, normed, sigmoid, softmax};
 
 impl Oracle {
     /// Routes the rows of a step.

@@ -28,9 +28,22 @@ pub const DTYPES: [Dtype; 10] = [
     Dtype::Nvfp4,
     Dtype::Mxfp8,
 ];
+/// Dtypes of weights that the kernels for GPUs stream.
+#[cfg(any(test, feature = "cuda"))]
+pub const STREAMED: [Dtype; 9] = [
+    Dtype::Bf16,
+    Dtype::F16,
+    Dtype::F32,
+    Dtype::Int8,
+    Dtype::Fp8,
+    Dtype::Mxfp4,
+    Dtype::Int4,
+    Dtype::Nvfp4,
+    Dtype::Mxfp8,
+];
 /// Storages of K and V.
 const KV_DTYPES: [Dtype; 5] = [Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::Fp8, Dtype::Int8];
-/// Widths of a head: those of published models, and small ones that are no multiple of a register.
+/// Widths of a head: those of published models, and small ones that are not a multiple of a register.
 const HEAD_DIMS: [usize; 8] = [64, 128, 16, 80, 256, 20, 96, 32];
 /// Query heads that share one head of K and V.
 const GROUPS: [usize; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];

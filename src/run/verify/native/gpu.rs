@@ -10,6 +10,7 @@ use crate::engine::native::cuda::driver::Driver;
 use crate::engine::native::cuda::kernels::Tuning;
 use crate::engine::native::cuda::operations::CudaOperations;
 use crate::engine::native::operations::Operation;
+use crate::engine::native::testing::sample::STREAMED;
 use crate::engine::native::testing::{Sample, median_tolerance, nth, operation_tolerance, step_tolerance};
 use crate::engine::native::{DEFAULT_BLOCK_SIZE, NativeSession, check_device};
 use crate::engine::{DeviceChoice, EngineError, Session};
@@ -19,39 +20,15 @@ use crate::run::verify::{Check, Record, timer};
 use crate::weights::OpenModel;
 use hbmark_core::model::Dtype;
 
-/// Dtypes of weights that the kernels stream.
-const DTYPES: [Dtype; 9] = [
-    Dtype::Bf16,
-    Dtype::F16,
-    Dtype::F32,
-    Dtype::Int8,
-    Dtype::Fp8,
-    Dtype::Mxfp4,
-    Dtype::Int4,
-    Dtype::Nvfp4,
-    Dtype::Mxfp8,
-];
-
 /// K and V as the engine keeps them by itself or when it is asked; what its kernels run.
 const KIND: Kind = Kind {
-    plain: &[Dtype::F32, Dtype::Bf16, Dtype::F16],
-    quantised: &[
-        Dtype::Int8,
-        Dtype::Fp8,
-        Dtype::Mxfp8,
-        Dtype::Mxfp4,
-        Dtype::Nvfp4,
-        Dtype::Int4,
-        Dtype::Q8_0,
-        Dtype::Q4_0,
-    ],
-    in_blocks: &[Dtype::Q4K, Dtype::Q5K, Dtype::Q6K],
     draw: |make, dtype, seed| {
-        let dtype = dtype.unwrap_or_else(|| nth(&DTYPES, seed));
+        let dtype = dtype.unwrap_or_else(|| nth(&STREAMED, seed));
         let sample = make(Some(dtype), seed).with_cache(seed);
         check_device(&sample.architecture, dtype, DeviceChoice::Cuda(0)).is_ok().then_some(sample)
     },
     mixtures_to_cut: Some(Dtype::F32),
+    ..super::CPU
 };
 
 /// For a quick look: a format of each way in which kernels have scales, and none whose samples are large.
@@ -142,7 +119,7 @@ fn on_groups(first: u32, record: &mut Record<'_>) {
                     super::groups::against_the_cpu(operations.collect(), record);
                 }
             }
-            // There are no more, or they are no group.
+            // There are no more, or they are not a group.
             Err(EngineError::NoCudaDevice { .. } | EngineError::Unsupported { .. }) => return,
             Err(error) => record(Check::failed("groups", format!("{ranks} GPUs"), error.to_string())),
         }

@@ -27,7 +27,7 @@ fn side<'a>(make: &'a Make<'a, Oracle>) -> Side<'a, Oracle> {
     Side { name: "faulty", make, bounds: PLAIN }
 }
 
-/// Of each fault, the operations whose checks fail; `None` is no fault.
+/// Of each fault, the operations whose checks fail; `None` is not a fault.
 fn failing_operations(faults: &[Option<Fault>]) -> Vec<Vec<String>> {
     let makers: Vec<_> = faults
         .iter()

@@ -258,7 +258,7 @@ impl Predicted<'_> {
         let batch = self.request.batches.iter().copied().max()?;
         let fullest = self.ledgers.first()?.most_experts(batch).filter(|_| ranks > 1)?;
         Some(format!(
-            "a step waits for the GPU that meets the most of its experts: {fullest:.1} a layer at batch {batch}, the mean of seeded draws"
+            "a step waits for the GPU with the most active experts: {fullest:.1} a layer at batch {batch}, the mean of seeded draws"
         ))
     }
 }

@@ -352,7 +352,7 @@ fn whole_experts_are_dealt_out_and_the_fullest_gpu_sets_the_pace() {
     let fullest = cell(&prediction, Phase::Decode, 1).bytes.weights.0 - (whole[0] - expert);
     assert!((2 * expert..4 * expert).contains(&fullest), "{} experts", fullest / expert);
     assert!(
-        prediction.warnings.iter().any(|note| note.contains("the GPU that meets the most")),
+        prediction.warnings.iter().any(|note| note.contains("the GPU with the most active experts")),
         "{:?}",
         prediction.warnings
     );

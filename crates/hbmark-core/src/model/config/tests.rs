@@ -743,7 +743,7 @@ fn hostile() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// Every value of a document that is no container.
+/// Every value of a document that is not a container.
 fn leaves<'a>(value: &'a mut Value, found: &mut Vec<&'a mut Value>) {
     match value {
         Value::Object(map) => map.values_mut().for_each(|v| leaves(v, found)),

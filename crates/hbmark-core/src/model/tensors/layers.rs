@@ -167,7 +167,7 @@ impl Lister<'_> {
         self.list.linear(name, out, input, Role::Matrix, false);
     }
 
-    /// What a tensor is stored in that the published folders of these families keep at f32, and others as all else that is no matrix.
+    /// What a tensor is stored in that the published folders of these families keep at f32, and others as all else that is not a matrix.
     fn f32_in(&self, families: &[Family]) -> Float {
         if families.contains(&self.family) { Float::F32 } else { self.list.format.float }
     }

@@ -57,7 +57,7 @@ pub enum Assignment {
     Tenant,
 }
 
-/// What is no assignment.
+/// What is not an assignment.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "--lora-assignment `{given}`: wanted round-robin, uniform, tenant or zipf:S with S from 0 to 5, as in zipf:1"

@@ -242,7 +242,7 @@ impl fmt::Display for GateName {
             Self::InjectionLag => "injection lag",
             Self::RealisedRate => "realised rate",
             Self::LittlesLaw => "Little's law",
-            Self::KvAccounting => "KV books",
+            Self::KvAccounting => "KV accounting",
             Self::TokenCount => "token count",
             Self::Engine => "engine",
             Self::Outputs => "outputs",

@@ -74,7 +74,7 @@ pub enum Failure {
     /// Between two events.
     EventTimeout,
     TotalTimeout,
-    /// An HTTP status that is no success.
+    /// An HTTP status that is not a success.
     Status(u16),
     /// A redirect; it is not followed, and no key is sent along.
     Redirect(u16),
@@ -82,7 +82,7 @@ pub enum Failure {
     NotAStream,
     /// Not HTTP, or a broken chunk.
     MalformedHttp,
-    /// An event that is no JSON of the expected shape, or not UTF-8.
+    /// An event that is not JSON of the expected shape, or not UTF-8.
     MalformedEvent,
     /// A compressed body, which was not asked for.
     Compressed,

@@ -210,7 +210,7 @@ pub enum FetchFailure {
     /// An expired, unknown or wrongly named certificate, or no TLS there.
     Tls,
     Timeout,
-    /// An HTTP status that is no success.
+    /// An HTTP status that is not a success.
     Status(u16),
     /// A redirect; it is not followed.
     Redirect(u16),
@@ -240,7 +240,7 @@ pub struct ServerMetrics {
     pub readings: usize,
     /// The longest reading: a counter is as old as that at most.
     pub longest_reading_ns: f64,
-    /// Lines that are no sample, in all readings.
+    /// Lines that are not a sample, in all readings.
     pub broken_lines: u64,
     /// Readings that failed.
     pub failures: Vec<FetchFailures>,

@@ -108,7 +108,7 @@ impl Document {
             Body::Json(documents) => match documents.first() {
                 Some(Json::Object(map)) if map.is_empty() => "an empty JSON object".to_owned(),
                 Some(Json::Object(map)) => format!("JSON with the keys {}", listed(map.keys().collect())),
-                Some(_) => "JSON that is no object".to_owned(),
+                Some(_) => "JSON that is not an object".to_owned(),
                 None => "an empty JSON list".to_owned(),
             },
             Body::Tables(tables) => match tables.first() {
@@ -120,7 +120,7 @@ impl Document {
     }
 }
 
-/// Whether the first line that is no comment is a key, as in YAML and in nothing else that is read here.
+/// Whether the first line that is not a comment is a key, as in YAML and in nothing else that is read here.
 fn is_yaml(text: &str) -> bool {
     let first = text.lines().find(|line| !line.trim().is_empty() && !line.starts_with('#'));
     let key = first
@@ -205,7 +205,7 @@ impl<'a> Tables<'a> {
     }
 
     fn begin(&mut self, headings: Vec<String>, titles: Vec<String>) -> Result<(), ImportError> {
-        // Empty tables are no rows, and must have an end too.
+        // Empty tables are not rows, and must have an end too.
         self.rows += 1;
         if titles.len() > MAX_COLUMNS || self.rows > MAX_ROWS {
             return Err(self.too_many());
@@ -358,7 +358,7 @@ mod tests {
         let parsed = records(r#"{"rate": Infinity, "low": -Infinity, "x": NaN, "s": "NaN \" Infinity, \\"}"#);
         assert_eq!(parsed[0]["rate"], "inf");
         assert_eq!(parsed[0]["low"], "-inf");
-        assert_eq!(parsed[0]["x"], "", "an empty text is no number");
+        assert_eq!(parsed[0]["x"], "", "an empty text is not a number");
         assert_eq!(parsed[0]["s"], "NaN \" Infinity, \\");
     }
 

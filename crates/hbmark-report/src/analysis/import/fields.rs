@@ -135,7 +135,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The values that the aliases find in this record, and remarks about what is no measurement.
+    /// The values that the aliases find in this record, and remarks about what is not a measurement.
     pub fn values(&self, format: ForeignFormat) -> Result<(Vec<Value>, Vec<String>), ImportError> {
         let mut found = Found::default();
         for alias in metric_keys::of(format) {

@@ -56,7 +56,7 @@ fn bench(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
         times.push((Statistic::Min, samples.iter().copied().fold(f64::INFINITY, f64::min), "samples_ns"));
         times.push((Statistic::Max, samples.iter().copied().fold(0.0, f64::max), "samples_ns"));
     }
-    // With one repetition the spread is 0, which is no measurement.
+    // With one repetition the spread is 0, which is not a measurement.
     if let Some(spread) = fields.number("stddev_ns")?.filter(|spread| *spread > 0.0) {
         times.push((Statistic::StandardDeviation, spread, "stddev_ns"));
     }

@@ -144,7 +144,7 @@ impl From<Statistic> for String {
 impl TryFrom<String> for Statistic {
     type Error = String;
     fn try_from(word: String) -> Result<Self, String> {
-        Self::parse(&word).ok_or_else(|| format!("`{word}` is no statistic"))
+        Self::parse(&word).ok_or_else(|| format!("`{word}` is not a statistic"))
     }
 }
 

@@ -95,7 +95,7 @@ fn zeros_of_failed_requests_are_no_measurements() {
     let row = &one("vllm-serve-all-failed.json").rows[0];
     assert!(row.values.is_empty());
     assert_eq!((row.setup.completed, row.setup.failed), (Some(0), Some(8)));
-    assert_eq!(row.remarks, ["the zeros of this run are no measurements"]);
+    assert_eq!(row.remarks, ["the zeros of this run are not measurements"]);
     // It is as invalid here as it is for the checklist.
     assert_eq!(row.problems, [Cause::other("no request of 8 completed")]);
     let imported = Imported::new(one("vllm-serve-all-failed.json"), &UserOverrides::default());
@@ -132,7 +132,7 @@ fn sglang_times_steps_in_seconds_and_requests_in_milliseconds() {
     // 256 sequences at 1,841.95 tokens per second.
     let server = &one("sglang-one-batch-server.jsonl").rows[0];
     has(server, Metric::DecodeStep, Mean, 256.0 / 1841.95 * 1e9);
-    assert_eq!(server.setup.accept_length, None, "-1 is no length");
+    assert_eq!(server.setup.accept_length, None, "-1 is not a length");
     let serving = one("sglang-serving-server-info.jsonl");
     assert_eq!(serving.format, ForeignFormat::SglangServing);
     has(&serving.rows[0], Metric::E2e, Median, 519_379_977.602_511_6);
@@ -521,7 +521,7 @@ fn a_stranger_is_refused_by_what_it_is() {
     assert_eq!(refused(" \n"), "x.json is empty");
     assert!(
         refused("{}")
-            .starts_with("x.json is no result this program knows (an empty JSON object); it reads vLLM")
+            .starts_with("x.json is not a result this program knows (an empty JSON object); it reads vLLM")
     );
     assert!(refused("[]").contains("an empty JSON list"));
     assert!(refused("{\"a\": 1, \"b\\u001b\": 2}").contains("JSON with the keys `a`, `b\u{fffd}`"));

@@ -35,7 +35,7 @@ fn serve(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
     if values.iter().any(|v| v.metric == Metric::OutputThroughput && v.statistic == Statistic::Single) {
         remarks.extend(unfinished(&setup));
     } else if setup.completed == Some(0) {
-        remarks = vec!["the zeros of this run are no measurements".to_owned()];
+        remarks = vec!["the zeros of this run are not measurements".to_owned()];
     }
     row(fields, setup, values, remarks)
 }

@@ -111,7 +111,7 @@ fn counters(document: &Document, rows: &[Map<String, Json>]) -> Result<ForeignRo
     Ok(ForeignRow { label: "counters".into(), setup, values, remarks, ..ForeignRow::default() })
 }
 
-/// The page of a server: sums and counts of its histograms; `None` where it is no vLLM's.
+/// The page of a server: sums and counts of its histograms; `None` where it is not a vLLM's.
 fn page(document: &Document, samples: &[(String, f64)]) -> Option<Result<ForeignRow, ImportError>> {
     // All engines and label sets of a server together.
     let total = |name: &str| -> Option<f64> {

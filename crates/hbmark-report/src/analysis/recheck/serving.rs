@@ -192,7 +192,7 @@ fn figures(requests: &Requests, result: &mut ServeResult, live: bool) -> Option<
                 word(own.met),
                 word(stated.met)
             );
-            // Results of before kept no interval and were judged by the percentile alone: undetermined is no contradiction there.
+            // Results of before kept no interval and were judged by the percentile alone: undetermined is not a contradiction there.
             if stated.low.is_some() || stated.observed.is_none() || own.met.is_some() {
                 note(Rule::Lists, detail);
             }

@@ -264,7 +264,7 @@ fn checked(results: &[Imported]) -> String {
     let foreign = results.iter().any(|one| one.result.format != ForeignFormat::HbmarkServe);
     let figures = if foreign { "figures of a row with one another; " } else { "" };
     match flags.as_slice() {
-        [] => format!("{figures}no flag was given of which a file speaks"),
+        [] => format!("{figures}no flags to check against the file"),
         flags => format!("{figures}{} with the file", flags.join(", ")),
     }
 }
@@ -554,7 +554,7 @@ mod tests {
         assert_eq!(imported.as_slice().page().title, "vllm-serve-0.25.json: result of vLLM bench serve");
         assert_eq!(
             lines(&imported)[0],
-            "contradictions: none found (figures of a row with one another; no flag was given of which a file speaks)"
+            "contradictions: none found (figures of a row with one another; no flags to check against the file)"
         );
         imported[0].compared = vec!["--model".to_owned(), "--batch".to_owned()];
         assert!(lines(&imported)[0].ends_with("; --model, --batch with the file)"), "{imported:?}");

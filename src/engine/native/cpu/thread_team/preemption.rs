@@ -7,7 +7,7 @@
 use std::fs::File;
 use std::time::{Duration, Instant};
 
-/// Less than this in the run queue is no preemption that a team should act on.
+/// Less than this in the run queue is not a preemption that a team should act on.
 const SHORTEST: Duration = Duration::from_millis(1);
 /// Nor is less than this part of the time since the last look: it adds up over a long time from threads that are woken.
 const SMALLEST_PART: u32 = 8;
@@ -103,7 +103,7 @@ impl Attendance {
     pub fn returns(&mut self, now: Instant) -> bool {
         let returns = self.pause.ends(now);
         if returns {
-            // What it waited for while it had nothing to do is no loss.
+            // What it waited for while it had nothing to do is not a loss.
             self.look(now);
         }
         returns

@@ -18,6 +18,7 @@ use crate::engine::native::oracle::Oracle;
 use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::rope::RopeTables;
 use crate::engine::native::shapes::PoolShape;
+use crate::engine::native::testing::sample::STREAMED;
 use crate::engine::native::testing::scenario::{Script, ragged};
 use crate::engine::native::testing::{
     OperationError, Sample, Scenario, operation_errors, operation_tolerance, same_scenario, step_tolerance,
@@ -27,21 +28,9 @@ use crate::engine::native::{check_device, kv_dtype, random_kv};
 use crate::weights::{Packing, StoredData, StoredMatrix};
 use hbmark_core::model::Dtype;
 
-const DTYPES: [Dtype; 9] = [
-    Dtype::Bf16,
-    Dtype::F16,
-    Dtype::F32,
-    Dtype::Int8,
-    Dtype::Fp8,
-    Dtype::Mxfp4,
-    Dtype::Int4,
-    Dtype::Nvfp4,
-    Dtype::Mxfp8,
-];
-
 /// A sample that the kernels run, K and V as its weights say, or in one byte an element.
 fn runnable(nth: u64, draw: impl FnOnce(Dtype) -> Sample) -> Option<Sample> {
-    let dtype = DTYPES[usize::try_from(nth).unwrap() % DTYPES.len()];
+    let dtype = STREAMED[usize::try_from(nth).unwrap() % STREAMED.len()];
     let sample = draw(dtype).with_cache(nth);
     check_device(&sample.architecture, dtype, DeviceChoice::Cuda(0)).is_ok().then_some(sample)
 }
@@ -340,7 +329,7 @@ fn wide_error(seed: u64, dtype: Dtype, rows: usize) -> f64 {
 
 #[test]
 fn rows_wider_than_shared_memory_are_multiplied_in_chunks() {
-    for dtype in DTYPES {
+    for dtype in STREAMED {
         for rows in [1, 2, 3, 4] {
             let error = wide_error(7, dtype, rows);
             assert!(error <= 1e-5, "{rows} rows of {dtype}: {error:.1e}");
@@ -509,7 +498,7 @@ fn a_device_fills_k_and_v_as_the_host_does_to_the_bit() {
                 for layer in 0..shape.layers {
                     let mut wanted = Vec::new();
                     for values in [false, true] {
-                        let mut elements = vec![0.0; shape.block_elements()];
+                        let mut elements = vec![0.0; shape.block_parts()[0]];
                         random_kv::fill(seed, layer, number, values, &mut elements);
                         narrow_into(&elements, dtype, random_kv::int8_scale(), &mut wanted);
                     }

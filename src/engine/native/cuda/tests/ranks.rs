@@ -11,9 +11,9 @@ use super::super::peers::PeerBuffer;
 use super::SMALL;
 use super::engine::{fixtures, tokens};
 use crate::engine::native::ranks::Rank;
+use crate::engine::native::testing::worst;
 use crate::engine::native::{ParallelSession, check_ranks};
 use crate::engine::{self, DeviceChoice, DeviceOptions, EngineError, SequenceId, Session, StepBatch};
-use crate::measure::quality::relative_error;
 use crate::weights::OpenModel;
 use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::Dtype;
@@ -51,11 +51,6 @@ fn ran(session: &mut dyn Session, lengths: [usize; 2]) -> (Vec<Vec<f32>>, Vec<u3
         }
     }
     (logits, greedy)
-}
-
-fn worst(found: &[Vec<f32>], wanted: &[Vec<f32>]) -> f64 {
-    assert_eq!(found.len(), wanted.len());
-    found.iter().zip(wanted).map(|(found, wanted)| relative_error(found, wanted)).fold(0.0, f64::max)
 }
 
 #[test]

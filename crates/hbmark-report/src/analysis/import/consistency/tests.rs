@@ -55,7 +55,7 @@ fn no_real_result_breaks_a_rule() {
     let mut rows = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        // Of this one nothing completed, which is no rule between figures.
+        // Of this one nothing completed, which is not a rule between figures.
         if path.ends_with("vllm-serve-all-failed.json") {
             continue;
         }

@@ -131,7 +131,7 @@ impl PlacementNotes {
             Some(true) => {}
             Some(false) => self.contradict("GPU", &named, &given.name),
             None => self.assume(format!(
-                "it ran on {} as given; the file's `{named}` is no name of a GPU",
+                "it ran on {} as given; the file's `{named}` is not a name of a GPU",
                 given.name
             )),
         }

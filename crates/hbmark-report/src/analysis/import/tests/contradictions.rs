@@ -85,7 +85,7 @@ fn our_own_points_keep_their_verdict() {
         places[1]
     );
     let objections: Vec<&str> = imported.objections().map(|(row, _)| row.label.as_str()).collect();
-    assert_eq!(objections, [imported.result.rows[2].label.as_str()], "a saturated point is no fault");
+    assert_eq!(objections, [imported.result.rows[2].label.as_str()], "a saturated point is not a fault");
     let table = crate::output::render(&[imported][..], crate::output::Format::Table, false).unwrap();
     let line = |label: &str| table.lines().find(|line| line.starts_with(label)).unwrap().to_owned();
     let label = |at: usize| report.points[at].label.as_str();

@@ -54,7 +54,7 @@ fn an_analysis_of_genai_perf_keeps_one_percentile_of_each_latency() {
     has(row, Metric::Tpot, Statistic::Percentile(990), 30_900_000.0);
     has(row, Metric::OutputThroughput, Mean, 1134.92);
     has(row, Metric::RequestThroughput, Single, 10.12);
-    assert_eq!(row.center(Metric::Tpot), None, "a p99 is no middle");
+    assert_eq!(row.center(Metric::Tpot), None, "a p99 is not a middle");
     assert_eq!(row.label, "gpt2_run_config_3");
     let setup = &row.setup;
     assert_eq!(

@@ -115,7 +115,7 @@ fn the_box_of_rejected_points_holds_rejected_points_alone() {
     assert_eq!(boxes(&judged(Some(true), None)), [false, true]);
     assert_eq!(boxes(&judged(None, Some(true))), [false, true]);
     assert_eq!(boxes(&judged(None, Some(false))), [true, false]);
-    // A prediction is no rejection: it is said about the point.
+    // A prediction is not a rejection: it is said about the point.
     let mut missed = judged(Some(true), Some(false));
     missed.points[0].predicted = missed.points[0].result.clone();
     let rejected = reasons(&missed.points[0]);
