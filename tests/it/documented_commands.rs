@@ -4,13 +4,14 @@
 
 use std::path::{Path, PathBuf};
 
-use assert_cmd::Command;
 use clap::{CommandFactory, Parser};
 
 use hbmark::cli::Cli;
 use hbmark_client::mock::{Answer, Mock, Script, Stream};
 use hbmark_fleet::simulation::{Fault, Simulated, node_name, rack_name};
 use hbmark_report::samples;
+
+use crate::runs::hbmark;
 
 /// Commands in blocks of `sh` in a page of Markdown, each with its line; lines that end in a backslash go on.
 fn documented(page: &str) -> Vec<(usize, String)> {
@@ -161,8 +162,6 @@ fn stage(root: &Path) {
         "results/qwen".to_owned(),
         "results/old".to_owned(),
         "results/new".to_owned(),
-        "results/8b".to_owned(),
-        "results/1b".to_owned(),
         format!("{released}/2026-11-19-9f1f2e65/Llama-3.1-8B-bf16"),
         format!("{released}/2026-11-26-50c7e842/Llama-3.1-8B-bf16"),
     ] {
@@ -189,8 +188,7 @@ fn run_in(root: &Path, words: &[String]) -> Result<(), String> {
         if absolute { word[1..].to_owned() } else { word.clone() }
     };
     let words: Vec<String> = words.iter().map(local).collect();
-    let mut command = Command::cargo_bin("hbmark").unwrap();
-    let output = command.args(&words[1..]).current_dir(root).env("HOME", root).output().unwrap();
+    let output = hbmark().args(&words[1..]).current_dir(root).env("HOME", root).output().unwrap();
     // 1: findings, or a gate that did not hold; `--nagios` has exit codes of its own.
     let good = if words.iter().any(|word| word == "--nagios") { 0..4 } else { 0..2 };
     if !output.status.code().is_some_and(|code| good.contains(&code)) {
