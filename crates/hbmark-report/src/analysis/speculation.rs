@@ -283,8 +283,8 @@ fn row(
     let ratio = step.ns / base.ns;
     // Relative half-widths of independent times add up as squares.
     let width = step.interval.zip(base.interval).map(|(step, base)| {
-        let half = |(low, high): (f64, f64)| (high / low).ln() / 2.0;
-        half(step).hypot(half(base)).exp()
+        let squared = |(low, high): (f64, f64)| ((high / low).ln() / 2.0).powi(2);
+        (squared(step) + squared(base)).sqrt().exp()
     });
     // Of a prediction the times themselves are floors.
     let measured = verify.status != Status::Predicted;
