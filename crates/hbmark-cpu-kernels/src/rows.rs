@@ -118,6 +118,8 @@ dispatch! {
     pub fn pack_pairs(values: &[f32], norm: Option<(&[f32], f32)>, words: &mut [u32]) = bf16_pairs
 }
 
+// One loop and no closure: called from several places it would be left out of line, without the kernel's processor features, and every rounding
+// would be a call.
 #[inline(always)]
 unsafe fn byte_quads<S: Simd>(
     values: &[f32],
@@ -126,57 +128,58 @@ unsafe fn byte_quads<S: Simd>(
     scales: &mut [f32],
     sums: &mut [i32],
 ) {
-    let mut group = [0.0f32; GROUP];
-    let groups = scales.len();
-    let mut finish = |index: usize, group: &mut [f32; GROUP]| {
-        // Plain loops over whole arrays, each of which becomes a few vector instructions.
-        let mut largest = [0.0f32; LANES];
-        let mut poison = [0.0f32; LANES];
-        for half in group.as_chunks::<LANES>().0 {
-            for ((largest, poison), value) in largest.iter_mut().zip(&mut poison).zip(half) {
-                *largest = largest.max(value.abs());
-                *poison += value * 0.0;
+    let (weights, factor) = match norm {
+        Some((weights, eps)) => (weights, inverse_rms(values, eps)),
+        None => (values, 1.0),
+    };
+    let (full, rest) = values.as_chunks::<GROUP>();
+    let (full_weights, rest_weights) = weights.as_chunks::<GROUP>();
+    let (words, _) = words.as_chunks_mut::<{ GROUP / 4 }>();
+    let (sums, _) = sums.as_chunks_mut::<2>();
+    for (index, scale) in scales.iter_mut().enumerate() {
+        // Behind the row zeros, up to the block of the weights.
+        let mut group = [0.0f32; GROUP];
+        if let (Some(values), Some(weights)) = (full.get(index), full_weights.get(index)) {
+            for at in [0, LANES] {
+                // SAFETY: sixteen of the group's values each; the features are the caller's promise.
+                unsafe {
+                    let mut lanes = S::load(values.as_ptr().add(at));
+                    if norm.is_some() {
+                        lanes = S::mul(S::mul(lanes, S::splat(factor)), S::load(weights.as_ptr().add(at)));
+                    }
+                    S::store(group.as_mut_ptr().add(at), lanes);
+                }
+            }
+        } else if index == full.len() {
+            for ((lane, value), weight) in group.iter_mut().zip(rest).zip(rest_weights) {
+                *lane = if norm.is_some() { value * factor * weight } else { *value };
             }
         }
-        let scale = largest.iter().fold(0.0f32, |most, v| most.max(*v)) / 127.0;
-        let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+        // Plain loops over whole arrays, each of which becomes a few vector instructions. As integers, magnitudes of floats have the order of the
+        // floats, and what is not finite is above the others: it must not vanish in the rounding, so the scale is NaN then.
+        let largest = group.iter().fold(0, |most, value| value.abs().to_bits().max(most));
+        let step = if largest < f32::INFINITY.to_bits() { f32::from_bits(largest) / 127.0 } else { f32::NAN };
+        let inverse = if step > 0.0 { 1.0 / step } else { 0.0 };
         let mut quants = [0i32; GROUP];
-        for (quant, value) in quants.iter_mut().zip(&*group) {
-            let rounded = (value * inverse).round_ties_even();
-            // A conversion that saturates costs a compare for NaN as well: 0 is as good, the scale is NaN then.
-            let bounded = if rounded.abs() <= 127.0 { rounded } else { 127.0f32.copysign(rounded) };
-            // SAFETY: within ±127, and a NaN became a bound.
-            *quant = unsafe { bounded.to_int_unchecked() };
+        let halves = quants.as_chunks_mut::<LANES>().0.iter_mut().zip(group.as_chunks::<LANES>().0);
+        for ((quants, values), sum) in halves.zip(&mut sums[index]) {
+            *sum = 0;
+            for (quant, value) in quants.iter_mut().zip(values) {
+                let rounded = (value * inverse).round_ties_even();
+                // A conversion that saturates costs a compare for NaN as well: any bound is as good, the scale is NaN then.
+                let bounded = if rounded.abs() <= 127.0 { rounded } else { 127.0f32.copysign(rounded) };
+                // SAFETY: within ±127, and a NaN became a bound.
+                *quant = unsafe { bounded.to_int_unchecked() };
+                // Sixteen of ±127: a check for overflow would keep them from being added as vectors.
+                *sum = sum.wrapping_add(*quant);
+            }
         }
         #[expect(clippy::cast_possible_truncation, reason = "within ±127 by the choice of the scale")]
         let bytes = quants.map(|quant| (quant as i8).cast_unsigned());
-        for (word, quad) in words[index * GROUP / 4..].iter_mut().zip(bytes.as_chunks::<4>().0) {
+        for (word, quad) in words[index].iter_mut().zip(bytes.as_chunks::<4>().0) {
             *word = u32::from_le_bytes(*quad);
         }
-        // A value that is not finite must not vanish in the rounding: 0 · x is then NaN.
-        scales[index] = scale + poison.iter().sum::<f32>();
-        for (sum, half) in sums[2 * index..].iter_mut().zip(quants.as_chunks::<{ GROUP / 2 }>().0) {
-            *sum = half.iter().sum();
-        }
-        *group = [0.0; GROUP];
-    };
-    let mut open = false;
-    in_lanes(values, norm, |at, lanes| {
-        let half = at % GROUP;
-        group[half..half + LANES].copy_from_slice(lanes);
-        open = half == 0;
-        if !open {
-            finish(at / GROUP, &mut group);
-        }
-    });
-    let mut done = values.len().next_multiple_of(LANES) / GROUP;
-    if open {
-        finish(done, &mut group);
-        done += 1;
-    }
-    // Padding up to the block of the weights.
-    for index in done..groups {
-        finish(index, &mut group);
+        *scale = step;
     }
 }
 dispatch! {
@@ -191,4 +194,82 @@ dispatch! {
         scales: &mut [f32],
         sums: &mut [i32],
     ) = byte_quads
+}
+
+#[cfg(test)]
+#[expect(clippy::float_cmp, reason = "the same operations in the same order")]
+mod tests {
+    use super::*;
+    use crate::simd::InstructionSet;
+
+    /// Words, scales and sums of a row by one set.
+    fn quads(
+        set: InstructionSet,
+        values: &[f32],
+        norm: Option<(&[f32], f32)>,
+    ) -> (Vec<u32>, Vec<f32>, Vec<i32>) {
+        // A group more than the row has, as where the block of the weights is wider.
+        let groups = values.len().div_ceil(GROUP) + 1;
+        let (mut words, mut scales, mut sums) =
+            (vec![u32::MAX; groups * GROUP / 4], vec![f32::NAN; groups], vec![-1; 2 * groups]);
+        // SAFETY: the set is available.
+        unsafe { pack_quads(set, values, norm, &mut words, &mut scales, &mut sums) };
+        (words, scales, sums)
+    }
+
+    #[test]
+    fn quads_are_the_nearest_of_127_steps_in_every_set_at_every_width() {
+        for set in InstructionSet::available() {
+            for width in 1..=3 * GROUP {
+                let values: Vec<f32> = (0..width).map(|i| (i * 37 % 101) as f32 / 16.0 - 3.0).collect();
+                let weights: Vec<f32> = (0..width).map(|i| 0.5 + (i % 5) as f32 / 4.0).collect();
+                for norm in [None, Some((&weights[..], 1e-5))] {
+                    let row: Vec<f32> = match norm {
+                        Some((weights, eps)) => {
+                            let factor = inverse_rms(&values, eps);
+                            values
+                                .iter()
+                                .zip(weights)
+                                .map(|(value, weight)| value * factor * weight)
+                                .collect()
+                        }
+                        None => values.clone(),
+                    };
+                    let (words, scales, sums) = quads(set, &values, norm);
+                    let bytes: Vec<i8> =
+                        words.iter().flat_map(|word| word.to_le_bytes()).map(u8::cast_signed).collect();
+                    for (index, bytes) in bytes.as_chunks::<GROUP>().0.iter().enumerate() {
+                        let group = row.get(index * GROUP..).unwrap_or_default();
+                        let group = &group[..group.len().min(GROUP)];
+                        let largest = group.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+                        assert_eq!(scales[index], largest / 127.0, "{set:?} {width}");
+                        for (byte, value) in bytes.iter().zip(group) {
+                            let off = (f32::from(*byte) * scales[index] - value).abs();
+                            assert!(off <= 0.5001 * scales[index], "{set:?} {width}: {value} became {byte}");
+                        }
+                        assert!(
+                            bytes[group.len()..].iter().all(|byte| *byte == 0),
+                            "{set:?} {width}: padding"
+                        );
+                        let halves = bytes.as_chunks::<LANES>().0.iter();
+                        let expected: Vec<i32> =
+                            halves.map(|half| half.iter().copied().map(i32::from).sum()).collect();
+                        assert_eq!(sums[2 * index..2 * index + 2], expected, "{set:?} {width}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_group_with_a_value_that_is_not_finite_has_no_scale() {
+        for set in InstructionSet::available() {
+            for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut values = vec![1.0; 2 * GROUP];
+                values[GROUP + 3] = wrong;
+                let (_, scales, _) = quads(set, &values, None);
+                assert!(scales[0] == 1.0 / 127.0 && scales[1].is_nan(), "{set:?} {wrong}: {scales:?}");
+            }
+        }
+    }
 }
