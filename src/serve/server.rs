@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use hbmark_client::dialect::{self, Api, Backend, Knob};
+use hbmark_client::dialect::{Api, Backend, Knob};
 use hbmark_client::point::{Isolation, Prompts, Server};
 use hbmark_client::probe::probe;
 use hbmark_client::run::Limits;
@@ -108,7 +108,7 @@ impl ServerConfig {
             .or_else(|| found.models.first().map(|model| model.id.clone()))
             .or_else(|| self.model.clone());
         let Some(name) = name else { return Err(ServerError::NoModel { url: found.root }.into()) };
-        let path = dialect::server(backend.dialect).endpoint(backend.api).path;
+        let path = backend.endpoint().path;
         let identity = ServerIdentity {
             url: found.root.clone(),
             dialect: backend.dialect,
@@ -222,7 +222,7 @@ fn prompts(
     backend: Backend,
     found: &Probe,
 ) -> Result<(Prompts, Vec<String>), ServeError> {
-    let endpoint = dialect::server(backend.dialect).endpoint(backend.api);
+    let endpoint = backend.endpoint();
     // OpenAI's API has ids, and many servers that speak it do not.
     let takes_ids = endpoint.has(Knob::Ids) && backend.dialect != Dialect::OpenAi;
     let tokenizer = match model {

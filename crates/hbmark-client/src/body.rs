@@ -8,8 +8,6 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use hbmark_core::result::serving::TokenEvidence;
-
 use super::dialect::{self, Api, Backend, Endpoint, Knob, Template};
 
 /// What one request asks for.
@@ -21,13 +19,11 @@ pub struct RequestSpec<'a> {
     pub max_tokens: u32,
     /// The answer is exactly that long: the end of the sequence is ignored.
     pub forced_length: bool,
-    /// How the tokens shall be counted. The tokenizer and the events need nothing from the server, and ask for nothing.
-    pub evidence: TokenEvidence,
     pub sampling: Sampling,
     pub cache: Cache<'a>,
     /// A LoRA adapter, by its name at the server.
     pub lora: Option<&'a str>,
-    pub structure: Option<Structure<'a>>,
+    pub constraint: Option<&'a Constraint>,
     /// Fields in the server's own words. They replace ours of the same name, objects are merged, and null takes a field away.
     pub extra: Option<&'a Map<String, Value>>,
 }
@@ -37,14 +33,6 @@ pub enum Prompt<'a> {
     Ids(&'a [u32]),
     /// For a chat it becomes one message of the user.
     Text(&'a str),
-    Messages(&'a [Message<'a>]),
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Message<'a> {
-    /// `system`, `user` or `assistant`.
-    pub role: &'a str,
-    pub content: &'a str,
 }
 
 /// What is absent is left to the server: its default, or that of the model's files.
@@ -53,15 +41,12 @@ pub struct Sampling {
     pub temperature: Option<f64>,
     pub top_p: Option<f64>,
     pub top_k: Option<i32>,
-    pub min_p: Option<f64>,
-    pub seed: Option<u32>,
 }
 
 /// What a request may take from the server's prefix cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cache<'a> {
     /// Whatever is there.
-    #[default]
     Shared,
     /// What requests with the same salt left.
     Salt(&'a str),
@@ -69,14 +54,13 @@ pub enum Cache<'a> {
     Off,
 }
 
-/// What the answer must look like.
-#[derive(Debug, Clone, Copy)]
-pub enum Structure<'a> {
-    JsonSchema(&'a Value),
-    Regex(&'a str),
+/// What an answer must look like.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Constraint {
+    JsonSchema(Value),
+    Regex(String),
     /// EBNF for vLLM, SGLang and TensorRT-LLM, GBNF for llama.cpp.
-    Grammar(&'a str),
-    Choice(&'a [String]),
+    Grammar(String),
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -91,39 +75,26 @@ pub enum BodyError {
     Json(#[from] serde_json::Error),
 }
 
-impl<'a> RequestSpec<'a> {
-    /// A request for up to so many tokens, with everything else left to the server.
-    #[must_use]
-    pub fn new(model: &'a str, prompt: Prompt<'a>, max_tokens: u32) -> Self {
-        Self {
-            model,
-            prompt,
-            max_tokens,
-            forced_length: false,
-            evidence: TokenEvidence::Events,
-            sampling: Sampling::default(),
-            cache: Cache::Shared,
-            lora: None,
-            structure: None,
-            extra: None,
-        }
-    }
-}
-
 /// Writes the body of a request in place of what `into` holds.
 ///
 /// # Errors
 /// [`BodyError`]: what the API cannot express, and numbers that JSON cannot.
 pub fn write(backend: Backend, spec: &RequestSpec<'_>, into: &mut Vec<u8>) -> Result<(), BodyError> {
     into.clear();
-    let endpoint = dialect::server(backend.dialect).endpoint(backend.api);
-    let prompt = PromptField::of(backend.api, spec.prompt);
+    let endpoint = backend.endpoint();
+    let (knob, prompt) = match (spec.prompt, backend.api) {
+        (Prompt::Ids(ids), _) => (Knob::Ids, PromptField::Ids(ids)),
+        (Prompt::Text(text), Api::Completions) => (Knob::Text, PromptField::Text(text)),
+        (Prompt::Text(content), Api::Chat) => {
+            (Knob::Messages, PromptField::Messages([Message { role: "user", content }]))
+        }
+    };
     let mut body = Body { backend, endpoint, into, is_first: true };
     let Some(extra) = spec.extra else {
-        return body.write(spec, prompt.knob, &prompt);
+        return body.write(spec, knob, &prompt);
     };
     // A prompt can be long: it is put where it belongs at the end, without a turn through a tree.
-    body.write(spec, prompt.knob, &())?;
+    body.write(spec, knob, &())?;
     let mut fields: Map<String, Value> = serde_json::from_slice(into)?;
     merge(&mut fields, extra);
     into.clear();
@@ -145,33 +116,18 @@ pub fn write(backend: Backend, spec: &RequestSpec<'_>, into: &mut Vec<u8>) -> Re
 }
 
 /// A prompt as the API takes it.
-struct PromptField<'a> {
-    knob: Knob,
-    prompt: Prompt<'a>,
+#[derive(Serialize)]
+#[serde(untagged)]
+enum PromptField<'a> {
+    Ids(&'a [u32]),
+    Text(&'a str),
+    Messages([Message<'a>; 1]),
 }
 
-impl<'a> PromptField<'a> {
-    fn of(api: Api, prompt: Prompt<'a>) -> Self {
-        let knob = match (prompt, api) {
-            (Prompt::Ids(_), _) => Knob::Ids,
-            (Prompt::Text(_), Api::Completions) => Knob::Text,
-            (Prompt::Text(_), Api::Chat) | (Prompt::Messages(_), _) => Knob::Messages,
-        };
-        Self { knob, prompt }
-    }
-}
-
-impl Serialize for PromptField<'_> {
-    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        match self.prompt {
-            Prompt::Ids(ids) => ids.serialize(to),
-            Prompt::Messages(messages) => messages.serialize(to),
-            Prompt::Text(content) if self.knob == Knob::Messages => {
-                [Message { role: "user", content }].serialize(to)
-            }
-            Prompt::Text(text) => text.serialize(to),
-        }
-    }
+#[derive(Serialize)]
+struct Message<'a> {
+    role: &'static str,
+    content: &'a str,
 }
 
 /// A body that is being written.
@@ -209,7 +165,11 @@ impl Body<'_> {
         if let Some(template) = self.endpoint.template(Knob::Stream) {
             self.expand(template, &())?;
         }
-        self.length_and_evidence(spec)?;
+        self.field(Knob::MaxTokens, &spec.max_tokens)?;
+        if spec.forced_length {
+            self.field(Knob::ForcedLength, &())?;
+        }
+        self.expand(self.endpoint.evidence, &())?;
         self.sampling(spec.sampling)?;
         match spec.cache {
             Cache::Shared => {}
@@ -219,28 +179,14 @@ impl Body<'_> {
         if let Some(adapter) = spec.lora.filter(|_| !is_model) {
             self.field(Knob::Lora, &adapter)?;
         }
-        match spec.structure {
+        match spec.constraint {
             None => {}
-            Some(Structure::JsonSchema(schema)) => self.field(Knob::JsonSchema, schema)?,
-            Some(Structure::Regex(regex)) => self.field(Knob::Regex, &regex)?,
-            Some(Structure::Grammar(grammar)) => self.field(Knob::Grammar, &grammar)?,
-            Some(Structure::Choice(texts)) => self.field(Knob::Choice, &texts)?,
+            Some(Constraint::JsonSchema(schema)) => self.field(Knob::JsonSchema, schema)?,
+            Some(Constraint::Regex(regex)) => self.field(Knob::Regex, regex)?,
+            Some(Constraint::Grammar(grammar)) => self.field(Knob::Grammar, grammar)?,
         }
         self.into.extend_from_slice(if self.endpoint.inside.is_some() { b"}}" } else { b"}" });
         Ok(())
-    }
-
-    fn length_and_evidence(&mut self, spec: &RequestSpec<'_>) -> Result<(), BodyError> {
-        self.field(Knob::MaxTokens, &spec.max_tokens)?;
-        if spec.forced_length {
-            self.field(Knob::ForcedLength, &spec.max_tokens)?;
-        }
-        if matches!(spec.evidence, TokenEvidence::Tokenizer | TokenEvidence::Events) {
-            return Ok(());
-        }
-        let asked = self.endpoint.evidence.iter().find(|(evidence, _)| *evidence == spec.evidence);
-        let (_, template) = asked.ok_or_else(|| self.unsupported(evidence_name(spec.evidence)))?;
-        self.expand(template, &())
     }
 
     fn sampling(&mut self, sampling: Sampling) -> Result<(), BodyError> {
@@ -261,17 +207,15 @@ impl Body<'_> {
         if let Some(top_k) = sampling.top_k {
             self.field(Knob::TopK, &top_k)?;
         }
-        if let Some(min_p) = finite("min-p", sampling.min_p)? {
-            self.field(Knob::MinP, &min_p)?;
-        }
-        if let Some(seed) = sampling.seed {
-            self.field(Knob::Seed, &seed)?;
-        }
         Ok(())
     }
 
     fn field(&mut self, knob: Knob, value: &impl Serialize) -> Result<(), BodyError> {
-        let template = self.endpoint.template(knob).ok_or_else(|| self.unsupported(name(knob)))?;
+        let template = self.endpoint.template(knob).ok_or_else(|| BodyError::Unsupported {
+            dialect: dialect::server(self.backend.dialect).name,
+            api: self.backend.api,
+            what: name(knob),
+        })?;
         self.expand(template, value)
     }
 
@@ -291,14 +235,6 @@ impl Body<'_> {
             self.into.push(b',');
         }
         self.is_first = false;
-    }
-
-    fn unsupported(&self, what: &'static str) -> BodyError {
-        BodyError::Unsupported {
-            dialect: dialect::server(self.backend.dialect).name,
-            api: self.backend.api,
-            what,
-        }
     }
 }
 
@@ -325,25 +261,12 @@ fn name(knob: Knob) -> &'static str {
         Knob::Temperature | Knob::Greedy => "a temperature",
         Knob::TopP => "top-p",
         Knob::TopK => "top-k",
-        Knob::MinP => "min-p",
-        Knob::Seed => "a seed",
         Knob::CacheSalt => "a salt of the prefix cache",
         Knob::CacheOff => "a request without the prefix cache",
         Knob::Lora => "a LoRA adapter",
         Knob::JsonSchema => "a JSON schema",
         Knob::Regex => "a regular expression",
         Knob::Grammar => "a grammar",
-        Knob::Choice => "a choice of texts",
-    }
-}
-
-fn evidence_name(evidence: TokenEvidence) -> &'static str {
-    match evidence {
-        TokenEvidence::ContinuousUsage => "a running count of tokens",
-        TokenEvidence::TokenIds => "token ids in the answer",
-        TokenEvidence::Logprobs => "log probabilities",
-        TokenEvidence::FinalUsage => "a final count of tokens",
-        TokenEvidence::Tokenizer | TokenEvidence::Events => "nothing",
     }
 }
 

@@ -1,7 +1,7 @@
 //! What each kind of server understands, as data: paths, how a length is forced, where the token counts are.
 //!
 //! Enters: the name of a backend as a user types it, or a dialect that [`mod@crate::probe`] concluded. Leaves: a row of the table, [`Server`],
-//! whose endpoints say in their own words what may be sent. [`crate::body`] writes requests from it; nothing else names a field.
+//! whose endpoints say in their own words what may be sent. `body` writes requests from it; nothing else names a field.
 //!
 //! Only what a row lists is sent. Servers differ in what they do with a field that they do not know: vLLM and SGLang drop it without a word,
 //! TensorRT-LLM and `transformers serve` refuse the request.
@@ -9,10 +9,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-use hbmark_core::result::serving::{Dialect, TokenEvidence};
-use serde::{Deserialize, Serialize};
+use hbmark_core::result::serving::Dialect;
+use serde::Serialize;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Api {
     /// A prompt in, its continuation out.
@@ -22,7 +22,7 @@ pub enum Api {
 }
 
 /// What a request may say.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Knob {
     Model,
     /// The prompt as token ids.
@@ -39,8 +39,6 @@ pub enum Knob {
     Greedy,
     TopP,
     TopK,
-    MinP,
-    Seed,
     /// Requests of different salts share no prefixes in the cache.
     CacheSalt,
     /// This request takes nothing from the cache.
@@ -51,8 +49,6 @@ pub enum Knob {
     Regex,
     /// In the server's own notation: EBNF or GBNF.
     Grammar,
-    /// One of some texts.
-    Choice,
 }
 
 /// A piece of a JSON object; `$` stands for the value.
@@ -64,8 +60,8 @@ pub struct Endpoint {
     pub path: &'static str,
     /// What it understands.
     knobs: &'static [&'static [(Knob, Template)]],
-    /// How tokens can be counted and what asks for it. First what costs the server least for what it tells.
-    pub evidence: &'static [(TokenEvidence, Template)],
+    /// Asks for what tokens can be counted by: the best that costs the server little.
+    pub evidence: Template,
     /// Everything but model and prompt goes into an object of this name.
     pub inside: Option<&'static str>,
 }
@@ -90,22 +86,6 @@ impl Endpoint {
     pub fn has(&self, knob: Knob) -> bool {
         self.template(knob).is_some()
     }
-
-    /// The best that can be asked for at little cost.
-    #[must_use]
-    pub fn default_evidence(&self) -> TokenEvidence {
-        self.evidence.first().map_or(TokenEvidence::Events, |(evidence, _)| *evidence)
-    }
-}
-
-impl Server {
-    #[must_use]
-    pub fn endpoint(&self, api: Api) -> &Endpoint {
-        match api {
-            Api::Completions => &self.completions,
-            Api::Chat => &self.chat,
-        }
-    }
 }
 
 /// The row of a dialect.
@@ -124,10 +104,21 @@ impl fmt::Display for Api {
 }
 
 /// What `--backend` of the usual clients names. Scripts say `openai` to any server: there the server's own answer may know better.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Backend {
     pub dialect: Dialect,
     pub api: Api,
+}
+
+impl Backend {
+    #[must_use]
+    pub fn endpoint(self) -> &'static Endpoint {
+        let Server { completions, chat, .. } = server(self.dialect);
+        match self.api {
+            Api::Completions => completions,
+            Api::Chat => chat,
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -182,12 +173,12 @@ const PROMPT: &[(Knob, Template)] = &[(Knob::Ids, r#""prompt":$"#), (Knob::Text,
 const MESSAGES: &[(Knob, Template)] = &[(Knob::Messages, r#""messages":$"#)];
 const MAX_TOKENS: &[(Knob, Template)] = &[(Knob::MaxTokens, r#""max_tokens":$"#)];
 const MAX_COMPLETION_TOKENS: &[(Knob, Template)] = &[(Knob::MaxTokens, r#""max_completion_tokens":$"#)];
-/// `min_tokens` would say it twice: vLLM and SGLang then mask logits at every step, work that is not asked about here, and vLLM does not
-/// do it when it speculates.
-const IGNORE_EOS: &[(Knob, Template)] = &[(Knob::ForcedLength, r#""ignore_eos":true"#)];
+/// What most servers have beyond OpenAI's API. `min_tokens` would say the first twice: vLLM and SGLang then mask logits at every step, work
+/// that is not asked about here, and vLLM does not do it when it speculates.
+const BEYOND_OPENAI: &[(Knob, Template)] =
+    &[(Knob::ForcedLength, r#""ignore_eos":true"#), (Knob::TopK, r#""top_k":$"#)];
 const SAMPLING: &[(Knob, Template)] =
-    &[(Knob::Temperature, r#""temperature":$"#), (Knob::TopP, r#""top_p":$"#), (Knob::Seed, r#""seed":$"#)];
-const MORE_SAMPLING: &[(Knob, Template)] = &[(Knob::TopK, r#""top_k":$"#), (Knob::MinP, r#""min_p":$"#)];
+    &[(Knob::Temperature, r#""temperature":$"#), (Knob::TopP, r#""top_p":$"#)];
 const CACHE_SALT: &[(Knob, Template)] = &[(Knob::CacheSalt, r#""cache_salt":$"#)];
 const LORA_AS_MODEL: &[(Knob, Template)] = &[(Knob::Lora, r#""model":$"#)];
 const RESPONSE_FORMAT: &[(Knob, Template)] = &[(
@@ -195,25 +186,13 @@ const RESPONSE_FORMAT: &[(Knob, Template)] = &[(
     r#""response_format":{"type":"json_schema","json_schema":{"name":"output","schema":$}}"#,
 )];
 
-const FINAL_USAGE: (TokenEvidence, Template) =
-    (TokenEvidence::FinalUsage, r#""stream_options":{"include_usage":true}"#);
-const CONTINUOUS_USAGE: (TokenEvidence, Template) = (
-    TokenEvidence::ContinuousUsage,
-    r#""stream_options":{"include_usage":true,"continuous_usage_stats":true}"#,
-);
-/// vLLM's first event then repeats the ids of the prompt, however long: it comes later than without.
-const TOKEN_IDS: (TokenEvidence, Template) =
-    (TokenEvidence::TokenIds, r#""stream_options":{"include_usage":true},"return_token_ids":true"#);
-const LOGPROBS: (TokenEvidence, Template) =
-    (TokenEvidence::Logprobs, r#""stream_options":{"include_usage":true},"logprobs":1"#);
-const CHAT_LOGPROBS: (TokenEvidence, Template) =
-    (TokenEvidence::Logprobs, r#""stream_options":{"include_usage":true},"logprobs":true"#);
+const FINAL_USAGE: Template = r#""stream_options":{"include_usage":true}"#;
+const CONTINUOUS_USAGE: Template = r#""stream_options":{"include_usage":true,"continuous_usage_stats":true}"#;
 
-/// vLLM 0.11 and later: the older `guided_regex`, `guided_grammar` and `guided_choice` went with 0.12.
+/// vLLM 0.11 and later: the older `guided_regex` and `guided_grammar` went with 0.12.
 const VLLM_STRUCTURED: &[(Knob, Template)] = &[
     (Knob::Regex, r#""structured_outputs":{"regex":$}"#),
     (Knob::Grammar, r#""structured_outputs":{"grammar":$}"#),
-    (Knob::Choice, r#""structured_outputs":{"choice":$}"#),
 ];
 /// A second adapter name in `model`, behind a colon, is newer than this field.
 const SGLANG_OWN: &[(Knob, Template)] =
@@ -231,8 +210,7 @@ const LLAMA_CPP_OWN: &[(Knob, Template)] = &[
     (Knob::Grammar, r#""grammar":$"#),
 ];
 /// The running count is in the timings. Its log probabilities are not a count: a token whose text is held back has no entry.
-const LLAMA_CPP_USAGE: (TokenEvidence, Template) =
-    (TokenEvidence::ContinuousUsage, r#""stream_options":{"include_usage":true},"timings_per_token":true"#);
+const LLAMA_CPP_USAGE: Template = r#""stream_options":{"include_usage":true},"timings_per_token":true"#;
 /// Of `/generate_stream`. It cannot be made to go on after the end of the sequence, and refuses a top-p of one.
 const TGI_OWN: &[(Knob, Template)] = &[
     (Knob::Text, r#""inputs":$"#),
@@ -251,159 +229,58 @@ const TGI_CHAT: &[(Knob, Template)] = &[
     (Knob::Regex, r#""response_format":{"type":"regex","value":$}"#),
 ];
 
+/// An endpoint whose parameters stand beside the prompt.
+const fn flat(
+    path: &'static str,
+    evidence: Template,
+    knobs: &'static [&'static [(Knob, Template)]],
+) -> Endpoint {
+    Endpoint { path, knobs, evidence, inside: None }
+}
+
+const COMPLETIONS: &str = "/v1/completions";
+const CHAT: &str = "/v1/chat/completions";
+
 /// In the order of [`Dialect`].
+#[rustfmt::skip] // A table: an endpoint a line.
 const SERVERS: [Server; 6] = [
     Server {
         dialect: Dialect::OpenAi,
         name: "openai",
-        completions: Endpoint {
-            path: "/v1/completions",
-            knobs: &[STREAM, PROMPT, MAX_TOKENS, SAMPLING, LORA_AS_MODEL],
-            evidence: &[FINAL_USAGE, LOGPROBS],
-            inside: None,
-        },
-        chat: Endpoint {
-            path: "/v1/chat/completions",
-            // The newer `max_completion_tokens` is unknown to many, and refused by some.
-            knobs: &[STREAM, MESSAGES, MAX_TOKENS, SAMPLING, LORA_AS_MODEL, RESPONSE_FORMAT],
-            evidence: &[FINAL_USAGE, CHAT_LOGPROBS],
-            inside: None,
-        },
+        completions: flat(COMPLETIONS, FINAL_USAGE, &[STREAM, PROMPT, MAX_TOKENS, SAMPLING, LORA_AS_MODEL]),
+        // The newer `max_completion_tokens` is unknown to many, and refused by some.
+        chat: flat(CHAT, FINAL_USAGE, &[STREAM, MESSAGES, MAX_TOKENS, SAMPLING, LORA_AS_MODEL, RESPONSE_FORMAT]),
     },
     Server {
         dialect: Dialect::Vllm,
         name: "vllm",
-        completions: Endpoint {
-            path: "/v1/completions",
-            knobs: &[
-                STREAM,
-                PROMPT,
-                MAX_TOKENS,
-                IGNORE_EOS,
-                SAMPLING,
-                MORE_SAMPLING,
-                CACHE_SALT,
-                LORA_AS_MODEL,
-                RESPONSE_FORMAT,
-                VLLM_STRUCTURED,
-            ],
-            evidence: &[CONTINUOUS_USAGE, TOKEN_IDS, LOGPROBS, FINAL_USAGE],
-            inside: None,
-        },
-        chat: Endpoint {
-            path: "/v1/chat/completions",
-            knobs: &[
-                STREAM,
-                MESSAGES,
-                MAX_COMPLETION_TOKENS,
-                IGNORE_EOS,
-                SAMPLING,
-                MORE_SAMPLING,
-                CACHE_SALT,
-                LORA_AS_MODEL,
-                RESPONSE_FORMAT,
-                VLLM_STRUCTURED,
-            ],
-            evidence: &[CONTINUOUS_USAGE, TOKEN_IDS, CHAT_LOGPROBS, FINAL_USAGE],
-            inside: None,
-        },
+        completions: flat(COMPLETIONS, CONTINUOUS_USAGE, &[STREAM, PROMPT, MAX_TOKENS, SAMPLING, BEYOND_OPENAI, CACHE_SALT, LORA_AS_MODEL, RESPONSE_FORMAT, VLLM_STRUCTURED]),
+        chat: flat(CHAT, CONTINUOUS_USAGE, &[STREAM, MESSAGES, MAX_COMPLETION_TOKENS, SAMPLING, BEYOND_OPENAI, CACHE_SALT, LORA_AS_MODEL, RESPONSE_FORMAT, VLLM_STRUCTURED]),
     },
     Server {
         dialect: Dialect::Sglang,
         name: "sglang",
-        completions: Endpoint {
-            path: "/v1/completions",
-            knobs: &[
-                STREAM,
-                PROMPT,
-                MAX_TOKENS,
-                IGNORE_EOS,
-                SAMPLING,
-                MORE_SAMPLING,
-                CACHE_SALT,
-                SGLANG_OWN,
-                RESPONSE_FORMAT,
-            ],
-            evidence: &[CONTINUOUS_USAGE, TOKEN_IDS, LOGPROBS, FINAL_USAGE],
-            inside: None,
-        },
-        chat: Endpoint {
-            path: "/v1/chat/completions",
-            knobs: &[
-                STREAM,
-                MESSAGES,
-                MAX_COMPLETION_TOKENS,
-                IGNORE_EOS,
-                SAMPLING,
-                MORE_SAMPLING,
-                CACHE_SALT,
-                SGLANG_OWN,
-                RESPONSE_FORMAT,
-            ],
-            evidence: &[CONTINUOUS_USAGE, TOKEN_IDS, CHAT_LOGPROBS, FINAL_USAGE],
-            inside: None,
-        },
+        completions: flat(COMPLETIONS, CONTINUOUS_USAGE, &[STREAM, PROMPT, MAX_TOKENS, SAMPLING, BEYOND_OPENAI, CACHE_SALT, SGLANG_OWN, RESPONSE_FORMAT]),
+        chat: flat(CHAT, CONTINUOUS_USAGE, &[STREAM, MESSAGES, MAX_COMPLETION_TOKENS, SAMPLING, BEYOND_OPENAI, CACHE_SALT, SGLANG_OWN, RESPONSE_FORMAT]),
     },
     Server {
         dialect: Dialect::TrtLlm,
         name: "tensorrt-llm",
-        completions: Endpoint {
-            path: "/v1/completions",
-            // No cache salt here: the request would be refused.
-            knobs: &[STREAM, PROMPT, MAX_TOKENS, IGNORE_EOS, SAMPLING, MORE_SAMPLING, TRTLLM_STRUCTURED],
-            evidence: &[CONTINUOUS_USAGE, LOGPROBS, FINAL_USAGE],
-            inside: None,
-        },
-        chat: Endpoint {
-            path: "/v1/chat/completions",
-            knobs: &[
-                STREAM,
-                MESSAGES,
-                MAX_COMPLETION_TOKENS,
-                IGNORE_EOS,
-                SAMPLING,
-                MORE_SAMPLING,
-                CACHE_SALT,
-                TRTLLM_STRUCTURED,
-            ],
-            evidence: &[CONTINUOUS_USAGE, CHAT_LOGPROBS, FINAL_USAGE],
-            inside: None,
-        },
+        // No cache salt here: the request would be refused.
+        completions: flat(COMPLETIONS, CONTINUOUS_USAGE, &[STREAM, PROMPT, MAX_TOKENS, SAMPLING, BEYOND_OPENAI, TRTLLM_STRUCTURED]),
+        chat: flat(CHAT, CONTINUOUS_USAGE, &[STREAM, MESSAGES, MAX_COMPLETION_TOKENS, SAMPLING, BEYOND_OPENAI, CACHE_SALT, TRTLLM_STRUCTURED]),
     },
     Server {
         dialect: Dialect::Tgi,
         name: "tgi",
-        completions: Endpoint {
-            path: "/generate_stream",
-            knobs: &[TGI_OWN, SAMPLING],
-            evidence: &[
-                (TokenEvidence::TokenIds, r#""details":true"#),
-                (TokenEvidence::FinalUsage, r#""details":true"#),
-            ],
-            inside: Some("parameters"),
-        },
-        chat: Endpoint {
-            path: "/v1/chat/completions",
-            knobs: &[TGI_CHAT, STREAM, MESSAGES, MAX_TOKENS, SAMPLING, LORA_AS_MODEL],
-            evidence: &[FINAL_USAGE, CHAT_LOGPROBS],
-            inside: None,
-        },
+        completions: Endpoint { path: "/generate_stream", knobs: &[TGI_OWN, SAMPLING], evidence: r#""details":true"#, inside: Some("parameters") },
+        chat: flat(CHAT, FINAL_USAGE, &[TGI_CHAT, STREAM, MESSAGES, MAX_TOKENS, SAMPLING, LORA_AS_MODEL]),
     },
     Server {
         dialect: Dialect::LlamaCpp,
         name: "llama.cpp",
-        completions: Endpoint {
-            path: "/v1/completions",
-            knobs: &[STREAM, PROMPT, IGNORE_EOS, SAMPLING, MORE_SAMPLING, LLAMA_CPP_OWN],
-            evidence: &[LLAMA_CPP_USAGE, FINAL_USAGE],
-            inside: None,
-        },
-        chat: Endpoint {
-            path: "/v1/chat/completions",
-            knobs: &[STREAM, MESSAGES, IGNORE_EOS, SAMPLING, MORE_SAMPLING, LLAMA_CPP_OWN],
-            evidence: &[LLAMA_CPP_USAGE, FINAL_USAGE],
-            inside: None,
-        },
+        completions: flat(COMPLETIONS, LLAMA_CPP_USAGE, &[STREAM, PROMPT, SAMPLING, BEYOND_OPENAI, LLAMA_CPP_OWN]),
+        chat: flat(CHAT, LLAMA_CPP_USAGE, &[STREAM, MESSAGES, SAMPLING, BEYOND_OPENAI, LLAMA_CPP_OWN]),
     },
 ];
 

@@ -10,20 +10,20 @@
 
 pub mod accuracy;
 pub mod answer;
-pub mod body;
-pub mod clock;
-pub mod connection;
+mod body;
+mod clock;
+mod connection;
 pub mod dialect;
-pub mod event;
+mod event;
 pub mod exchange;
 mod fetch;
-pub mod http;
+mod http;
 pub mod metrics;
 pub mod mock;
 pub mod point;
 pub mod probe;
 pub mod run;
-pub mod sse;
+mod sse;
 pub mod target;
-pub mod thinned;
-pub mod tokens;
+mod thinned;
+mod tokens;

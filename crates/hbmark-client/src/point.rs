@@ -12,8 +12,9 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
-use crate::body::{self, BodyError, Cache, Prompt, RequestSpec, Sampling, Structure};
-use crate::dialect::{self, Backend, Knob};
+pub use crate::body::{BodyError, Constraint};
+use crate::body::{Cache, Prompt, RequestSpec, Sampling};
+use crate::dialect::{Backend, Knob};
 use crate::event::Finish;
 use crate::exchange::Exchange;
 use crate::metrics::scraper::{Scraper, Source};
@@ -59,25 +60,6 @@ pub struct Server {
     pub adapters: Vec<String>,
     /// Where the server's counters are, and how often they are read.
     pub metrics: Option<(String, Duration)>,
-}
-
-/// What outputs must look like.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Constraint {
-    JsonSchema(Value),
-    Regex(String),
-    /// In the server's own notation.
-    Grammar(String),
-}
-
-impl Constraint {
-    fn structure(&self) -> Structure<'_> {
-        match self {
-            Self::JsonSchema(schema) => Structure::JsonSchema(schema),
-            Self::Regex(regex) => Structure::Regex(regex),
-            Self::Grammar(grammar) => Structure::Grammar(grammar),
-        }
-    }
 }
 
 /// Makes a text of token ids.
@@ -151,35 +133,29 @@ struct PlannedBodies<'a> {
 impl PlannedBodies<'_> {
     fn body(&mut self, planned: &PlannedRequest, cache: Cache<'_>) -> Result<(), BodyError> {
         let server = self.server;
-        let endpoint = dialect::server(server.backend.dialect).endpoint(server.backend.api);
         let ids = self.traffic.prompt(planned);
         let text = server.prompts.decode.as_ref().map(|decode| match self.traffic.recorded(planned) {
             Some(recorded) => Cow::Borrowed(recorded.text.as_str()),
             None => Cow::Owned(decode(&ids)),
         });
         let prompt = text.as_deref().map_or(Prompt::Ids(&ids), Prompt::Text);
-        let structure = server.constraint.as_ref().filter(|_| planned.constrained);
+        let constraint = server.constraint.as_ref().filter(|_| planned.constrained);
         let adapter = planned.adapter.and_then(|number| server.adapters.get(number as usize));
         let spec = RequestSpec {
+            model: &server.identity.model,
+            prompt,
+            max_tokens: u32::try_from(planned.output_len).unwrap_or(u32::MAX),
             // A grammar ends an output where it is complete.
-            forced_length: self.forced && structure.is_none(),
-            structure: structure.map(Constraint::structure),
-            lora: adapter.map(String::as_str),
-            evidence: endpoint.default_evidence(),
+            forced_length: self.forced && constraint.is_none(),
             sampling: self.sampling,
             cache,
+            lora: adapter.map(String::as_str),
+            constraint,
             extra: server.extra.as_ref(),
-            ..RequestSpec::new(
-                &server.identity.model,
-                prompt,
-                u32::try_from(planned.output_len).unwrap_or(u32::MAX),
-            )
         };
-        body::write(server.backend, &spec, &mut self.scratch)
+        crate::body::write(server.backend, &spec, &mut self.scratch)
     }
-}
 
-impl PlannedBodies<'_> {
     fn append(&mut self, key: usize, into: &mut Vec<u8>) -> Result<(), BodyError> {
         let planned = &self.traffic.plan[key];
         self.body(planned, Cache::Shared)?;
@@ -218,7 +194,7 @@ impl Server {
     /// What this server can.
     #[must_use]
     pub fn isolation(&self) -> Isolation {
-        let endpoint = dialect::server(self.backend.dialect).endpoint(self.backend.api);
+        let endpoint = self.backend.endpoint();
         if endpoint.has(Knob::CacheSalt) {
             Isolation::Salt
         } else if endpoint.has(Knob::CacheOff) {
@@ -251,7 +227,7 @@ impl Server {
         let mut point = spec.without_result(&plan, &measured);
         let mut traffic = spec.traffic(&plan, measured, self.prompts.vocabulary.len().max(1), &[]);
         traffic.prompt_vocab.clone_from(&self.prompts.vocabulary);
-        let endpoint = dialect::server(self.backend.dialect).endpoint(self.backend.api);
+        let endpoint = self.backend.endpoint();
         let forced = !spec.stop_at_eos && endpoint.has(Knob::ForcedLength);
         if !forced || plan.iter().any(|planned| planned.constrained) {
             // The server ends outputs where it will.
@@ -264,7 +240,6 @@ impl Server {
                 temperature: Some(f64::from(spec.sampling.temperature)),
                 top_p: (spec.sampling.top_p < 1.0).then(|| f64::from(spec.sampling.top_p)),
                 top_k: i32::try_from(spec.sampling.top_k).ok().filter(|k| *k > 0),
-                ..Sampling::default()
             },
             forced,
             scratch: Vec::new(),
