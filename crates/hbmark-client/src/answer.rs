@@ -3,13 +3,11 @@
 //! Enters: pieces of a response, each with its time. Leaves: when which output came, and how the answer ended. Its memory is kept for the
 //! next request on the same stream.
 
-use std::ops::ControlFlow;
-
 use crate::event::{self, Decoded, Delta, Finish};
 use crate::exchange::Exchange;
-use crate::http::{ContentType, HttpError, Response};
-use crate::sse::{Event, Events, TooLarge};
-use crate::tokens::TokenCounter;
+use crate::http::Response;
+use crate::sse::{Event, Events};
+use crate::tokens::{Output, TokenCounter};
 use hbmark_core::result::serving::Failure;
 
 /// Largest answer.
@@ -30,7 +28,7 @@ pub enum Step {
 }
 
 /// One answer.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Answer {
     response: Response,
     events: Events,
@@ -48,31 +46,8 @@ pub struct Answer {
     /// Bytes came behind the end of the response.
     surplus: bool,
     head_at: Option<f64>,
-    first_event: Option<f64>,
     first_content: Option<f64>,
     finish: Option<Finish>,
-}
-
-impl Default for Answer {
-    fn default() -> Self {
-        Self {
-            response: Response::default(),
-            events: Events::default(),
-            counter: TokenCounter::new(false),
-            outputs: Vec::new(),
-            tokens: Vec::new(),
-            refused: None,
-            words: Vec::new(),
-            bytes: 0,
-            most_events: 0,
-            done: false,
-            surplus: false,
-            head_at: None,
-            first_event: None,
-            first_content: None,
-            finish: None,
-        }
-    }
 }
 
 impl Answer {
@@ -81,13 +56,12 @@ impl Answer {
         self.most_events = tokens.saturating_mul(EVENTS_PER_TOKEN).saturating_add(MORE_EVENTS);
         self.response.reset();
         self.events.reset();
-        self.counter = TokenCounter::new(false);
+        self.counter = TokenCounter::default();
         self.outputs.clear();
         self.tokens.clear();
         self.words.clear();
         (self.refused, self.bytes, self.done, self.surplus) = (None, 0, false, false);
-        (self.head_at, self.first_event, self.first_content) = (None, None, None);
-        self.finish = None;
+        (self.head_at, self.first_content, self.finish) = (None, None, None);
     }
 
     /// Nothing has come.
@@ -140,10 +114,7 @@ impl Answer {
             }
             let (taken, piece) = match self.response.take(rest) {
                 Ok(taken) => taken,
-                Err(HttpError::HeadTooLarge) => return Step::Failed(Failure::TooLarge),
-                Err(HttpError::Malformed | HttpError::MalformedChunk | HttpError::ClosedEarly) => {
-                    return Step::Failed(Failure::MalformedHttp);
-                }
+                Err(failure) => return Step::Failed(failure),
             };
             rest = &rest[taken..];
             if self.head_at.is_none() && self.response.head().is_some() {
@@ -161,8 +132,10 @@ impl Answer {
 
     /// The server closed the connection.
     pub fn closed(&mut self, at: f64) -> Step {
-        if self.response.closed().is_err() && !self.is_over() {
-            return Step::Failed(Failure::ClosedEarly);
+        if let Err(failure) = self.response.closed()
+            && !self.is_over()
+        {
+            return Step::Failed(failure);
         }
         self.end(at)
     }
@@ -171,7 +144,7 @@ impl Answer {
         let Some(head) = self.response.head() else { return };
         self.refused = match head.status {
             200..300 if head.compressed => Some(Failure::Compressed),
-            200..300 if head.content_type != ContentType::EventStream => Some(Failure::NotAStream),
+            200..300 if !head.is_event_stream => Some(Failure::NotAStream),
             200..300 => None,
             300..400 => Some(Failure::Redirect(head.status)),
             status => Some(Failure::Status(status)),
@@ -194,51 +167,43 @@ impl Answer {
     /// Reads the events of a piece, or what is left at the end.
     fn events(
         &mut self,
-        read: impl FnOnce(
-            &mut Events,
-            &mut dyn FnMut(Event<'_>) -> ControlFlow<Failure>,
-        ) -> Result<ControlFlow<Failure>, TooLarge>,
+        read: impl FnOnce(&mut Events, &mut dyn FnMut(Event<'_>) -> Result<(), Failure>) -> Result<(), Failure>,
         at: f64,
     ) -> Result<(), Failure> {
         let mut events = std::mem::take(&mut self.events);
         let read = read(&mut events, &mut |event| self.event(event, at));
         self.events = events;
-        match read {
-            Err(TooLarge { .. }) => Err(Failure::TooLarge),
-            Ok(ControlFlow::Break(failure)) => Err(failure),
-            Ok(ControlFlow::Continue(())) => Ok(()),
-        }
+        read
     }
 
-    fn event(&mut self, event: Event<'_>, at: f64) -> ControlFlow<Failure> {
+    fn event(&mut self, event: Event<'_>, at: f64) -> Result<(), Failure> {
         // What follows the end of a stream is no part of it.
         if self.done {
-            return ControlFlow::Continue(());
+            return Ok(());
         }
-        self.first_event.get_or_insert(at);
         match event::decode(event.name, event.data) {
             Ok(Decoded::Done) => self.done = true,
-            Ok(Decoded::Error(error)) => {
-                self.words.extend_from_slice(error.message.as_bytes());
+            Ok(Decoded::Error(words)) => {
+                self.words.extend_from_slice(words.as_bytes());
                 self.words.truncate(MAX_WORDS);
-                return ControlFlow::Break(Failure::ErrorEvent);
+                return Err(Failure::ErrorEvent);
             }
             Ok(Decoded::Delta(delta)) => self.delta(&delta, at),
             Err(_) => {
                 self.words.extend_from_slice(&event.data[..event.data.len().min(MAX_WORDS)]);
-                return ControlFlow::Break(Failure::MalformedEvent);
+                return Err(Failure::MalformedEvent);
             }
         }
         if self.outputs.len() > self.most_events {
-            return ControlFlow::Break(Failure::TooLarge);
+            return Err(Failure::TooLarge);
         }
-        ControlFlow::Continue(())
+        Ok(())
     }
 
     fn delta(&mut self, delta: &Delta<'_>, at: f64) {
         if let Some(output) = self.counter.event(delta, &mut self.tokens) {
             self.outputs.push(at);
-            if output.content {
+            if output == Output::Content {
                 self.first_content.get_or_insert(at);
             }
         }
@@ -264,12 +229,9 @@ impl Answer {
 
     /// Settles how many tokens each event had, and says what was seen.
     pub fn settle(&mut self, exchange: &mut Exchange) {
-        let tally = self.counter.finish(&mut self.tokens, None);
+        let tally = self.counter.finish(&mut self.tokens);
         let count = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
-        exchange.status = self.response.head().map(|head| head.status);
-        exchange.retry_after_s = self.response.head().and_then(|head| head.retry_after_s);
         exchange.headers = self.head_at;
-        exchange.first_event = self.first_event;
         exchange.first_token = self.outputs.first().copied();
         exchange.first_content = self.first_content;
         exchange.last_token = self.outputs.last().copied();
@@ -279,7 +241,7 @@ impl Answer {
         exchange.output_tokens = count(tally.output_tokens);
         exchange.prompt_tokens = tally.prompt_tokens;
         exchange.cached_tokens = tally.cached_tokens;
-        exchange.disagrees = tally.disagreement().is_some() || tally.conflict;
+        exchange.disagrees = tally.disagrees() || tally.conflict;
     }
 
     /// Every event with output: when it came, and its tokens once they are settled.

@@ -7,24 +7,18 @@ use hbmark_core::result::serving::{Failure, TokenEvidence};
 use crate::event::Finish;
 
 /// One request, as its client saw it. Times are nanoseconds since the start of the run.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default)]
 pub struct Exchange {
     /// Handed to a connection.
     pub dispatched: Option<f64>,
     /// What opening its connection took; `None` for one that was kept.
     pub connect: Option<f64>,
-    /// Sent, the last byte of it.
-    pub written: Option<f64>,
     /// The head of the response.
     pub headers: Option<f64>,
-    pub first_event: Option<f64>,
     /// The first event that holds output of any kind, and the first that holds text of the answer itself.
     pub first_token: Option<f64>,
     pub first_content: Option<f64>,
     pub last_token: Option<f64>,
-    /// The answer was whole.
-    pub done: Option<f64>,
-    pub status: Option<u16>,
     pub failure: Option<Failure>,
     pub finish: Option<Finish>,
     pub evidence: Option<TokenEvidence>,
@@ -37,5 +31,4 @@ pub struct Exchange {
     pub disagrees: bool,
     /// Sent again, on a new connection.
     pub retried: bool,
-    pub retry_after_s: Option<u32>,
 }

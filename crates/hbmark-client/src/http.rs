@@ -1,7 +1,9 @@
 //! An HTTP/1.1 response out of bytes that arrive in any pieces.
 //!
 //! Enters: the bytes of a connection, in order. Leaves: the head, and the pieces of the body as slices of what came in; nothing of the body is
-//! copied or kept. Interim responses (1xx) are skipped. What is not HTTP, or beyond a limit, is an error with a name.
+//! copied or kept. Interim responses (1xx) are skipped. What is not HTTP, or beyond a limit, is a [`Failure`].
+
+use hbmark_core::result::serving::Failure;
 
 /// Largest head of a response, interim ones included.
 const MAX_HEAD: usize = 64 << 10;
@@ -10,41 +12,18 @@ const MAX_HEADERS: usize = 128;
 const MAX_CHUNK_LINE: usize = 4 << 10;
 const MAX_TRAILERS: usize = 16 << 10;
 
-/// Why a response cannot be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum HttpError {
-    #[error("the head of the response is longer than 64 KiB")]
-    HeadTooLarge,
-    #[error("the response is not HTTP/1.1")]
-    Malformed,
-    #[error("a chunk of the response is malformed")]
-    MalformedChunk,
-    #[error("the connection was closed before the response was whole")]
-    ClosedEarly,
-}
-
-/// The kind of a body.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ContentType {
-    EventStream,
-    Json,
-    #[default]
-    Other,
-}
-
 /// What a client must know of a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Head {
     pub status: u16,
-    pub content_type: ContentType,
+    pub is_event_stream: bool,
     pub compressed: bool,
     pub keep_alive: bool,
-    /// Seconds after which the server wants to be asked again.
-    pub retry_after_s: Option<u32>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum State {
+    #[default]
     Head,
     /// Bytes of the body that are to come.
     Length(u64),
@@ -71,18 +50,12 @@ enum State {
 }
 
 /// Reads one response after another.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Response {
     state: State,
     /// A head that came in pieces.
     buffer: Vec<u8>,
     head: Option<Head>,
-}
-
-impl Default for Response {
-    fn default() -> Self {
-        Self { state: State::Head, buffer: Vec::new(), head: None }
-    }
 }
 
 impl Response {
@@ -93,19 +66,16 @@ impl Response {
         self.head = None;
     }
 
-    #[must_use]
     pub fn head(&self) -> Option<&Head> {
         self.head.as_ref()
     }
 
     /// The response is whole.
-    #[must_use]
     pub fn is_done(&self) -> bool {
         self.state == State::Done
     }
 
     /// Nothing of a response has come.
-    #[must_use]
     pub fn is_untouched(&self) -> bool {
         self.state == State::Head && self.buffer.is_empty()
     }
@@ -115,7 +85,7 @@ impl Response {
     ///
     /// # Errors
     /// When the bytes are not a response.
-    pub fn take<'a>(&mut self, mut bytes: &'a [u8]) -> Result<(usize, &'a [u8]), HttpError> {
+    pub fn take<'a>(&mut self, mut bytes: &'a [u8]) -> Result<(usize, &'a [u8]), Failure> {
         let all = bytes.len();
         let step = |bytes: &mut &'a [u8], count: usize| {
             let (taken, rest) = bytes.split_at(count);
@@ -155,25 +125,25 @@ impl Response {
     ///
     /// # Errors
     /// When the response is not whole.
-    pub fn closed(&mut self) -> Result<(), HttpError> {
+    pub fn closed(&mut self) -> Result<(), Failure> {
         match self.state {
             State::Done => Ok(()),
             State::UntilClose => {
                 self.state = State::Done;
                 Ok(())
             }
-            _ => Err(HttpError::ClosedEarly),
+            _ => Err(Failure::ClosedEarly),
         }
     }
 
-    fn take_head(&mut self, bytes: &[u8]) -> Result<usize, HttpError> {
+    fn take_head(&mut self, bytes: &[u8]) -> Result<usize, Failure> {
         let before = self.buffer.len();
         // The blank line may have begun in an earlier piece.
         let room = (MAX_HEAD + 1 - before).min(bytes.len());
         self.buffer.extend_from_slice(&bytes[..room]);
         let from = before.saturating_sub(3);
         let Some(end) = end_of_head(&self.buffer[from..]).map(|end| from + end) else {
-            return if self.buffer.len() > MAX_HEAD { Err(HttpError::HeadTooLarge) } else { Ok(room) };
+            return if self.buffer.len() > MAX_HEAD { Err(Failure::TooLarge) } else { Ok(room) };
         };
         let (head, framing) = parse(&self.buffer[..end])?;
         self.buffer.clear();
@@ -194,15 +164,15 @@ fn end_of_head(bytes: &[u8]) -> Option<usize> {
     })
 }
 
-fn parse(bytes: &[u8]) -> Result<(Head, State), HttpError> {
+fn parse(bytes: &[u8]) -> Result<(Head, State), Failure> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut response = httparse::Response::new(&mut headers);
     let parsed = response.parse(bytes).map_err(|error| match error {
-        httparse::Error::TooManyHeaders => HttpError::HeadTooLarge,
-        _ => HttpError::Malformed,
+        httparse::Error::TooManyHeaders => Failure::TooLarge,
+        _ => Failure::MalformedHttp,
     })?;
     let (true, Some(status), Some(minor)) = (parsed.is_complete(), response.code, response.version) else {
-        return Err(HttpError::Malformed);
+        return Err(Failure::MalformedHttp);
     };
     let mut head = Head { status, keep_alive: minor >= 1, ..Head::default() };
     let (mut length, mut chunked) = (None, false);
@@ -210,23 +180,21 @@ fn parse(bytes: &[u8]) -> Result<(Head, State), HttpError> {
         let value = header.value.trim_ascii();
         let is = |name: &str| header.name.eq_ignore_ascii_case(name);
         if is("content-type") {
-            head.content_type = content_type(value);
+            head.is_event_stream = is_event_stream(value);
         } else if is("content-encoding") {
             head.compressed |= !value.eq_ignore_ascii_case(b"identity");
         } else if is("connection") {
             head.keep_alive &= !contains_token(value, b"close");
             head.keep_alive |= minor == 0 && contains_token(value, b"keep-alive");
-        } else if is("retry-after") {
-            head.retry_after_s = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
         } else if is("transfer-encoding") {
             chunked = contains_token(value, b"chunked");
             head.compressed |= contains_token(value, b"gzip") || contains_token(value, b"deflate");
         } else if is("content-length") {
-            let text = std::str::from_utf8(value).map_err(|_| HttpError::Malformed)?;
-            let value: u64 = text.parse().map_err(|_| HttpError::Malformed)?;
+            let text = std::str::from_utf8(value).map_err(|_| Failure::MalformedHttp)?;
+            let value: u64 = text.parse().map_err(|_| Failure::MalformedHttp)?;
             // Two lengths are how responses are smuggled.
             if length.replace(value).is_some_and(|other| other != value) {
-                return Err(HttpError::Malformed);
+                return Err(Failure::MalformedHttp);
             }
         }
     }
@@ -242,15 +210,9 @@ fn parse(bytes: &[u8]) -> Result<(Head, State), HttpError> {
     Ok((head, framing))
 }
 
-fn content_type(value: &[u8]) -> ContentType {
-    let kind = value.split(|byte| *byte == b';').next().unwrap_or(value).trim_ascii();
-    if kind.eq_ignore_ascii_case(b"text/event-stream") {
-        ContentType::EventStream
-    } else if kind.eq_ignore_ascii_case(b"application/json") {
-        ContentType::Json
-    } else {
-        ContentType::Other
-    }
+fn is_event_stream(value: &[u8]) -> bool {
+    let kind = value.split(|byte| *byte == b';').next().unwrap_or(value);
+    kind.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
 }
 
 fn contains_token(value: &[u8], token: &[u8]) -> bool {
@@ -258,8 +220,8 @@ fn contains_token(value: &[u8], token: &[u8]) -> bool {
 }
 
 /// The state behind a byte of a chunked body's framing.
-fn next(state: State, byte: u8) -> Result<State, HttpError> {
-    let bad = Err(HttpError::MalformedChunk);
+fn next(state: State, byte: u8) -> Result<State, Failure> {
+    let bad = Err(Failure::MalformedHttp);
     let ended =
         |size: u64| if size == 0 { State::Trailers { total: 0, line: 0 } } else { State::ChunkData(size) };
     Ok(match (state, byte) {
@@ -269,7 +231,7 @@ fn next(state: State, byte: u8) -> Result<State, HttpError> {
             State::ChunkExtension { size, line: line + 1 }
         }
         (State::ChunkSize { size, digits, line }, _) => {
-            let digit = char::from(byte).to_digit(16).ok_or(HttpError::MalformedChunk)?;
+            let digit = char::from(byte).to_digit(16).ok_or(Failure::MalformedHttp)?;
             // 2^56 bytes are beyond any body; more digits would overflow.
             if digits >= 14 {
                 return bad;
@@ -296,7 +258,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// Feeds pieces; the body, and how much of the last piece was left over.
-    fn read(pieces: &[&[u8]]) -> Result<(Response, Vec<u8>, usize), HttpError> {
+    fn read(pieces: &[&[u8]]) -> Result<(Response, Vec<u8>, usize), Failure> {
         let (mut response, mut body, mut left) = (Response::default(), Vec::new(), 0);
         for piece in pieces {
             let mut rest = *piece;
@@ -321,10 +283,7 @@ mod tests {
             assert_eq!(body, b"hello, world", "cut at {at}");
             assert!(response.is_done() && left <= 4 && (at > CHUNKED.len() - 4 || left == 4));
             let head = response.head().unwrap();
-            assert_eq!(
-                (head.status, head.content_type, head.keep_alive),
-                (200, ContentType::EventStream, true)
-            );
+            assert_eq!((head.status, head.is_event_stream, head.keep_alive), (200, true, true));
         }
         let bytes: Vec<&[u8]> = CHUNKED.chunks(1).collect();
         assert_eq!(read(&bytes).unwrap().1, b"hello, world");
@@ -333,9 +292,9 @@ mod tests {
     #[test]
     fn lengths_and_closes_end_a_body() {
         let (response, body, left) =
-            read(&[b"HTTP/1.1 429 Too Many\r\nContent-Length: 3\r\nRetry-After: 7\r\n\r\nabcd"]).unwrap();
+            read(&[b"HTTP/1.1 429 Too Many\r\nContent-Length: 3\r\n\r\nabcd"]).unwrap();
         assert_eq!((body.as_slice(), left, response.is_done()), (b"abc".as_slice(), 1, true));
-        assert_eq!((response.head().unwrap().status, response.head().unwrap().retry_after_s), (429, Some(7)));
+        assert_eq!(response.head().unwrap().status, 429);
 
         let (mut response, body, _) = read(&[b"HTTP/1.0 200 OK\r\n\r\nuntil the end"]).unwrap();
         assert!(!response.is_done() && !response.head().unwrap().keep_alive && body == b"until the end");
@@ -343,8 +302,8 @@ mod tests {
         assert!(response.is_done());
 
         let (mut response, ..) = read(&[b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc"]).unwrap();
-        assert_eq!(response.closed(), Err(HttpError::ClosedEarly));
-        assert_eq!(Response::default().closed(), Err(HttpError::ClosedEarly));
+        assert_eq!(response.closed(), Err(Failure::ClosedEarly));
+        assert_eq!(Response::default().closed(), Err(Failure::ClosedEarly));
 
         assert!(read(&[b"HTTP/1.1 204 No Content\r\n\r\n"]).unwrap().0.is_done());
     }
@@ -370,24 +329,24 @@ mod tests {
     #[test]
     fn what_is_not_http_has_a_name() {
         let fails = |bytes: &[u8]| read(&[bytes]).err();
-        assert_eq!(fails(b"SSH-2.0-OpenSSH\r\n\r\n"), Some(HttpError::Malformed));
-        assert_eq!(fails(b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n"), Some(HttpError::Malformed));
+        assert_eq!(fails(b"SSH-2.0-OpenSSH\r\n\r\n"), Some(Failure::MalformedHttp));
+        assert_eq!(fails(b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n"), Some(Failure::MalformedHttp));
         assert_eq!(
             fails(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"),
-            Some(HttpError::Malformed)
+            Some(Failure::MalformedHttp)
         );
         let chunked = |rest: &str| {
             fails(format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{rest}").as_bytes())
         };
-        assert_eq!(chunked("xyz\r\n"), Some(HttpError::MalformedChunk));
-        assert_eq!(chunked("\r\n"), Some(HttpError::MalformedChunk));
-        assert_eq!(chunked("fffffffffffffff\r\n"), Some(HttpError::MalformedChunk));
-        assert_eq!(chunked("2\r\nabc\r\n"), Some(HttpError::MalformedChunk), "longer than it says");
-        assert_eq!(chunked(&format!("1;{}", "x".repeat(5000))), Some(HttpError::MalformedChunk));
+        assert_eq!(chunked("xyz\r\n"), Some(Failure::MalformedHttp));
+        assert_eq!(chunked("\r\n"), Some(Failure::MalformedHttp));
+        assert_eq!(chunked("fffffffffffffff\r\n"), Some(Failure::MalformedHttp));
+        assert_eq!(chunked("2\r\nabc\r\n"), Some(Failure::MalformedHttp), "longer than it says");
+        assert_eq!(chunked(&format!("1;{}", "x".repeat(5000))), Some(Failure::MalformedHttp));
         let endless = format!("HTTP/1.1 200 OK\r\n{}", "X: y\r\n".repeat(20_000));
-        assert_eq!(fails(endless.as_bytes()), Some(HttpError::HeadTooLarge));
+        assert_eq!(fails(endless.as_bytes()), Some(Failure::TooLarge));
         let many = format!("HTTP/1.1 200 OK\r\n{}\r\n", "X: y\r\n".repeat(200));
-        assert_eq!(fails(many.as_bytes()), Some(HttpError::HeadTooLarge));
+        assert_eq!(fails(many.as_bytes()), Some(Failure::TooLarge));
     }
 
     proptest! {

@@ -612,9 +612,6 @@ impl<'a> Client<'a> {
                 self.streams[slot].phase = Phase::Answering;
                 self.streams[slot].heard = present;
                 self.streams[slot].stamp = None;
-                let written = self.since(present);
-                let key = self.streams[slot].key;
-                self.live.exchanges[key].written = Some(written);
             }
             Ok(false) => {}
             Err(error) => self.broken(slot, &error),
@@ -779,7 +776,6 @@ impl<'a> Client<'a> {
         let exchange = &mut self.live.exchanges[key];
         stream.answer.settle(exchange);
         exchange.failure = failure;
-        exchange.done = failure.is_none().then_some(now);
         self.record(slot, failure);
         self.live.run.records[key].departed = Some(Nanos(now));
         // A server that says no in good order can be asked again.

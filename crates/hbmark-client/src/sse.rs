@@ -6,8 +6,7 @@
 //! An event that lies whole in the bytes given is passed on where it lies. Only what is cut is copied, into buffers that are kept: nothing
 //! is allocated per event, and each byte is searched once and copied twice at most.
 
-use std::ops::ControlFlow;
-
+use hbmark_core::result::serving::Failure;
 use memchr::{memchr, memchr2};
 
 /// Bytes of a line, or of an event, above which an answer is refused.
@@ -23,15 +22,6 @@ pub struct Event<'a> {
     pub name: &'a [u8],
     /// Its `data:` lines, joined by LF.
     pub data: &'a [u8],
-}
-
-/// An event that does not end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "an event of the stream is larger than {limit} bytes: the server sends no event stream, or no blank lines in it"
-)]
-pub struct TooLarge {
-    pub limit: usize,
 }
 
 /// The parser of one answer.
@@ -59,7 +49,6 @@ impl Default for Events {
 
 impl Events {
     /// A parser that refuses lines and events of more than `limit` bytes.
-    #[must_use]
     pub fn new(limit: usize) -> Self {
         Self {
             limit,
@@ -81,16 +70,16 @@ impl Events {
         (self.has_data, self.after_cr, self.at_start) = (false, false, true);
     }
 
-    /// Reads the next bytes of the answer and calls `on_event` for every event that they complete. Where it breaks, the bytes after that
+    /// Reads the next bytes of the answer and calls `on_event` for every event that they complete. Where it fails, the bytes after that
     /// event are dropped: the answer is over for the caller.
     ///
     /// # Errors
-    /// [`TooLarge`] for a line or an event above the limit. The events before it have been passed on.
-    pub fn feed<B>(
+    /// [`Failure::TooLarge`] for a line or an event above the limit, and what `on_event` says. The events before it have been passed on.
+    pub fn feed(
         &mut self,
         mut bytes: &[u8],
-        mut on_event: impl FnMut(Event<'_>) -> ControlFlow<B>,
-    ) -> Result<ControlFlow<B>, TooLarge> {
+        mut on_event: impl FnMut(Event<'_>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
         if self.after_cr && !bytes.is_empty() {
             self.after_cr = false;
             bytes = bytes.strip_prefix(b"\n").unwrap_or(bytes);
@@ -115,45 +104,44 @@ impl Events {
                 self.line.clear();
                 read?
             };
-            if is_blank && let ControlFlow::Break(value) = self.dispatch(whole.take(), &mut on_event) {
-                return Ok(ControlFlow::Break(value));
+            if is_blank {
+                self.dispatch(whole.take(), &mut on_event)?;
             }
         }
         if let Some(value) = whole {
             self.add_data(value)?;
         }
-        self.carry(bytes)?;
-        Ok(ControlFlow::Continue(()))
+        self.carry(bytes)
     }
 
     /// The answer is over: passes on an event whose last line, or whose blank line, did not come. Whether it is whole is for its reader.
     ///
     /// # Errors
     /// As [`Self::feed`].
-    pub fn finish<B>(
+    pub fn finish(
         &mut self,
-        mut on_event: impl FnMut(Event<'_>) -> ControlFlow<B>,
-    ) -> Result<ControlFlow<B>, TooLarge> {
+        mut on_event: impl FnMut(Event<'_>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
         let line = std::mem::take(&mut self.line);
         if !line.is_empty() {
             self.read_cut_line(&line, &mut None)?;
         }
-        Ok(self.dispatch(None, &mut on_event))
+        self.dispatch(None, &mut on_event)
     }
 
     /// Keeps the beginning of a line.
-    fn carry(&mut self, bytes: &[u8]) -> Result<(), TooLarge> {
+    fn carry(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.check(self.line.len() + bytes.len())?;
         self.line.extend_from_slice(bytes);
         Ok(())
     }
 
-    fn check(&self, bytes: usize) -> Result<(), TooLarge> {
-        if bytes > self.limit { Err(TooLarge { limit: self.limit }) } else { Ok(()) }
+    fn check(&self, bytes: usize) -> Result<(), Failure> {
+        if bytes > self.limit { Err(Failure::TooLarge) } else { Ok(()) }
     }
 
     /// Reads a line that does not outlive this call.
-    fn read_cut_line(&mut self, line: &[u8], whole: &mut Option<&[u8]>) -> Result<bool, TooLarge> {
+    fn read_cut_line(&mut self, line: &[u8], whole: &mut Option<&[u8]>) -> Result<bool, Failure> {
         let mut value = None;
         if let Some(before) = whole.take() {
             self.add_data(before)?;
@@ -166,7 +154,7 @@ impl Events {
     }
 
     /// Reads one line without its end; true if it is blank. The first data line of an event goes to `whole`.
-    fn read_line<'b>(&mut self, line: &'b [u8], whole: &mut Option<&'b [u8]>) -> Result<bool, TooLarge> {
+    fn read_line<'b>(&mut self, line: &'b [u8], whole: &mut Option<&'b [u8]>) -> Result<bool, Failure> {
         self.check(line.len())?;
         let mut line = line;
         if self.at_start {
@@ -202,7 +190,7 @@ impl Events {
         Ok(false)
     }
 
-    fn add_line<'b>(&mut self, value: &'b [u8], whole: &mut Option<&'b [u8]>) -> Result<(), TooLarge> {
+    fn add_line<'b>(&mut self, value: &'b [u8], whole: &mut Option<&'b [u8]>) -> Result<(), Failure> {
         if let Some(before) = whole.take() {
             self.add_data(before)?;
         }
@@ -213,7 +201,7 @@ impl Events {
         Ok(())
     }
 
-    fn add_data(&mut self, value: &[u8]) -> Result<(), TooLarge> {
+    fn add_data(&mut self, value: &[u8]) -> Result<(), Failure> {
         self.check(self.data.len() + usize::from(self.has_data) + value.len())?;
         if self.has_data {
             self.data.push(b'\n');
@@ -224,20 +212,17 @@ impl Events {
     }
 
     /// A blank line ends the event; one without data is none.
-    fn dispatch<B>(
+    fn dispatch(
         &mut self,
         whole: Option<&[u8]>,
-        on_event: &mut impl FnMut(Event<'_>) -> ControlFlow<B>,
-    ) -> ControlFlow<B> {
+        on_event: &mut impl FnMut(Event<'_>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
         let data = whole.or_else(|| self.has_data.then_some(self.data.as_slice()));
-        let flow = match data {
-            Some(data) => on_event(Event { name: &self.name, data }),
-            None => ControlFlow::Continue(()),
-        };
+        let read = data.map_or(Ok(()), |data| on_event(Event { name: &self.name, data }));
         self.data.clear();
         self.name.clear();
         self.has_data = false;
-        flow
+        read
     }
 }
 

@@ -1,14 +1,14 @@
 //! How many output tokens each event holds, and by what evidence.
 //!
-//! Enters: the deltas of one answer, in order. Leaves: at once, whether an event holds output and how many tokens where its own evidence
-//! says so; at the end, the evidence that covered the whole answer, the tokens of each output event by it, and what disagrees.
+//! Enters: the deltas of one answer, in order. Leaves: at once, whether an event holds output; at the end, the evidence that covered the
+//! whole answer, the tokens of each output event by it, and whether something disagrees.
 //!
 //! # What counts
 //! - **Output** is text, reasoning, a fragment of a tool call, a token id, an entry of log probabilities, or a running count that grew: a
 //!   token whose text is held back (half a character, the end of the sequence) is a token all the same. A role, an empty delta, a comment
 //!   and a usage alone are none. Reasoning is output like text; the first event with *text* or a tool call is marked apart
-//!   ([`Output::content`]), for time to first token and time to first content are both asked for.
-//! - **Evidence** is, best first: the running count, the ids, the entries of log probabilities, the final count, a tokenizer, the events.
+//!   ([`Output::Content`]), for time to first token and time to first content are both asked for.
+//! - **Evidence** is, best first: the running count, the ids, the entries of log probabilities, the final count, the events.
 //!   One of the first three *covers* an answer if each output event has it; where one does not, the next better one is used for the
 //!   whole answer. Levels are never mixed.
 //! - **The running count** of an event is what it grew by since the last event with one; before the first event it is zero. So a first
@@ -20,9 +20,8 @@
 //! - **The final count** is the last usable one of the answer. Spread over the output events, each gets the quotient, and the first ones
 //!   one of the remainder each. Where it differs from the sum over the events, [`Tally::counted`] and [`Tally::output_tokens`] differ: rates
 //!   are of the latter, the times between tokens of the former.
-//! - **A second alternative** was never asked for. Its tokens cannot be told apart, and [`Tally::several_choices`] says so.
 //!
-//! The counts of the events are the caller's list, four bytes each. No text is kept, unless it is to be encoded again at the end.
+//! The counts of the events are the caller's list, four bytes each. No text is kept.
 
 use hbmark_core::result::serving::TokenEvidence;
 
@@ -34,11 +33,11 @@ const LEVELS: [TokenEvidence; 3] =
 
 /// What an event with output holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Output {
-    /// By its own evidence; none where only the end will tell.
-    pub tokens: Option<u32>,
-    /// There is text or a tool call, not only reasoning or a token without text.
-    pub content: bool,
+pub enum Output {
+    /// Text or a tool call.
+    Content,
+    /// Only reasoning, or a token without text.
+    Other,
 }
 
 /// The tokens of one answer.
@@ -53,69 +52,38 @@ pub struct Tally {
     pub cached_tokens: Option<u32>,
     /// Two kinds of evidence counted differently in one event.
     pub conflict: bool,
-    /// The running count went back.
-    pub shrank: bool,
-    /// Events whose usage could not be used.
-    pub unusable_usages: u32,
-    /// More than one alternative came.
-    pub several_choices: bool,
 }
 
 impl Tally {
-    /// The final count and the sum over the events, where they differ. One token more at the end is none: the end of the sequence, or half
-    /// a character, that no event was sent for.
-    #[must_use]
-    pub fn disagreement(&self) -> Option<(u64, u64)> {
-        let differ = self.output_tokens != self.counted && self.output_tokens != self.counted + 1;
-        differ.then_some((self.output_tokens, self.counted))
+    /// Whether the final count and the sum over the events differ. One token more at the end is no difference: the end of the sequence, or
+    /// half a character, that no event was sent for.
+    pub fn disagrees(&self) -> bool {
+        self.output_tokens != self.counted && self.output_tokens != self.counted + 1
     }
 }
 
-/// Encodes a text again; gives its tokens.
-pub type Tokenizer<'a> = &'a mut dyn FnMut(&str) -> Option<u64>;
-
 /// One kind of evidence within events.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Level {
-    /// Every output event so far had it.
-    covers: bool,
+    /// An output event lacked it, or it was wrong in one: it does not cover the answer.
+    lost: bool,
     sum: u64,
 }
 
 /// Counts the tokens of one answer.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct TokenCounter {
     levels: [Level; 3],
     /// The last running count, once there is one.
     running: Option<u32>,
     last: Option<Counts>,
-    /// All text so far, where a tokenizer may have to count it.
-    text: Option<String>,
     conflict: bool,
     shrank: bool,
-    unusable_usages: u32,
-    several_choices: bool,
 }
 
 impl TokenCounter {
-    /// A counter that keeps the text of the answer only if a tokenizer is at hand. The size of an answer is the caller's to limit.
-    #[must_use]
-    pub fn new(keep_text: bool) -> Self {
-        Self {
-            levels: [Level { covers: true, sum: 0 }; 3],
-            running: None,
-            last: None,
-            text: keep_text.then(String::new),
-            conflict: false,
-            shrank: false,
-            unusable_usages: 0,
-            several_choices: false,
-        }
-    }
-
     /// Takes the next event. If it holds output, adds an entry to `tokens`, the list of this answer's output events.
     pub fn event(&mut self, delta: &Delta<'_>, tokens: &mut Vec<u32>) -> Option<Output> {
-        self.several_choices |= delta.choices > 1 || delta.other_choice;
         self.note_usage(delta);
         let grown = self.grown(delta, tokens.is_empty());
         let counts = [grown, delta.ids, delta.logprobs];
@@ -125,26 +93,16 @@ impl TokenCounter {
         if !has_text && counts.iter().all(|count| count.unwrap_or(0) == 0) {
             return None;
         }
-        if let Some(text) = &mut self.text {
-            if delta.cumulative {
-                text.clear();
-            }
-            for part in [&delta.reasoning, &delta.text, &delta.tool_calls] {
-                text.push_str(part);
-            }
-        }
-        let count = self.agree(counts);
-        tokens.push(count.unwrap_or(0));
-        Some(Output { tokens: count, content: has_content })
+        tokens.push(self.agree(counts).unwrap_or(0));
+        Some(if has_content { Output::Content } else { Output::Other })
     }
 
     /// The answer is over. Leaves in `tokens` the tokens of each output event.
-    pub fn finish(&mut self, tokens: &mut [u32], tokenizer: Option<Tokenizer<'_>>) -> Tally {
+    pub fn finish(&self, tokens: &mut [u32]) -> Tally {
         let reported = self.last.map(|counts| u64::from(counts.output));
         // A server that reports no tokens for an answer with output reports nothing.
         let spreadable = reported.filter(|&total| total > 0);
-        let covering = self.levels.iter().position(|level| level.covers && level.sum > 0);
-        let encode = || self.text.as_deref().zip(tokenizer).and_then(|(text, encode)| encode(text));
+        let covering = self.levels.iter().position(|level| !level.lost && level.sum > 0);
         let evidence = if tokens.is_empty() {
             if reported.is_some() { TokenEvidence::FinalUsage } else { TokenEvidence::Events }
         } else if let Some(level) = covering {
@@ -152,9 +110,6 @@ impl TokenCounter {
         } else if let Some(total) = spreadable {
             spread(total, tokens);
             TokenEvidence::FinalUsage
-        } else if let Some(total) = encode().filter(|&total| total > 0) {
-            spread(total, tokens);
-            TokenEvidence::Tokenizer
         } else {
             tokens.fill(1);
             TokenEvidence::Events
@@ -167,21 +122,14 @@ impl TokenCounter {
             prompt_tokens: self.last.and_then(|counts| counts.prompt),
             cached_tokens: self.last.and_then(|counts| counts.cached),
             conflict: self.conflict,
-            shrank: self.shrank,
-            unusable_usages: self.unusable_usages,
-            several_choices: self.several_choices,
         }
     }
 
     fn note_usage(&mut self, delta: &Delta<'_>) {
-        let timings = delta.timings.unwrap_or_default();
         let counts = match delta.usage {
             Usage::Known(counts) => counts,
-            Usage::Unusable => {
-                self.unusable_usages = self.unusable_usages.saturating_add(1);
-                return;
-            }
-            Usage::Absent => match timings.output_tokens {
+            Usage::Unusable => return,
+            Usage::Absent => match delta.timings.output.0 {
                 Some(output) => Counts { output, prompt: None, cached: None },
                 None => return,
             },
@@ -191,7 +139,7 @@ impl TokenCounter {
         self.last = Some(Counts {
             output: counts.output,
             prompt: counts.prompt.or(before.prompt),
-            cached: counts.cached.or(timings.cached).or(before.cached),
+            cached: counts.cached.or(delta.timings.cached.0).or(before.cached),
         });
     }
 
@@ -207,7 +155,7 @@ impl TokenCounter {
         self.running = Some(now);
         if now < before {
             self.shrank = true;
-            self.levels[0].covers = false;
+            self.levels[0].lost = true;
         }
         (!self.shrank).then(|| now - before)
     }
@@ -218,16 +166,16 @@ impl TokenCounter {
         for (level, count) in self.levels.iter_mut().zip(counts) {
             match count {
                 Some(count) => level.sum += u64::from(count),
-                None => level.covers = false,
+                None => level.lost = true,
             }
         }
         for (level, count) in counts.iter().enumerate() {
-            let Some(count) = count.filter(|_| self.levels[level].covers) else { continue };
+            let Some(count) = count.filter(|_| !self.levels[level].lost) else { continue };
             let (upto, worse) = self.levels.split_at_mut(level + 1);
             let mut differing = worse
                 .iter_mut()
                 .zip(&counts[level + 1..])
-                .filter(|(other, theirs)| other.covers && **theirs != Some(count))
+                .filter(|(other, theirs)| !other.lost && **theirs != Some(count))
                 .map(|(other, _)| other)
                 .peekable();
             if differing.peek().is_none() {
@@ -235,10 +183,10 @@ impl TokenCounter {
             }
             self.conflict = true;
             if upto[level].sum > 0 {
-                differing.for_each(|other| other.covers = false);
+                differing.for_each(|other| other.lost = true);
                 return Some(count);
             }
-            upto[level].covers = false;
+            upto[level].lost = true;
         }
         None
     }

@@ -105,9 +105,9 @@ fn every_event_is_stamped_after_it_was_sent_and_none_is_lost() {
         assert!(record.enqueued.unwrap() >= record.arrival, "never before it is due");
         let exchange = &live.exchanges[key];
         assert_eq!(exchange.evidence, Some(TokenEvidence::ContinuousUsage));
-        // Sent whole is when this program knew it; on a loopback the answer may be quicker.
+        let departed = record.departed.map(|at| at.0);
         let moments =
-            [exchange.dispatched, exchange.headers, exchange.first_token, exchange.last_token, exchange.done];
+            [exchange.dispatched, exchange.headers, exchange.first_token, exchange.last_token, departed];
         let moments: Vec<f64> = moments.into_iter().map(Option::unwrap).collect();
         assert!(moments.is_sorted(), "{moments:?}");
     }

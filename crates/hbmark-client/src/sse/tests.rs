@@ -10,7 +10,7 @@ fn read(pieces: &[&[u8]], limit: usize) -> (Vec<Owned>, bool) {
     let mut keep = |event: Event<'_>| {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         events.push((text(event.name), text(event.data)));
-        ControlFlow::<()>::Continue(())
+        Ok(())
     };
     for piece in pieces {
         if parser.feed(piece, &mut keep).is_err() {
@@ -138,24 +138,24 @@ fn an_event_that_lies_whole_in_the_bytes_is_passed_without_a_copy() {
     let range = bytes.as_ptr_range();
     let mut parser = Events::default();
     let mut seen = 0;
-    let flow = parser.feed(bytes, |event| {
+    let read = parser.feed(bytes, |event| {
         assert!(range.contains(&event.data.as_ptr()));
         seen += 1;
-        ControlFlow::<()>::Continue(())
+        Ok(())
     });
-    assert_eq!((flow, seen), (Ok(ControlFlow::Continue(())), 2));
+    assert_eq!((read, seen), (Ok(()), 2));
     assert_eq!(parser.line.capacity() + parser.data.capacity() + parser.name.capacity(), 0);
 }
 
 #[test]
-fn a_break_ends_the_reading_at_that_event() {
+fn a_failure_ends_the_reading_at_that_event() {
     let mut parser = Events::default();
     let mut seen = Vec::new();
-    let flow = parser.feed(b"data: 1\n\ndata: [DONE]\n\ndata: 3\n\n", |event| {
+    let read = parser.feed(b"data: 1\n\ndata: [DONE]\n\ndata: 3\n\n", |event| {
         seen.push(event.data.to_vec());
-        if event.data == b"[DONE]" { ControlFlow::Break("done") } else { ControlFlow::Continue(()) }
+        if event.data == b"[DONE]" { Err(Failure::NoOutput) } else { Ok(()) }
     });
-    assert_eq!(flow, Ok(ControlFlow::Break("done")));
+    assert_eq!(read, Err(Failure::NoOutput));
     assert_eq!(seen, [b"1".to_vec(), b"[DONE]".to_vec()]);
 }
 
@@ -184,13 +184,13 @@ fn a_reset_forgets_the_rest_and_a_huge_buffer() {
     let mut seen = Vec::new();
     let huge = vec![b'x'; 1 << 20];
     for piece in [&b"\xEF\xBB\xBFevent: old\ndata: "[..], &huge] {
-        let _ = parser.feed(piece, |_| ControlFlow::<()>::Continue(()));
+        let _ = parser.feed(piece, |_| Ok(()));
     }
     parser.reset();
     assert!(parser.line.capacity() <= KEPT);
     let _ = parser.feed(b"\xEF\xBB\xBFdata: new\n\n", |event| {
         seen.push((event.name.to_vec(), event.data.to_vec()));
-        ControlFlow::<()>::Continue(())
+        Ok(())
     });
     assert_eq!(seen, [(Vec::new(), b"new".to_vec())]);
 }

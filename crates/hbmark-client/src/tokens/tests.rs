@@ -13,15 +13,18 @@ use At::{Later, NoOutput, Now};
 
 /// The counts at once, the counts at the end, and the tally of a stream given as the data of its events.
 fn count(events: &[&str]) -> (Vec<At>, Vec<u32>, Tally) {
-    let mut counter = TokenCounter::new(false);
+    let mut counter = TokenCounter::default();
     let mut tokens = Vec::new();
     let mut at_once = Vec::new();
     for data in events {
         let Ok(Decoded::Delta(delta)) = decode(b"", data.as_bytes()) else { panic!("{data}") };
         let output = counter.event(&delta, &mut tokens);
-        at_once.push(output.map_or(NoOutput, |output| output.tokens.map_or(Later, Now)));
+        at_once.push(output.map_or(NoOutput, |_| match tokens.last() {
+            Some(&count) if count > 0 => Now(count),
+            _ => Later,
+        }));
     }
-    let tally = counter.finish(&mut tokens, None);
+    let tally = counter.finish(&mut tokens);
     (at_once, tokens, tally)
 }
 
@@ -69,7 +72,7 @@ fn a_running_count_tells_the_tokens_of_each_event_at_once() {
         (tally.evidence, tally.output_tokens, tally.counted),
         (TokenEvidence::ContinuousUsage, 10, 10)
     );
-    assert_eq!((tally.prompt_tokens, tally.disagreement()), (Some(7), None));
+    assert_eq!((tally.prompt_tokens, tally.disagrees()), (Some(7), false));
 }
 
 #[test]
@@ -146,7 +149,6 @@ fn a_running_count_that_shrinks_is_not_believed() {
         usage(9),
     ]);
     assert_eq!(at_once, [Now(5), Later, Later, NoOutput]);
-    assert!(tally.shrank);
     assert_eq!((tokens, tally.evidence), (vec![3, 3, 3], TokenEvidence::FinalUsage));
 }
 
@@ -177,7 +179,7 @@ fn a_final_count_that_disagrees_is_kept_beside_the_sum_of_the_events() {
     let (_, tokens, tally) =
         all(&[text("a", Some(1), None, false), text("b", Some(2), None, false), usage(5)]);
     assert_eq!((tokens, tally.evidence), (vec![1, 1], TokenEvidence::ContinuousUsage));
-    assert_eq!(tally.disagreement(), Some((5, 2)));
+    assert_eq!((tally.output_tokens, tally.counted, tally.disagrees()), (5, 2, true));
 }
 
 #[test]
@@ -185,9 +187,9 @@ fn a_last_token_that_no_event_was_sent_for_is_no_disagreement() {
     let (_, tokens, tally) =
         all(&[text("a", Some(1), None, false), text("b", Some(2), None, true), usage(3)]);
     assert_eq!((tokens, tally.output_tokens, tally.counted), (vec![1, 1], 3, 2));
-    assert_eq!(tally.disagreement(), None);
+    assert!(!tally.disagrees());
     let (_, _, tally) = all(&[text("a", Some(1), None, false), text("b", Some(2), None, true), usage(1)]);
-    assert_eq!(tally.disagreement(), Some((1, 2)));
+    assert!(tally.disagrees(), "{tally:?}");
 }
 
 #[test]
@@ -195,7 +197,7 @@ fn the_end_of_the_sequence_is_a_token_of_a_running_count() {
     let (at_once, tokens, tally) =
         all(&[text("a", Some(1), None, false), text("", Some(2), None, true), usage(2)]);
     assert_eq!(at_once, [Now(1), Now(1), NoOutput]);
-    assert_eq!((tokens, tally.disagreement()), (vec![1, 1], None));
+    assert_eq!((tokens, tally.disagrees()), (vec![1, 1], false));
 }
 
 #[test]
@@ -213,16 +215,13 @@ fn reasoning_is_output_but_no_content() {
         r#"{"choices":[{"delta":{"content":"a"}}]}"#,
         r#"{"choices":[{"delta":{"tool_calls":[{"function":{"arguments":"{"}}]}}]}"#,
     ];
-    let mut counter = TokenCounter::new(false);
+    let mut counter = TokenCounter::default();
     let mut tokens = Vec::new();
-    let content: Vec<bool> = events
-        .iter()
-        .map(|data| match decode(b"", data.as_bytes()) {
-            Ok(Decoded::Delta(delta)) => counter.event(&delta, &mut tokens).unwrap().content,
-            other => panic!("{other:?}"),
-        })
-        .collect();
-    assert_eq!(content, [false, true, true]);
+    let outputs = events.map(|data| match decode(b"", data.as_bytes()) {
+        Ok(Decoded::Delta(delta)) => counter.event(&delta, &mut tokens).unwrap(),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(outputs, [Output::Other, Output::Content, Output::Content]);
 }
 
 #[test]
@@ -244,7 +243,7 @@ fn tgi_counts_by_the_ids_of_its_tokens() {
     let last = r#"{"index":2,"token":{"id":2,"text":"</s>","special":true},"generated_text":"a","details":{"finish_reason":"eos_token","generated_tokens":2}}"#;
     let (at_once, _, tally) = count(&[token, last]);
     assert_eq!(at_once, [Now(1), Now(1)]);
-    assert_eq!((tally.evidence, tally.disagreement()), (TokenEvidence::TokenIds, None));
+    assert_eq!((tally.evidence, tally.disagrees()), (TokenEvidence::TokenIds, false));
 }
 
 #[test]
@@ -263,27 +262,12 @@ fn llama_cpp_counts_by_its_timings_where_they_come_with_each_event() {
 }
 
 #[test]
-fn without_any_count_a_tokenizer_decides_and_without_one_the_events() {
-    let count_words = |keep: bool| {
-        let mut counter = TokenCounter::new(keep);
-        let mut tokens = Vec::new();
-        for data in [chat("one two "), chat("three"), chat(" four five")] {
-            let Ok(Decoded::Delta(delta)) = decode(b"", data.as_bytes()) else { panic!() };
-            counter.event(&delta, &mut tokens);
-        }
-        let mut words = |text: &str| Some(text.split_whitespace().count() as u64);
-        let tally = counter.finish(&mut tokens, Some(&mut words));
-        (tokens, tally.evidence)
-    };
-    assert_eq!(count_words(true), (vec![2, 2, 1], TokenEvidence::Tokenizer));
-    assert_eq!(count_words(false), (vec![1, 1, 1], TokenEvidence::Events));
-}
-
-#[test]
-fn unusable_usages_are_counted_and_change_nothing() {
+fn without_a_count_that_can_be_used_the_events_decide() {
+    let (_, tokens, tally) = all(&[chat("one two "), chat("three"), chat(" four five")]);
+    assert_eq!((tokens, tally.evidence), (vec![1, 1, 1], TokenEvidence::Events));
     let bad = r#"{"choices":[],"usage":{"completion_tokens":-3}}"#.to_owned();
     let (_, tokens, tally) = all(&[chat("a"), bad.clone(), bad]);
-    assert_eq!((tokens, tally.evidence, tally.unusable_usages), (vec![1], TokenEvidence::Events, 2));
+    assert_eq!((tokens, tally.evidence), (vec![1], TokenEvidence::Events));
 }
 
 #[test]
@@ -294,26 +278,19 @@ fn an_answer_without_output_has_no_events_and_keeps_its_count() {
     assert_eq!((tally.evidence, tally.output_tokens), (TokenEvidence::Events, 0));
 }
 
-#[test]
-fn a_second_alternative_is_noted() {
-    let (_, _, tally) = count(&[r#"{"choices":[{"index":1,"text":"a"}]}"#]);
-    assert!(tally.several_choices);
-}
-
 proptest! {
     /// Whatever comes, the counts have one entry per output event and sum to what the tally says.
     #[test]
     fn any_stream_gives_a_tally_that_adds_up(events in proptest::collection::vec(
         (0_u8..3, proptest::option::of(0_u32..20), proptest::option::of(0_u32..4), proptest::option::of(0_u32..4), any::<bool>(), any::<bool>()), 0..30,
     )) {
-        let mut counter = TokenCounter::new(false);
+        let mut counter = TokenCounter::default();
         let mut tokens = Vec::new();
         let mut outputs = 0;
         for (letters, running, ids, logprobs, ends, has_usage) in events {
             let usage = running.filter(|_| has_usage).map_or(Usage::Absent, |output| Usage::Known(Counts { output, prompt: None, cached: None }));
             let delta = Delta {
                 text: "x".repeat(letters.into()).into(),
-                choices: 1,
                 running,
                 ids,
                 logprobs,
@@ -324,11 +301,10 @@ proptest! {
             outputs += usize::from(counter.event(&delta, &mut tokens).is_some());
         }
         prop_assert_eq!(tokens.len(), outputs);
-        let last = counter.last;
-        let tally = counter.finish(&mut tokens, None);
+        let tally = counter.finish(&mut tokens);
         prop_assert_eq!(tokens.len(), outputs);
         prop_assert_eq!(tally.counted, tokens.iter().map(|&n| u64::from(n)).sum::<u64>());
-        prop_assert_eq!(tally.output_tokens, last.map_or(tally.counted, |counts| u64::from(counts.output)));
+        prop_assert_eq!(tally.output_tokens, counter.last.map_or(tally.counted, |counts| u64::from(counts.output)));
         prop_assert!(tokens.is_empty() || tally.counted > 0);
     }
 
