@@ -7,7 +7,7 @@ use std::io;
 use std::time::Duration;
 
 use crate::mock::{Answer, Mock, Script, Stream};
-use crate::run::{Bodies, Cost, Job, Limits, run};
+use crate::run::{Cost, Job, Limits, run};
 use crate::target::{Endpoint, Target};
 use hbmark_core::result::serving::Quantiles;
 use hbmark_core::units::Nanos;
@@ -45,19 +45,6 @@ pub struct Accuracy {
     pub processor: Option<f64>,
 }
 
-/// Requests for a number of tokens.
-struct Tokens(u32);
-
-impl Bodies for Tokens {
-    fn write(&mut self, _: usize, body: &mut Vec<u8>) {
-        let text = format!(
-            r#"{{"model":"mock","prompt":[1,2,3,4],"max_tokens":{},"stream":true,"stream_options":{{"include_usage":true,"continuous_usage_stats":true}}}}"#,
-            self.0
-        );
-        body.extend_from_slice(text.as_bytes());
-    }
-}
-
 /// Runs the client against a scripted server.
 ///
 /// # Errors
@@ -78,6 +65,9 @@ pub fn measure(load: Load) -> io::Result<Accuracy> {
         .collect();
     let traffic = Traffic::new(&plan, LoadMode::Open, 0..plan.len(), 1);
     let endpoint = Target::new(&mock.url(), None).and_then(Endpoint::resolve).map_err(io::Error::other)?;
+    let request = format!(
+        r#"{{"model":"mock","prompt":[1,2,3,4],"max_tokens":{tokens},"stream":true,"stream_options":{{"include_usage":true,"continuous_usage_stats":true}}}}"#
+    );
     let job = Job {
         endpoint: &endpoint,
         path: "/v1/completions",
@@ -86,7 +76,7 @@ pub fn measure(load: Load) -> io::Result<Accuracy> {
         limits: Limits::default(),
         id: "accuracy",
         keep_events: true,
-        bodies: &mut Tokens(tokens),
+        bodies: &mut |_, body| body.extend_from_slice(request.as_bytes()),
     };
     let live = run(job, &mut |_| {})?;
     let (mut stamps, mut firsts, mut late) = (Vec::new(), Vec::new(), Vec::new());

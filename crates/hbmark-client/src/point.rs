@@ -18,7 +18,7 @@ use crate::dialect::{Backend, Knob};
 use crate::event::Finish;
 use crate::exchange::Exchange;
 use crate::metrics::scraper::{Scraper, Source};
-use crate::run::{Bodies, Job, Limits, LiveRun, run};
+use crate::run::{Job, Limits, LiveRun, run};
 use crate::target::Endpoint;
 use crate::thinned::Thinned;
 use hbmark_core::result::serving::{
@@ -172,14 +172,6 @@ impl PlannedBodies<'_> {
     }
 }
 
-impl Bodies for PlannedBodies<'_> {
-    fn write(&mut self, key: usize, into: &mut Vec<u8>) {
-        if let Err(error) = self.append(key, into) {
-            self.failure = Some(error);
-        }
-    }
-}
-
 /// How far the prefix cache of some requests can be kept apart from that of others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isolation {
@@ -264,7 +256,11 @@ impl Server {
             limits: self.limits,
             id: &format!("hbmark-{:x}", spec.seed),
             keep_events: false,
-            bodies: &mut bodies,
+            bodies: &mut |key, into| {
+                if let Err(error) = bodies.append(key, into) {
+                    bodies.failure = Some(error);
+                }
+            },
         };
         let live = run(job, observe);
         let readings = scraper.map(Scraper::stop);

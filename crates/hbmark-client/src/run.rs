@@ -9,12 +9,13 @@
 
 mod cost;
 mod descriptors;
+mod prepared;
 mod priority;
 #[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
-use std::io::{self, Write as _};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
@@ -28,12 +29,13 @@ use crate::clock::{self, Moment, RealTime};
 use crate::connection::{Connection, Piece};
 use crate::exchange::Exchange;
 use crate::target::Endpoint;
-use crate::thinned::Thinned;
+use crate::thinned::{Thinned, halve};
 pub use cost::Cost;
 use hbmark_core::result::serving::Failure;
 use hbmark_core::units::Nanos;
 use hbmark_traffic::scheduler::SchedulerLoad;
 use hbmark_traffic::serving_loop::{LoadMode, Progress, Record, RemoteTokens, RequestOutcome, Run, Traffic};
+use prepared::Prepared;
 use priority::Priority;
 
 /// The loop wakes so long before an arrival, and spins from then on.
@@ -46,8 +48,6 @@ const TURN: Moment = 1_000_000;
 const OVER: Duration = Duration::from_millis(200);
 /// Largest piece that is read at a time.
 const BUFFER: usize = 64 << 10;
-/// Bodies that are made before they are due, by number and bytes.
-const AHEAD: (usize, usize) = (256, 64 << 20);
 /// Gaps between tokens that are kept.
 const MAX_GAPS: usize = 1 << 22;
 /// Connections of one run.
@@ -81,12 +81,6 @@ impl Default for Limits {
     }
 }
 
-/// The bodies of requests.
-pub trait Bodies {
-    /// Appends the body of a request; they are asked for in their order, each once.
-    fn write(&mut self, key: usize, body: &mut Vec<u8>);
-}
-
 /// What to send, and where.
 #[expect(missing_debug_implementations, reason = "bodies are made by whatever the caller has")]
 pub struct Job<'a> {
@@ -101,7 +95,8 @@ pub struct Job<'a> {
     pub id: &'a str,
     /// Keep the time of every event with output.
     pub keep_events: bool,
-    pub bodies: &'a mut dyn Bodies,
+    /// Appends the body of a request; they are asked for in their order, each once.
+    pub bodies: &'a mut dyn FnMut(usize, &mut Vec<u8>),
 }
 
 /// Everything that happened.
@@ -145,9 +140,10 @@ pub fn run(job: Job<'_>, observe: &mut dyn FnMut(Progress)) -> io::Result<LiveRu
     Ok(client.stop())
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Phase {
     /// Without a connection.
+    #[default]
     Free,
     Idle,
     Connecting,
@@ -156,7 +152,7 @@ enum Phase {
 }
 
 /// A connection and the request on it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Stream {
     connection: Option<Connection>,
     phase: Phase,
@@ -178,23 +174,6 @@ struct Stream {
 }
 
 impl Stream {
-    fn new() -> Self {
-        Self {
-            connection: None,
-            phase: Phase::Free,
-            key: 0,
-            answer: Answer::default(),
-            address: 0,
-            tried: 0,
-            begun: 0,
-            dispatched: 0,
-            heard: 0,
-            stamp: None,
-            kept: false,
-            unread: None,
-        }
-    }
-
     fn is_busy(&self) -> bool {
         !matches!(self.phase, Phase::Free | Phase::Idle)
     }
@@ -209,15 +188,8 @@ struct Client<'a> {
     idle: Vec<usize>,
     /// The address that answered last.
     address: usize,
-    /// The head of every request, up to its id.
-    head: Vec<u8>,
-    /// The body that is being made.
-    body: Vec<u8>,
-    prepared: VecDeque<Vec<u8>>,
-    prepared_bytes: usize,
-    spare: Vec<Vec<u8>>,
-    /// The next request whose body is made, and the next that is due.
-    next_body: usize,
+    prepared: Prepared,
+    /// The next request that is due.
     next: usize,
     /// Connections on which more had come than was read in one turn, each once.
     unread: Vec<usize>,
@@ -225,6 +197,8 @@ struct Client<'a> {
     waiting: VecDeque<usize>,
     /// When slots of a closed loop, or places under the cap, became free.
     openings: VecDeque<f64>,
+    /// Most requests in flight.
+    places: usize,
     busy: usize,
     in_system: usize,
     /// Measured requests without an outcome.
@@ -246,21 +220,6 @@ impl<'a> Client<'a> {
         let timer =
             TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC)?;
         poll.registry().register(&mut SourceFd(&timer.as_fd().as_raw_fd()), TIMER, Interest::READABLE)?;
-        let mut head = format!(
-            "POST {}{} HTTP/1.1\r\nHost: {}\r\nUser-Agent: hbmark/{}\r\nAccept: text/event-stream\r\nContent-Type: application/json\r\n",
-            job.endpoint.target.prefix(),
-            job.path,
-            job.endpoint.target.authority(),
-            env!("CARGO_PKG_VERSION")
-        );
-        if let Some(value) = job.endpoint.target.authorization().and_then(|value| value.to_str().ok()) {
-            head.push_str("Authorization: ");
-            head.push_str(value);
-            head.push_str("\r\n");
-        }
-        head.push_str("X-Request-Id: ");
-        head.push_str(job.id);
-        head.push('-');
         let live = LiveRun {
             run: Run {
                 records: traffic.plan.iter().map(Record::planned).collect(),
@@ -295,17 +254,13 @@ impl<'a> Client<'a> {
             free: Vec::new(),
             idle: Vec::new(),
             address: 0,
-            head: head.into_bytes(),
-            body: Vec::new(),
-            prepared: VecDeque::new(),
-            prepared_bytes: 0,
-            spare: Vec::new(),
-            next_body: 0,
+            prepared: Prepared::new(&job),
             next: 0,
             unread: Vec::new(),
             waiting: VecDeque::new(),
             openings: vec![0.0; if matches!(traffic.kind, LoadMode::Closed { .. }) { places } else { 0 }]
                 .into(),
+            places,
             busy: 0,
             in_system: 0,
             left: traffic.measured.len(),
@@ -316,7 +271,7 @@ impl<'a> Client<'a> {
             swept: 0,
             started: Cost::now(),
             live,
-            job: Job { cap: Some(places), ..job },
+            job,
         })
     }
 
@@ -334,11 +289,8 @@ impl<'a> Client<'a> {
     fn serve(&mut self, observe: &mut dyn FnMut(Progress)) -> io::Result<()> {
         let mut events = Events::with_capacity(1024);
         let mut buffer = vec![0_u8; BUFFER];
-        self.prepare(Moment::MAX);
-        descriptors::reserve(
-            &self.timer,
-            self.job.cap.unwrap_or(MAX_STREAMS).min(self.job.traffic.plan.len()),
-        );
+        self.prepared.ahead(&mut self.job, Moment::MAX);
+        descriptors::reserve(&self.timer, self.places.min(self.job.traffic.plan.len()));
         let priority = Priority::raise();
         self.live.realtime = priority.is_granted();
         // Time begins when everything is ready.
@@ -360,7 +312,8 @@ impl<'a> Client<'a> {
                 break;
             }
             self.live.run.plan_exhausted |= self.next == self.job.traffic.plan.len();
-            self.prepare(present + self.until_due(present));
+            let due = present + self.until_due(present);
+            self.prepared.ahead(&mut self.job, due);
             self.sleep(&mut events)?;
             let unread = self.unread.len();
             for at in 0..unread {
@@ -430,45 +383,6 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Makes requests ahead, as long as there is time for one more like the last until the next is due.
-    fn prepare(&mut self, due: Moment) {
-        let (mut begun, mut took) = (clock::now(), 0);
-        while self.prepared.len() < AHEAD.0
-            && self.prepared_bytes < AHEAD.1
-            && self.next_body < self.job.traffic.plan.len()
-            && begun + took + SPIN < due
-        {
-            self.prepare_one();
-            let done = clock::now();
-            (took, begun) = (done - begun, done);
-        }
-    }
-
-    /// Makes the bytes of the next request.
-    fn prepare_one(&mut self) {
-        let mut request = self.spare.pop().unwrap_or_default();
-        request.clear();
-        self.body.clear();
-        self.job.bodies.write(self.next_body, &mut self.body);
-        request.extend_from_slice(&self.head);
-        let written = write!(request, "{}\r\nContent-Length: {}\r\n\r\n", self.next_body, self.body.len());
-        debug_assert!(written.is_ok(), "memory takes every byte");
-        request.extend_from_slice(&self.body);
-        self.next_body += 1;
-        self.prepared_bytes += request.len();
-        self.prepared.push_back(request);
-    }
-
-    /// The bytes of a request; requests are dispatched in their order.
-    fn request(&mut self) -> Vec<u8> {
-        if self.prepared.is_empty() {
-            self.prepare_one();
-        }
-        let request = self.prepared.pop_front().unwrap_or_default();
-        self.prepared_bytes -= request.len();
-        request
-    }
-
     /// Sends every request that is due and has a place.
     fn dispatch_due(&mut self) {
         loop {
@@ -492,7 +406,7 @@ impl<'a> Client<'a> {
     }
 
     fn dispatch_waiting(&mut self) {
-        while self.busy < self.job.cap.unwrap_or(MAX_STREAMS) {
+        while self.busy < self.places {
             let Some(key) = self.waiting.pop_front() else { break };
             let slot = self.place(key);
             self.busy += 1;
@@ -502,7 +416,7 @@ impl<'a> Client<'a> {
             self.live.exchanges[key].dispatched = Some(dispatched);
             // Lag beyond the wait at the cap: since the place was free.
             let record = &mut self.live.run.records[key];
-            if self.job.cap.is_none_or(|cap| cap == MAX_STREAMS) {
+            if self.places == MAX_STREAMS {
                 record.lag = Nanos(dispatched - record.arrival.0);
             }
             self.begin(slot, present);
@@ -514,7 +428,7 @@ impl<'a> Client<'a> {
         let slot = loop {
             let Some(slot) = self.idle.pop() else {
                 break self.free.pop().unwrap_or_else(|| {
-                    self.streams.push(Stream::new());
+                    self.streams.push(Stream::default());
                     self.streams.len() - 1
                 });
             };
@@ -533,12 +447,12 @@ impl<'a> Client<'a> {
 
     /// Puts a request onto the connection of a stream, or onto a new one.
     fn begin(&mut self, slot: usize, present: Moment) {
-        let request = self.request();
+        let request = self.prepared.take(&mut self.job);
         let stream = &mut self.streams[slot];
         stream.kept = stream.connection.is_some();
         if let Some(connection) = &mut stream.connection {
             self.live.reused += 1;
-            self.spare.push(connection.give(request));
+            self.prepared.spare.push(connection.give(request));
             stream.phase = Phase::Sending;
             self.send(slot);
         } else {
@@ -556,7 +470,7 @@ impl<'a> Client<'a> {
         self.live.opened += 1;
         match Connection::open(self.job.endpoint, address, self.poll.registry(), Token(slot)) {
             Ok(mut connection) => {
-                self.spare.push(connection.give(request));
+                self.prepared.spare.push(connection.give(request));
                 stream.connection = Some(connection);
                 // To a server on this machine it stands at once.
                 self.connecting(slot);
@@ -649,7 +563,7 @@ impl<'a> Client<'a> {
                 Piece::Nothing => return,
                 Piece::Closed => {
                     match stream.answer.closed((present.cast_signed() - self.origin.cast_signed()) as f64) {
-                        Step::Done => self.answered(slot),
+                        Step::Done => self.finish(slot, None),
                         Step::Failed(Failure::ClosedEarly) if stream.answer.is_untouched() => {
                             self.broken(slot, &io::ErrorKind::UnexpectedEof.into());
                         }
@@ -687,7 +601,7 @@ impl<'a> Client<'a> {
                             return;
                         }
                         Step::More => {}
-                        Step::Done => return self.answered(slot),
+                        Step::Done => return self.finish(slot, None),
                         Step::Failed(failure) => return self.failed(slot, failure),
                     }
                 }
@@ -721,11 +635,6 @@ impl<'a> Client<'a> {
         let words = self.streams[slot].answer.words();
         self.note(failure, &words);
         self.finish(slot, Some(failure));
-    }
-
-    /// An answer is whole.
-    fn answered(&mut self, slot: usize) {
-        self.finish(slot, None);
     }
 
     /// Keeps the words of the first failure of each kind.
@@ -890,14 +799,8 @@ impl<'a> Client<'a> {
 /// Adds a gap between tokens; of very many, every second is kept, then every fourth, ...
 fn push_gap(run: &mut Run, (stride, seen): &mut (u64, u64), gap: f64, key: usize) {
     if run.gaps.len() == MAX_GAPS {
-        for series in [0, 1] {
-            let mut keep = false;
-            let mut other = || {
-                keep = !keep;
-                keep
-            };
-            if series == 0 { run.gaps.retain(|_| other()) } else { run.gap_request.retain(|_| other()) }
-        }
+        halve(&mut run.gaps);
+        halve(&mut run.gap_request);
         *stride *= 2;
     }
     if seen.is_multiple_of(*stride) {

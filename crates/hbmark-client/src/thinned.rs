@@ -26,11 +26,7 @@ impl Thinned {
     pub fn push(&mut self, value: f64) {
         if self.seen.is_multiple_of(self.stride) {
             if self.values.len() == MOST {
-                let mut keep = false;
-                self.values.retain(|_| {
-                    keep = !keep;
-                    keep
-                });
+                halve(&mut self.values);
                 self.stride *= 2;
             }
             if self.seen.is_multiple_of(self.stride) {
@@ -42,22 +38,28 @@ impl Thinned {
     }
 
     /// The values that were kept, in their order.
-    #[must_use]
     pub fn values(&self) -> &[f64] {
         &self.values
     }
 
     /// Values in all.
-    #[must_use]
     pub fn seen(&self) -> u64 {
         self.seen
     }
 
     /// The largest of all, kept or not.
-    #[must_use]
     pub fn largest(&self) -> Option<f64> {
         self.largest
     }
+}
+
+/// Keeps every second value.
+pub fn halve<T>(series: &mut Vec<T>) {
+    let mut keep = false;
+    series.retain(|_| {
+        keep = !keep;
+        keep
+    });
 }
 
 #[cfg(test)]

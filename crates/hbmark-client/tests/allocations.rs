@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use hbmark_client::mock::{Answer, Mock, Script, Stream};
-use hbmark_client::run::{Bodies, Job, Limits, run};
+use hbmark_client::run::{Job, Limits, run};
 use hbmark_client::target::{Endpoint, Target};
 use hbmark_core::units::Nanos;
 use hbmark_traffic::serving_loop::{LoadMode, Traffic};
@@ -47,15 +47,6 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-struct Ask(usize);
-
-impl Bodies for Ask {
-    fn write(&mut self, _: usize, body: &mut Vec<u8>) {
-        let text = format!(r#"{{"model":"mock","prompt":[1],"max_tokens":{},"stream":true}}"#, self.0);
-        body.extend_from_slice(text.as_bytes());
-    }
-}
-
 /// Allocations of the client for requests one after the other, of so many tokens each and with such a gap between them, and how many
 /// tokens came.
 fn of_tokens(each: usize, token_gap: Duration) -> (usize, usize) {
@@ -65,6 +56,7 @@ fn of_tokens(each: usize, token_gap: Duration) -> (usize, usize) {
     let plan = vec![planned; 20];
     let traffic = Traffic::new(&plan, LoadMode::Closed { concurrency: 2 }, 0..plan.len(), 1);
     let endpoint = Endpoint::resolve(Target::new(&mock.url(), None).unwrap()).unwrap();
+    let request = format!(r#"{{"model":"mock","prompt":[1],"max_tokens":{each},"stream":true}}"#);
     let job = Job {
         endpoint: &endpoint,
         path: "/v1/completions",
@@ -73,7 +65,7 @@ fn of_tokens(each: usize, token_gap: Duration) -> (usize, usize) {
         limits: Limits::default(),
         id: "counted",
         keep_events: false,
-        bodies: &mut Ask(each),
+        bodies: &mut |_, body| body.extend_from_slice(request.as_bytes()),
     };
     let before = ALLOCATIONS.get();
     let live = run(job, &mut |_| {}).unwrap();

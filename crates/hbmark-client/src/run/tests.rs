@@ -6,16 +6,10 @@ use crate::target::Target;
 use hbmark_core::result::serving::TokenEvidence;
 use hbmark_traffic::workload::PlannedRequest;
 
-struct Plain(usize);
-
-impl Bodies for Plain {
-    fn write(&mut self, _: usize, body: &mut Vec<u8>) {
-        let text = format!(
-            r#"{{"model":"mock","prompt":[1,2,3],"max_tokens":{},"stream":true,"stream_options":{{"include_usage":true,"continuous_usage_stats":true}}}}"#,
-            self.0
-        );
-        body.extend_from_slice(text.as_bytes());
-    }
+fn request(tokens: usize) -> String {
+    format!(
+        r#"{{"model":"mock","prompt":[1,2,3],"max_tokens":{tokens},"stream":true,"stream_options":{{"include_usage":true,"continuous_usage_stats":true}}}}"#
+    )
 }
 
 fn plan(count: usize, gap: Duration, output: usize) -> Vec<PlannedRequest> {
@@ -73,7 +67,7 @@ fn drive_within(
         limits,
         id: "t",
         keep_events: true,
-        bodies: &mut Plain(output),
+        bodies: &mut |_, body| body.extend_from_slice(request(output).as_bytes()),
     };
     run(job, &mut |_| {}).unwrap()
 }
@@ -380,7 +374,7 @@ fn over_tls(port: u16, certificate: Option<&str>, requests: usize) -> LiveRun {
         limits: PATIENT,
         id: "t",
         keep_events: true,
-        bodies: &mut Plain(4),
+        bodies: &mut |_, body| body.extend_from_slice(request(4).as_bytes()),
     };
     run(job, &mut |_| {}).unwrap()
 }
