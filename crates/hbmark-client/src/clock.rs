@@ -22,20 +22,36 @@ fn read(clock: ClockId) -> u64 {
 }
 
 /// The present.
-#[must_use]
 pub fn now() -> Moment {
     read(ClockId::Monotonic)
 }
 
-/// `CLOCK_REALTIME` minus `CLOCK_MONOTONIC`, from the tightest of a few readings.
-fn offset() -> i64 {
-    let one = || {
-        let before = now();
-        let real = read(ClockId::Realtime);
-        let after = now();
-        (after - before, real.cast_signed() - before.midpoint(after).cast_signed())
-    };
-    (0..4).map(|_| one()).min_by_key(|(took, _)| *took).map_or(0, |(_, offset)| offset)
+/// Of so many tries the quickest is the reading: a thread may be interrupted between two clocks.
+const TRIES: usize = 5;
+
+/// How far `CLOCK_REALTIME` is ahead of `CLOCK_MONOTONIC` at a moment, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Offset {
+    /// On `CLOCK_MONOTONIC`.
+    pub at: i64,
+    pub ahead: i64,
+    /// The true offset is not farther away than this.
+    pub uncertainty: i64,
+}
+
+impl Offset {
+    pub fn read() -> Self {
+        let one = || {
+            let before = now().cast_signed();
+            let real = read(ClockId::Realtime).cast_signed();
+            let after = now().cast_signed();
+            let at = before.midpoint(after);
+            Self { at, ahead: real - at, uncertainty: (after - before) / 2 + 1 }
+        };
+        (1..TRIES)
+            .map(|_| one())
+            .fold(one(), |best, again| if again.uncertainty < best.uncertainty { again } else { best })
+    }
 }
 
 /// Brings stamps of `CLOCK_REALTIME` onto `CLOCK_MONOTONIC`.
@@ -49,7 +65,7 @@ pub struct RealTime {
 
 impl Default for RealTime {
     fn default() -> Self {
-        Self { offset: offset(), read_at: now(), steps: 0 }
+        Self { offset: Offset::read().ahead, read_at: now(), steps: 0 }
     }
 }
 
@@ -57,12 +73,12 @@ impl RealTime {
     /// The moment of a stamp; `None` where the clock was stepped since it was made.
     pub fn moment(&mut self, stamp: u64, present: Moment) -> Option<Moment> {
         if present.saturating_sub(self.read_at) > REFRESH {
-            self.refresh(offset(), present);
+            self.refresh(Offset::read().ahead, present);
         }
         let moment = stamp.cast_signed() - self.offset;
         let ahead = moment - present.cast_signed();
         if ahead > MAX_AHEAD {
-            self.refresh(offset(), present);
+            self.refresh(Offset::read().ahead, present);
             return None;
         }
         // An offset is read with an error of a fraction of a microsecond.
@@ -77,7 +93,6 @@ impl RealTime {
     }
 
     /// How often the real-time clock was stepped.
-    #[must_use]
     pub fn steps(&self) -> usize {
         self.steps
     }

@@ -1,7 +1,8 @@
 //! A server that sends what a script says and logs when it sent it: for tests, and for checking the client's own error on a machine.
 //!
 //! Enters: a [`Script`]. Leaves: answers on 127.0.0.1, the moment before each event was written ([`Mock::sent`]), and the requests as
-//! they came in ([`Mock::requests`]). Must not know the client: it is the ruler that the client is held against, so it shares no code with it.
+//! they came in ([`Mock::requests`]). Must not know the client: it is the ruler that the client is held against. It shares the clock with it,
+//! and how the kernel's stamps are read.
 //!
 //! An [`Answer`] is either a [`Stream`] of tokens on time, as vLLM sends them, or a list of [`Step`]s for everything that servers do
 //! wrong; [`behaviours`] names those. The token of this server is a word: a prompt counts its words (or ids), an answer is words.
@@ -36,6 +37,8 @@ pub use answer::{Answer, Step, Steps, behaviours};
 pub use batch::BatchModel;
 pub use stream::{Api, Stream};
 
+// As every process on this machine reads it.
+use crate::clock::now as now_ns;
 use recorder::Recorder;
 use server::{Ask, Server};
 
@@ -219,12 +222,6 @@ impl Drop for Mock {
             self.stop();
         }
     }
-}
-
-/// The monotonic clock, as every process on this machine reads it.
-fn now_ns() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
 }
 
 fn nanos(time: Duration) -> u64 {

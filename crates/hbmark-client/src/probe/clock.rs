@@ -6,64 +6,30 @@
 use std::time::Duration;
 
 use hbmark_core::result::serving::ClockCheck;
-use rustix::time::{ClockId, Timespec, clock_gettime};
+
+use crate::clock::Offset;
 
 /// Between two readings.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Of so many tries the quickest is the reading: a thread may be interrupted between two clocks.
-const TRIES: usize = 5;
-
-/// `CLOCK_REALTIME` − `CLOCK_MONOTONIC` at a moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ClockOffset {
-    /// The moment, on `CLOCK_MONOTONIC`.
-    pub at_ns: i64,
-    pub offset_ns: i64,
-    /// The true offset is not farther away than this.
-    pub uncertainty_ns: i64,
-}
-
-/// Reads the offset of the two clocks.
-#[must_use]
-pub fn offset() -> ClockOffset {
-    let read = || {
-        let before = nanoseconds(clock_gettime(ClockId::Monotonic));
-        let real = nanoseconds(clock_gettime(ClockId::Realtime));
-        let after = nanoseconds(clock_gettime(ClockId::Monotonic));
-        let at_ns = before + (after - before) / 2;
-        ClockOffset { at_ns, offset_ns: real - at_ns, uncertainty_ns: (after - before) / 2 + 1 }
-    };
-    let mut best = read();
-    for _ in 1..TRIES {
-        let again = read();
-        if again.uncertainty_ns < best.uncertainty_ns {
-            best = again;
-        }
-    }
-    best
-}
-
 /// Reads the offset again and again for a while.
-#[must_use]
-pub fn watch(span: Duration) -> ClockCheck {
-    let mut readings = vec![offset()];
-    let first = readings[0].at_ns;
-    while i128::from(readings[readings.len() - 1].at_ns - first) < span.as_nanos().cast_signed() {
+pub(super) fn watch(span: Duration) -> ClockCheck {
+    let mut readings = vec![Offset::read()];
+    let first = readings[0].at;
+    while i128::from(readings[readings.len() - 1].at - first) < span.as_nanos().cast_signed() {
         std::thread::sleep(PAUSE);
-        readings.push(offset());
+        readings.push(Offset::read());
     }
     check(&readings)
 }
 
 /// What a row of readings says.
-#[must_use]
-pub fn check(readings: &[ClockOffset]) -> ClockCheck {
+fn check(readings: &[Offset]) -> ClockCheck {
     let steps = readings.windows(2).map(|pair| {
-        let step = pair[0].offset_ns.abs_diff(pair[1].offset_ns) as f64;
-        (step - (pair[0].uncertainty_ns + pair[1].uncertainty_ns) as f64).max(0.0)
+        let step = pair[0].ahead.abs_diff(pair[1].ahead) as f64;
+        (step - (pair[0].uncertainty + pair[1].uncertainty) as f64).max(0.0)
     });
     let (span_ns, drift_ns) = match readings {
-        [first, .., last] => ((last.at_ns - first.at_ns) as f64, (last.offset_ns - first.offset_ns) as f64),
+        [first, .., last] => ((last.at - first.at) as f64, (last.ahead - first.ahead) as f64),
         _ => (0.0, 0.0),
     };
     ClockCheck {
@@ -71,20 +37,16 @@ pub fn check(readings: &[ClockOffset]) -> ClockCheck {
         readings: readings.len(),
         largest_step_ns: steps.fold(0.0, f64::max),
         drift_ppm: if span_ns > 0.0 { drift_ns / span_ns * 1e6 } else { 0.0 },
-        uncertainty_ns: readings.iter().map(|reading| reading.uncertainty_ns as f64).fold(0.0, f64::max),
+        uncertainty_ns: readings.iter().map(|reading| reading.uncertainty as f64).fold(0.0, f64::max),
     }
-}
-
-fn nanoseconds(time: Timespec) -> i64 {
-    time.tv_sec * 1_000_000_000 + time.tv_nsec
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn at(at_ns: i64, offset_ns: i64) -> ClockOffset {
-        ClockOffset { at_ns, offset_ns, uncertainty_ns: 50 }
+    fn at(at: i64, ahead: i64) -> Offset {
+        Offset { at, ahead, uncertainty: 50 }
     }
 
     #[test]
