@@ -20,24 +20,6 @@ pub(crate) struct Fetcher {
     max_bytes: u64,
 }
 
-/// An answer of any status.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Answer {
-    pub status: u16,
-    pub body: Vec<u8>,
-}
-
-impl Answer {
-    /// The body of a success.
-    pub fn success(self) -> Result<Vec<u8>, FetchFailure> {
-        match self.status {
-            200..300 => Ok(self.body),
-            300..400 => Err(FetchFailure::Redirect(self.status)),
-            status => Err(FetchFailure::Status(status)),
-        }
-    }
-}
-
 impl Fetcher {
     /// Each question takes `timeout` at most, name lookup and body included, and its body has `max_bytes` at most.
     pub fn new(target: &Target, timeout: Duration, max_bytes: u64) -> Self {
@@ -60,8 +42,8 @@ impl Fetcher {
         Self { agent, target: target.clone(), max_bytes }
     }
 
-    /// Asks for a path below the root of the target, or for a whole URL; the key is sent to the target's origin only.
-    pub fn get(&self, path_or_url: &str) -> Result<Answer, FetchFailure> {
+    /// Asks for a path below the root of the target, or for a whole URL; the key is sent to the target's origin only. The body of a success.
+    pub fn get(&self, path_or_url: &str) -> Result<Vec<u8>, FetchFailure> {
         let url = if path_or_url.starts_with('/') {
             format!("{}{path_or_url}", self.target.root())
         } else {
@@ -81,7 +63,11 @@ impl Fetcher {
             .limit(self.max_bytes)
             .read_to_vec()
             .map_err(|error| failure(&error))?;
-        Ok(Answer { status: answer.status().as_u16(), body })
+        match answer.status().as_u16() {
+            200..300 => Ok(body),
+            status @ 300..400 => Err(FetchFailure::Redirect(status)),
+            status => Err(FetchFailure::Status(status)),
+        }
     }
 }
 

@@ -15,23 +15,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
-use hbmark_core::result::serving::{Dialect, ServerMetrics, Signal};
+use hbmark_core::result::serving::{Dialect, FetchFailure, FetchFailures, ServerMetrics, Signal};
 
-use table::{Kind, Over, Part, Place, RANK_LABELS, TABLE};
-pub use text::{Lines, Sample, parse};
-pub use window::window;
+use table::{Kind, Over, Place, RANK_LABELS, TABLE};
+use text::{Sample, parse};
+use window::window;
 
 /// Bytes of a page beyond which it is not read: a vLLM with ten models has a tenth of that.
 pub const MAX_PAGE_BYTES: u64 = 10 << 20;
-
-/// Where a server of this kind has its page.
-#[must_use]
-pub fn path(dialect: Dialect) -> &'static str {
-    match dialect {
-        Dialect::TrtLlm => "/prometheus/metrics",
-        _ => "/metrics",
-    }
-}
 
 /// What one series says.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -47,7 +38,8 @@ pub struct Snapshot {
     /// Of every series of the table that is there: a fallback too, so that two snapshots are compared by the same series.
     readings: BTreeMap<Place, Reading>,
     engines: Option<Engines>,
-    lines: Lines,
+    /// Lines that are neither empty, nor a comment, nor a sample.
+    broken_lines: u64,
 }
 
 /// Engines behind one page: each says how many requests are in its batch.
@@ -104,7 +96,7 @@ impl Snapshot {
     #[must_use]
     pub fn read(page: &[u8]) -> Self {
         let mut found: BTreeMap<Place, Groups> = BTreeMap::new();
-        let lines = parse(page, |sample| {
+        let broken_lines = parse(page, |sample| {
             for (place, part) in table::places(sample.name) {
                 let row = &TABLE[place.row];
                 let series = &row.series[place.series];
@@ -121,11 +113,7 @@ impl Snapshot {
                     },
                     Kind::Number | Kind::Histogram => sample.value,
                 };
-                found.entry(*place).or_default().add(
-                    group(&sample),
-                    usize::from(*part == Part::Count),
-                    value,
-                );
+                found.entry(*place).or_default().add(group(&sample), *part, value);
             }
         });
         let mut readings: BTreeMap<Place, Reading> = found
@@ -142,7 +130,7 @@ impl Snapshot {
             .collect();
         let dialect = most_frequent(readings.keys().filter_map(|place| TABLE[place.row].dialect));
         readings.retain(|place, _| TABLE[place.row].dialect.is_none_or(|of_row| Some(of_row) == dialect));
-        let mut snapshot = Self { dialect, readings, engines: None, lines };
+        let mut snapshot = Self { dialect, readings, engines: None, broken_lines };
         snapshot.engines =
             snapshot.place(Signal::Running).and_then(|place| found.get(&place)).map(Groups::engines);
         snapshot
@@ -152,12 +140,6 @@ impl Snapshot {
     #[must_use]
     pub fn dialect(&self) -> Option<Dialect> {
         self.dialect
-    }
-
-    /// What the lines of the page were.
-    #[must_use]
-    pub fn lines(&self) -> Lines {
-        self.lines
     }
 
     /// A gauge or a counter as it stands.
@@ -220,7 +202,7 @@ fn most_frequent(dialects: impl Iterator<Item = Dialect>) -> Option<Dialect> {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Readings {
     pub scrapes: Vec<Scrape>,
-    pub failures: BTreeMap<hbmark_core::result::serving::FetchFailure, usize>,
+    pub failures: BTreeMap<FetchFailure, usize>,
 }
 
 impl Readings {
@@ -234,16 +216,9 @@ impl Readings {
         if before >= after {
             return None;
         }
-        let mut metrics =
-            window(&self.scrapes[before], &self.scrapes[after], &self.scrapes[before + 1..after]);
-        metrics.failures = self
-            .failures
-            .iter()
-            .map(|(failure, count)| hbmark_core::result::serving::FetchFailures {
-                failure: *failure,
-                count: *count,
-            })
-            .collect();
+        let mut metrics = window(&self.scrapes[before..=after]);
+        let failures = self.failures.iter().map(|(&failure, &count)| FetchFailures { failure, count });
+        metrics.failures = failures.collect();
         Some(metrics)
     }
 }

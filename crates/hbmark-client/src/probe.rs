@@ -4,7 +4,7 @@
 //! concluded from. Each question is bounded in time and size, and so are all of them together.
 
 mod answers;
-pub mod clock;
+mod clock;
 
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::channel;
@@ -17,7 +17,7 @@ use hbmark_core::result::serving::{
 use serde_json::Value;
 
 use crate::fetch::{Fetcher, io_failure};
-use crate::metrics::{MAX_PAGE_BYTES, Snapshot, path};
+use crate::metrics::{MAX_PAGE_BYTES, Snapshot};
 use crate::target::Target;
 
 /// Of one question, and of one connection.
@@ -141,10 +141,13 @@ impl Interview {
         if let Some(info) = self.json(Question::Info, "/info") {
             answers::router_info(&info, &mut findings);
         }
-        let usual = (Question::PrometheusMetrics, path(Dialect::TrtLlm));
         let pages = match metrics_page {
             Some(page) => vec![(Question::Metrics, page)],
-            None => vec![(Question::Metrics, path(Dialect::OpenAi)), usual],
+            None => vec![
+                (Question::Metrics, "/metrics"),
+                // Of TensorRT-LLM.
+                (Question::PrometheusMetrics, "/prometheus/metrics"),
+            ],
         };
         for (question, page) in pages {
             if findings.metrics.is_none() {
@@ -180,7 +183,7 @@ impl Interview {
         let (outcome, body) = if self.begin.elapsed() > ALL_QUESTIONS {
             (Outcome::NotAsked, None)
         } else {
-            match self.fetcher.get(path).and_then(crate::fetch::Answer::success) {
+            match self.fetcher.get(path) {
                 Ok(body) => (Outcome::Answered, Some(body)),
                 Err(failure) => (Outcome::Failed(failure), None),
             }

@@ -13,9 +13,8 @@ use super::{MAX_PAGE_BYTES, Readings, Scrape, Snapshot};
 use crate::fetch::Fetcher;
 use crate::target::Target;
 
-/// Once a second, each reading within a second.
-pub const INTERVAL: Duration = Duration::from_secs(1);
-pub const TIMEOUT: Duration = Duration::from_secs(1);
+/// Of one reading.
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Nice value of the thread: it reads when there is nothing else to do, and the moment it read at is known anyway.
 const NICE: i32 = 10;
@@ -44,7 +43,7 @@ impl Source {
         let begin = Instant::now();
         let answer = self.fetcher.get(&self.page);
         let took = begin.elapsed();
-        let snapshot = Snapshot::read(&answer?.success()?);
+        let snapshot = Snapshot::read(&answer?);
         snapshot.dialect().ok_or(FetchFailure::NotUnderstood)?;
         Ok(Scrape { at: begin + took / 2, took, snapshot })
     }

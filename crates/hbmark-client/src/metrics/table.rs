@@ -207,14 +207,6 @@ pub(super) const TABLE: &[Row] = &[
     Row { signal: Signal::StartTime, dialect: None, kind: Number, over: Largest, series: &[plain(&["process_start_time_seconds"])] },
 ];
 
-/// What a sample adds to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
-    Value,
-    Sum,
-    Count,
-}
-
 /// A place in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Place {
@@ -222,8 +214,9 @@ pub(super) struct Place {
     pub series: usize,
 }
 
-static INDEX: LazyLock<HashMap<String, Vec<(Place, Part)>>> = LazyLock::new(|| {
-    let mut index: HashMap<String, Vec<(Place, Part)>> = HashMap::new();
+/// The parts of a row by name: 0 for the value or the sum, 1 for the count of a histogram.
+static INDEX: LazyLock<HashMap<String, Vec<(Place, usize)>>> = LazyLock::new(|| {
+    let mut index: HashMap<String, Vec<(Place, usize)>> = HashMap::new();
     for (at, row) in TABLE.iter().enumerate() {
         for (series, Series { names, .. }) in row.series.iter().enumerate() {
             let place = Place { row: at, series };
@@ -232,10 +225,10 @@ static INDEX: LazyLock<HashMap<String, Vec<(Place, Part)>>> = LazyLock::new(|| {
                     index.entry(canonical(name).into_owned()).or_default().push((place, part));
                 };
                 match row.kind {
-                    Number | Label(_) => add(name, Part::Value),
+                    Number | Label(_) => add(name, 0),
                     Histogram => {
-                        add(&format!("{name}_sum"), Part::Sum);
-                        add(&format!("{name}_count"), Part::Count);
+                        add(&format!("{name}_sum"), 0);
+                        add(&format!("{name}_count"), 1);
                     }
                 }
             }
@@ -245,7 +238,7 @@ static INDEX: LazyLock<HashMap<String, Vec<(Place, Part)>>> = LazyLock::new(|| {
 });
 
 /// Where in the table a series of this name belongs.
-pub(super) fn places(name: &str) -> &'static [(Place, Part)] {
+pub(super) fn places(name: &str) -> &'static [(Place, usize)] {
     INDEX.get(canonical(name).as_ref()).map_or(&[], Vec::as_slice)
 }
 

@@ -18,23 +18,14 @@ pub struct Sample<'a> {
 
 impl Sample<'_> {
     /// The value of a label.
-    #[must_use]
     pub fn label(&self, name: &str) -> Option<&str> {
         self.labels.iter().find(|(label, _)| *label == name).map(|(_, value)| value.as_ref())
     }
 }
 
-/// What the lines of a page were.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Lines {
-    pub samples: u64,
-    /// Neither empty, nor a comment, nor a sample.
-    pub broken: u64,
-}
-
-/// Calls `each` with every sample of a page. What follows `# EOF` is not read.
-pub fn parse<'a>(page: &'a [u8], mut each: impl FnMut(Sample<'a>)) -> Lines {
-    let mut lines = Lines::default();
+/// Calls `each` with every sample of a page. What follows `# EOF` is not read. Leaves how many lines are broken.
+pub fn parse<'a>(page: &'a [u8], mut each: impl FnMut(Sample<'a>)) -> u64 {
+    let mut broken = 0;
     for line in page.split(|byte| *byte == b'\n') {
         let line = line.trim_ascii();
         if line.is_empty() {
@@ -47,14 +38,11 @@ pub fn parse<'a>(page: &'a [u8], mut each: impl FnMut(Sample<'a>)) -> Lines {
             continue;
         }
         match std::str::from_utf8(line).ok().and_then(sample) {
-            Some(sample) => {
-                lines.samples += 1;
-                each(sample);
-            }
-            None => lines.broken += 1,
+            Some(sample) => each(sample),
+            None => broken += 1,
         }
     }
-    lines
+    broken
 }
 
 /// The sample of a line without blanks around it.
@@ -147,15 +135,15 @@ mod tests {
 
     use super::*;
 
-    fn samples(page: &[u8]) -> (Vec<Sample<'_>>, Lines) {
+    fn samples(page: &[u8]) -> (Vec<Sample<'_>>, u64) {
         let mut samples = Vec::new();
-        let lines = parse(page, |sample| samples.push(sample));
-        (samples, lines)
+        let broken = parse(page, |sample| samples.push(sample));
+        (samples, broken)
     }
 
     fn one(line: &str) -> Option<Sample<'_>> {
-        let (samples, lines) = samples(line.as_bytes());
-        assert_eq!(lines.samples + lines.broken, 1, "{line}");
+        let (samples, broken) = samples(line.as_bytes());
+        assert_eq!(samples.len() as u64 + broken, 1, "{line}");
         samples.into_iter().next()
     }
 
@@ -219,12 +207,12 @@ mod tests {
             "{\"error\":{\"code\":501}}",
         ] {
             let page = format!("{line}\nb 2\n");
-            let (samples, lines) = samples(page.as_bytes());
-            assert_eq!(lines, Lines { samples: 1, broken: 1 }, "{line}");
+            let (samples, broken) = samples(page.as_bytes());
+            assert_eq!((samples.len(), broken), (1, 1), "{line}");
             assert_eq!(samples[0].name, "b");
         }
-        let (_, lines) = samples(b"a{l=\"\xff\"} 1\nb 2");
-        assert_eq!(lines, Lines { samples: 1, broken: 1 });
+        let (samples, broken) = samples(b"a{l=\"\xff\"} 1\nb 2");
+        assert_eq!((samples.len(), broken), (1, 1));
         let many = format!("a{{{}}} 1", "l=\"\",".repeat(MAX_LABELS + 1));
         assert!(one(&many).is_none());
     }
@@ -232,25 +220,24 @@ mod tests {
     #[test]
     fn comments_and_empty_lines_are_no_samples_and_the_page_ends_at_its_mark() {
         let page = b"# HELP a {broken\n# TYPE a counter\n\n\t \r\na 1\r\n#\n# EOF\nb 2\n";
-        let (samples, lines) = samples(page);
-        assert_eq!(lines, Lines { samples: 1, broken: 0 });
+        let (samples, broken) = samples(page);
+        assert_eq!((samples.len(), broken), (1, 0));
         assert_eq!(samples[0].name, "a");
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_read(page: Vec<u8>) {
-            let lines = parse(&page, |_| {});
+            let (samples, broken) = samples(&page);
             let rows = page.split(|byte| *byte == b'\n').count() as u64;
-            prop_assert!(lines.samples + lines.broken <= rows);
+            prop_assert!(samples.len() as u64 + broken <= rows);
         }
 
         #[test]
         fn bytes_of_the_format_in_any_order_are_read(page in "[a:{}=\"\\\\,# 1.eE+\n]{0,200}") {
-            let lines = parse(page.as_bytes(), |sample| {
-                assert!(!sample.name.is_empty());
-            });
-            prop_assert!(lines.samples + lines.broken <= page.split('\n').count() as u64);
+            let (samples, broken) = samples(page.as_bytes());
+            prop_assert!(samples.iter().all(|sample| !sample.name.is_empty()));
+            prop_assert!(samples.len() as u64 + broken <= page.split('\n').count() as u64);
         }
 
         #[test]

@@ -17,16 +17,10 @@ const LLAMA_CPP_DIGITS: i32 = 6;
 /// A process start is written in seconds, and the clock behind it may be adjusted.
 const SAME_START_SECONDS: f64 = 2.0;
 
-/// The server's view of the time between two readings; `between` are readings in it, in any order.
+/// The server's view of the time between the first and the last of some readings, which are in their order.
 ///
 /// A counter that is not on the first page and is on the last one has counted from nothing: servers write some counters down with their first event.
-#[must_use]
-pub fn window(before: &Scrape, after: &Scrape, between: &[Scrape]) -> ServerMetrics {
-    let mut all: Vec<&Scrape> =
-        between.iter().filter(|scrape| scrape.at > before.at && scrape.at < after.at).collect();
-    all.sort_by_key(|scrape| scrape.at);
-    all.insert(0, before);
-    all.push(after);
+pub(super) fn window(all: &[Scrape]) -> ServerMetrics {
     let mut view = View { all, seen: Vec::new(), unknown: Vec::new() };
 
     let prompt = view.count(Signal::PromptTokens);
@@ -49,11 +43,11 @@ pub fn window(before: &Scrape, after: &Scrape, between: &[Scrape]) -> ServerMetr
         computed.or_else(|| Some(view.concluded(Signal::ComputedTokens, (prompt? - cached?).max(0.0))));
 
     ServerMetrics {
-        dialect: after.snapshot.dialect.unwrap_or(Dialect::OpenAi),
-        window_ns: nanoseconds(before, after),
-        readings: view.all.len(),
-        longest_reading_ns: view.all.iter().map(|scrape| scrape.took.as_nanos() as f64).fold(0.0, f64::max),
-        broken_lines: view.all.iter().map(|scrape| scrape.snapshot.lines.broken).sum(),
+        dialect: view.after().snapshot.dialect.unwrap_or(Dialect::OpenAi),
+        window_ns: nanoseconds(&all[0], view.after()),
+        readings: all.len(),
+        longest_reading_ns: all.iter().map(|scrape| scrape.took.as_nanos() as f64).fold(0.0, f64::max),
+        broken_lines: all.iter().map(|scrape| scrape.snapshot.broken_lines).sum(),
         failures: Vec::new(),
         running: view.gauge(Signal::Running),
         waiting: view.gauge(Signal::Waiting),
@@ -90,7 +84,7 @@ pub fn window(before: &Scrape, after: &Scrape, between: &[Scrape]) -> ServerMetr
 
 /// All readings of a window, and what was found in them so far.
 struct View<'a> {
-    all: Vec<&'a Scrape>,
+    all: &'a [Scrape],
     seen: Vec<SeenSeries>,
     unknown: Vec<UnknownSignal>,
 }
@@ -103,9 +97,9 @@ enum Field {
     Count,
 }
 
-impl View<'_> {
-    fn after(&self) -> &Scrape {
-        self.all[self.all.len() - 1]
+impl<'a> View<'a> {
+    fn after(&self) -> &'a Scrape {
+        &self.all[self.all.len() - 1]
     }
 
     fn note(&mut self, signal: Signal, why: Unknown) {
@@ -224,7 +218,7 @@ impl View<'_> {
     fn restarted(&self) -> bool {
         let start = |scrape: &Scrape| scrape.snapshot.number(Signal::StartTime);
         let dialect = self.all[0].snapshot.dialect;
-        let first = start(self.all[0]);
+        let first = start(&self.all[0]);
         self.all.iter().any(|scrape| {
             scrape.snapshot.dialect != dialect
                 || first.zip(start(scrape)).is_some_and(|(a, b)| (a - b).abs() > SAME_START_SECONDS)
@@ -237,7 +231,7 @@ impl View<'_> {
         let points: Vec<(&Scrape, f64)> = self
             .all
             .iter()
-            .filter_map(|scrape| Some((*scrape, value(scrape, place, Field::Number)?)))
+            .filter_map(|scrape| Some((scrape, value(scrape, place, Field::Number)?)))
             .filter(|(_, value)| value.abs() < LARGEST)
             .collect();
         let Some(((first, at_first), (last, _))) = points.first().copied().zip(points.last().copied()) else {
@@ -278,7 +272,7 @@ impl View<'_> {
             batch: batch.and_then(|signal| self.known(signal)),
             slots: self.find(Signal::BusySlots),
         };
-        let busy = Busy::of(&self.all, &places, engines);
+        let busy = Busy::of(self.all, &places, engines);
         let last = value(self.after(), steps, Field::Number)?;
         let counted =
             if busy.steps < 1.0 { Err(Unknown::NotBusy) } else { self.exact_enough(busy.steps, last, last) };
@@ -371,14 +365,14 @@ struct Busy {
 }
 
 impl Busy {
-    fn of(all: &[&Scrape], places: &StepPlaces, engines: usize) -> Self {
+    fn of(all: &[Scrape], places: &StepPlaces, engines: usize) -> Self {
         let least = |scrape: &Scrape| {
             let found = scrape.snapshot.engines.filter(|found| found.count == engines)?;
             (1.0..LARGEST).contains(&found.least_running).then_some(found.least_running)
         };
         let pairs: Vec<(&Scrape, &Scrape, f64)> = all
             .windows(2)
-            .filter_map(|pair| Some((pair[0], pair[1], least(pair[0])?.min(least(pair[1])?))))
+            .filter_map(|pair| Some((&pair[0], &pair[1], least(&pair[0])?.min(least(&pair[1])?))))
             .collect();
         // A counter that is not there yet has counted nothing.
         let at = |scrape, place| value(scrape, place, Field::Number).unwrap_or(0.0);
