@@ -5,7 +5,7 @@
 //! and how the kernel's stamps are read.
 //!
 //! An [`Answer`] is either a [`Stream`] of tokens on time, as vLLM sends them, or a list of [`Step`]s for everything that servers do
-//! wrong; [`behaviours`] names those. The token of this server is a word: a prompt counts its words (or ids), an answer is words.
+//! wrong. The token of this server is a word: a prompt counts its words (or ids), an answer is words. It streams whether asked to or not.
 //!
 //! A client that closes its side of a connection is taken to have gone, as uvicorn does; a request in chunks is refused.
 //!
@@ -15,6 +15,8 @@
 mod alarm;
 mod answer;
 mod batch;
+#[cfg(test)]
+mod behaviours;
 mod connection;
 mod counters;
 mod http;
@@ -24,7 +26,6 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -33,13 +34,14 @@ use std::time::Duration;
 
 use mio::Waker;
 
-pub use answer::{Answer, Step, Steps, behaviours};
+pub use answer::{Answer, Step};
 pub use batch::BatchModel;
-pub use stream::{Api, Stream};
+#[cfg(test)]
+pub(crate) use behaviours::behaviours;
+pub use stream::Stream;
 
 // As every process on this machine reads it.
 use crate::clock::now as now_ns;
-use recorder::Recorder;
 use server::{Ask, Server};
 
 /// What the server does.
@@ -48,15 +50,9 @@ pub struct Script {
     /// The only model it has; another name is answered by 404.
     pub model: String,
     /// The answer to `/v1/completions` and `/v1/chat/completions`.
-    pub default: Answer,
-    /// Answers by `X-Request-Id`, before those by path.
-    pub by_request: HashMap<String, Answer>,
-    /// Answers by path, also of `/v1/models` and `/metrics`.
-    pub by_path: HashMap<String, Answer>,
+    pub answer: Answer,
     /// Streams share an engine that makes one token per running request and step, and no longer have times of their own.
     pub batch: Option<BatchModel>,
-    /// Reads so many bytes of a request at a time, with this pause between.
-    pub slow_reading: Option<(usize, Duration)>,
 }
 
 impl Default for Script {
@@ -68,38 +64,13 @@ impl Default for Script {
 impl Script {
     /// A server that gives one answer to all requests for completions.
     #[must_use]
-    pub fn new(default: Answer) -> Self {
-        Self {
-            model: "mock".to_owned(),
-            default,
-            by_request: HashMap::new(),
-            by_path: HashMap::new(),
-            batch: None,
-            slow_reading: None,
-        }
-    }
-    /// Another answer to the request of this `X-Request-Id`.
-    #[must_use]
-    pub fn on_request(mut self, id: impl Into<String>, answer: Answer) -> Self {
-        self.by_request.insert(id.into(), answer);
-        self
-    }
-    /// Another answer on a path.
-    #[must_use]
-    pub fn on_path(mut self, path: impl Into<String>, answer: Answer) -> Self {
-        self.by_path.insert(path.into(), answer);
-        self
+    pub fn new(answer: Answer) -> Self {
+        Self { model: "mock".to_owned(), answer, batch: None }
     }
     /// Streams come out of a batch.
     #[must_use]
     pub fn in_batches(mut self, model: BatchModel) -> Self {
         self.batch = Some(model);
-        self
-    }
-    /// Requests are read slowly, behind a small window.
-    #[must_use]
-    pub fn reading_slowly(mut self, bytes: usize, pause: Duration) -> Self {
-        self.slow_reading = Some((bytes, pause));
         self
     }
 }
@@ -127,13 +98,10 @@ pub struct ReceivedRequest {
     pub head: Vec<u8>,
     /// Empty once this server has recorded 256 MB.
     pub body: Vec<u8>,
-    pub body_bytes: usize,
     /// The monotonic clock when the kernel had received what was read last of it.
     pub arrived_ns: u64,
     /// The monotonic clock when its last byte had been read.
     pub received_ns: u64,
-    /// Which accepted connection it came on, from 0.
-    pub connection: u64,
 }
 
 impl ReceivedRequest {
@@ -152,9 +120,7 @@ pub struct Mock {
     address: SocketAddr,
     asks: Sender<Ask>,
     waker: Waker,
-    thread: Option<JoinHandle<Recorder>>,
-    /// What it recorded, once it has ended.
-    recorded: Recorder,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Mock {
@@ -172,7 +138,7 @@ impl Mock {
         let (asks, asked) = channel();
         let (server, address, waker) = Server::new(script, asked)?;
         let thread = std::thread::Builder::new().name("mock".to_owned()).spawn(move || server.run())?;
-        Ok(Self { address, asks, waker, thread: Some(thread), recorded: Recorder::default() })
+        Ok(Self { address, asks, waker, thread: Some(thread) })
     }
     /// Where it listens.
     #[must_use]
@@ -188,39 +154,32 @@ impl Mock {
     #[must_use]
     pub fn sent(&self, request_id: &str) -> Vec<Sent> {
         self.ask(|reply| Ask::Sent(request_id.to_owned(), reply))
-            .unwrap_or_else(|| self.recorded.sent(request_id))
     }
     /// The requests received so far, in order.
     #[must_use]
     pub fn requests(&self) -> Vec<ReceivedRequest> {
-        self.ask(Ask::Requests).unwrap_or_else(|| self.recorded.received())
+        self.ask(Ask::Requests)
     }
-    /// Ends the server and all its connections. What it recorded can still be read.
-    ///
-    /// # Panics
-    /// The server's thread has panicked.
-    pub fn stop(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
-        // A server that has ended by itself hears neither, and is joined all the same.
-        let _ = self.asks.send(Ask::Stop);
-        let _ = self.waker.wake();
-        self.recorded = thread.join().expect("the server's thread does not panic");
-    }
-    /// Asks the server's thread, so that an event a client has seen is in the log. None when the thread has ended.
-    fn ask<T>(&self, question: impl FnOnce(Sender<T>) -> Ask) -> Option<T> {
+    /// Asks the server's thread, so that an event a client has seen is in the log. Nothing when the thread has ended.
+    fn ask<T: Default>(&self, question: impl FnOnce(Sender<T>) -> Ask) -> T {
         let (reply, answer): (Sender<T>, Receiver<T>) = channel();
-        self.asks.send(question(reply)).ok()?;
-        self.waker.wake().ok()?;
-        answer.recv().ok()
+        // A server that has ended by itself hears neither.
+        let _ = self.asks.send(question(reply));
+        let _ = self.waker.wake();
+        answer.recv().unwrap_or_default()
     }
 }
 
 impl Drop for Mock {
     fn drop(&mut self) {
+        let _ = self.asks.send(Ask::Stop);
+        let _ = self.waker.wake();
+        let ended = self.thread.take().map(JoinHandle::join);
         // A panic of the server's thread has been printed; a second one while dropping would abort.
-        if !std::thread::panicking() {
-            self.stop();
-        }
+        assert!(
+            std::thread::panicking() || !matches!(ended, Some(Err(_))),
+            "the server's thread does not panic"
+        );
     }
 }
 

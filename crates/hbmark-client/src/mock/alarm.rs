@@ -3,18 +3,14 @@
 use std::io;
 use std::time::Duration;
 
-#[cfg(target_os = "linux")]
-use mio::Interest;
-use mio::{Poll, Token};
+use mio::{Interest, Poll, Token};
 
-#[cfg(target_os = "linux")]
 #[derive(Debug)]
 pub(super) struct Alarm {
     timer: std::os::fd::OwnedFd,
     set_ns: u64,
 }
 
-#[cfg(target_os = "linux")]
 impl Alarm {
     pub(super) fn new(poll: &Poll, token: Token) -> io::Result<Self> {
         use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
@@ -46,21 +42,4 @@ impl Alarm {
     pub(super) fn rang(&mut self) {
         self.set_ns = 0;
     }
-}
-
-#[cfg(not(target_os = "linux"))]
-#[derive(Debug)]
-pub(super) struct Alarm;
-
-#[cfg(not(target_os = "linux"))]
-impl Alarm {
-    #[expect(clippy::unnecessary_wraps, reason = "as on Linux")]
-    pub(super) fn new(_: &Poll, _: Token) -> io::Result<Self> {
-        Ok(Self)
-    }
-    #[expect(clippy::unused_self, reason = "as on Linux")]
-    pub(super) fn set(&mut self, due_ns: u64) -> Option<Duration> {
-        Some(Duration::from_millis(due_ns.saturating_sub(super::now_ns()) / 1_000_000))
-    }
-    pub(super) fn rang(&mut self) {}
 }

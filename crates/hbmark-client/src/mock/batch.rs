@@ -16,11 +16,6 @@ pub struct BatchModel {
 }
 
 impl BatchModel {
-    /// The most tokens per second it can make: a full batch every step.
-    #[must_use]
-    pub fn saturation(&self) -> f64 {
-        self.max_running as f64 / (self.step_ns(self.max_running) as f64 / 1e9)
-    }
     fn step_ns(&self, running: usize) -> u64 {
         let sequences = nanos(self.per_sequence).saturating_mul(running as u64);
         // A step of no time would never let the clock pass it.
@@ -119,7 +114,6 @@ mod tests {
     #[test]
     fn above_saturation_it_makes_the_tokens_that_the_model_says_and_the_queue_grows() {
         // 4 tokens per 8 + 4 × 0.5 = 10 ms: 400 tokens per second, 40 requests of 10 tokens.
-        assert!((MODEL.saturation() - 400.0).abs() < 1e-9);
         let (made, queue) = drive(20_000_000, 10, 10_000_000_000);
         assert!((3_950..=4_000).contains(&made), "{made}");
         assert!((95..=105).contains(&queue), "{queue}");

@@ -3,14 +3,12 @@
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use mio::net::TcpStream;
 
 use super::answer::Step;
 use super::http::Reader;
 use super::stream::Streaming;
-use super::{nanos, now_ns};
 use crate::connection::receive;
 
 const MOST_PIPELINED_BYTES: usize = 128 << 20;
@@ -44,13 +42,11 @@ impl Following {
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) stream: TcpStream,
-    pub(super) number: u64,
     pub(super) reader: Reader,
     /// Bytes may be there to read.
     pub(super) readable: bool,
     /// When the kernel received what was read last, by its real-time clock.
     pub(super) received: Option<u64>,
-    read_due_ns: u64,
     pub(super) unsent: Vec<u8>,
     flushed: usize,
     pub(super) work: Work,
@@ -65,14 +61,12 @@ pub(super) enum End {
 }
 
 impl Connection {
-    pub(super) fn new(stream: TcpStream, number: u64) -> Self {
+    pub(super) fn new(stream: TcpStream) -> Self {
         Self {
             stream,
-            number,
             reader: Reader::default(),
             readable: false,
             received: None,
-            read_due_ns: 0,
             unsent: Vec::new(),
             flushed: 0,
             work: Work::Idle,
@@ -97,18 +91,10 @@ impl Connection {
         self.flushed = 0;
         Ok(true)
     }
-    /// Reads what is there, or the next small piece of it. Says when to read again.
-    pub(super) fn fill(
-        &mut self,
-        scratch: &mut [u8],
-        slow: Option<(usize, Duration)>,
-    ) -> Result<Option<u64>, End> {
-        let most = slow.map_or(scratch.len(), |(bytes, _)| bytes.clamp(1, scratch.len()));
+    /// Reads what is there.
+    pub(super) fn fill(&mut self, scratch: &mut [u8]) -> Result<(), End> {
         while self.readable {
-            if slow.is_some() && now_ns() < self.read_due_ns {
-                return Ok(None);
-            }
-            match receive(self.stream.as_raw_fd(), &mut scratch[..most]) {
+            match receive(self.stream.as_raw_fd(), scratch) {
                 Ok((0, _)) => return Err(End::Close),
                 Ok((read, stamp)) => {
                     self.reader.input.extend_from_slice(&scratch[..read]);
@@ -120,11 +106,7 @@ impl Connection {
             if self.reader.input.len() > MOST_PIPELINED_BYTES {
                 return Err(End::Reset);
             }
-            if let Some((_, pause)) = slow {
-                self.read_due_ns = now_ns().saturating_add(nanos(pause));
-                return Ok(self.readable.then_some(self.read_due_ns));
-            }
         }
-        Ok(None)
+        Ok(())
     }
 }

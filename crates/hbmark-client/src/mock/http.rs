@@ -109,9 +109,7 @@ pub(super) struct Asked {
     pub(super) messages: Words,
     pub(super) max_tokens: Option<u64>,
     pub(super) max_completion_tokens: Option<u64>,
-    pub(super) stream: bool,
     pub(super) stream_options: Option<StreamOptions>,
-    pub(super) return_token_ids: Option<bool>,
 }
 
 #[derive(Debug, Default, Clone, Copy, Deserialize)]

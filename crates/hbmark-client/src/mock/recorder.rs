@@ -24,32 +24,16 @@ impl Recorder {
         self.requests.iter().map(|(request, _)| request.clone()).collect()
     }
     /// Takes a request's bytes into the log; says which request it is.
-    pub(super) fn add(
-        &mut self,
-        request: &mut Request,
-        (arrived_ns, received_ns): (u64, u64),
-        connection: u64,
-    ) -> usize {
+    pub(super) fn add(&mut self, request: &mut Request, (arrived_ns, received_ns): (u64, u64)) -> usize {
         let index = self.requests.len();
         let id = request.id.take().unwrap_or_else(|| format!("mock-{index}"));
-        let body_bytes = request.body.len();
-        self.bytes += request.head.len() + body_bytes;
+        self.bytes += request.head.len() + request.body.len();
         let fits = self.bytes <= MOST_BYTES;
         let keep = |bytes: &mut Vec<u8>| if fits { std::mem::take(bytes) } else { Vec::new() };
         let (head, body) = (keep(&mut request.head), keep(&mut request.body));
         let (method, target) = (request.method.clone(), request.target.clone());
         self.newest.insert(id.clone(), index);
-        let received = ReceivedRequest {
-            id,
-            method,
-            target,
-            head,
-            body,
-            body_bytes,
-            arrived_ns,
-            received_ns,
-            connection,
-        };
+        let received = ReceivedRequest { id, method, target, head, body, arrived_ns, received_ns };
         self.requests.push((received, Vec::new()));
         index
     }

@@ -4,7 +4,7 @@
 //! polling without sleeping, so that requests are still read at once.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::BinaryHeap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -51,27 +51,6 @@ pub(super) enum Ask {
     Stop,
 }
 
-/// An answer, and how many requests it was for.
-#[derive(Debug)]
-struct Rule {
-    answer: Answer,
-    served: usize,
-}
-
-impl Rule {
-    fn new(answer: Answer) -> Self {
-        Self { answer, served: 0 }
-    }
-    fn pick(&mut self, api: Api) -> Picked {
-        self.served += 1;
-        self.answer.pick(api, self.served - 1)
-    }
-}
-
-fn rules(answers: HashMap<String, Answer>) -> HashMap<String, Rule> {
-    answers.into_iter().map(|(key, answer)| (key, Rule::new(answer))).collect()
-}
-
 #[derive(Debug)]
 pub(super) struct Server {
     poll: Poll,
@@ -79,14 +58,12 @@ pub(super) struct Server {
     listener: TcpListener,
     asks: Receiver<Ask>,
     model: String,
-    default: Rule,
-    by_request: HashMap<String, Rule>,
-    by_path: HashMap<String, Rule>,
-    slow_reading: Option<(usize, Duration)>,
+    /// The answer, and how many requests had it.
+    answer: Answer,
+    served: usize,
     batch: Option<Batch>,
     connections: Vec<Option<Box<Connection>>>,
     free: Vec<usize>,
-    accepted: u64,
     /// When, and who is to look at what is due. Looking too often does no harm.
     timers: BinaryHeap<Reverse<(u64, usize)>>,
     streams: usize,
@@ -106,9 +83,6 @@ impl Server {
         listen(&listener, Backlog::MAXCONN)?;
         // Connections inherit it.
         ask_for_stamps(&listener);
-        if let Some((bytes, _)) = script.slow_reading {
-            setsockopt(&listener, sockopt::RcvBuf, &bytes)?;
-        }
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), Token(WAKER))?;
         poll.registry().register(&mut listener, Token(LISTENER), Interest::READABLE)?;
@@ -120,14 +94,11 @@ impl Server {
             listener,
             asks,
             model: script.model,
-            default: Rule::new(script.default),
-            by_request: rules(script.by_request),
-            by_path: rules(script.by_path),
-            slow_reading: script.slow_reading,
+            answer: script.answer,
+            served: 0,
             batch: script.batch.map(Batch::new),
             connections: Vec::with_capacity(1024),
             free: Vec::with_capacity(1024),
-            accepted: 0,
             timers: BinaryHeap::with_capacity(1 << 15),
             streams: 0,
             recorder: Recorder::default(),
@@ -140,7 +111,7 @@ impl Server {
     }
 
     /// Serves until it is told to stop.
-    pub(super) fn run(mut self) -> Recorder {
+    pub(super) fn run(mut self) {
         let mut events = Events::with_capacity(1024);
         loop {
             self.serve_deadlines();
@@ -152,14 +123,14 @@ impl Server {
             match self.poll.poll(&mut events, wait) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(_) => return self.recorder,
+                Err(_) => return,
             }
             for event in &events {
                 match event.token().0 {
                     LISTENER => self.accept(),
                     WAKER => {
                         if self.answer_asks() {
-                            return self.recorder;
+                            return;
                         }
                     }
                     ALARM => self.alarm.rang(),
@@ -224,8 +195,7 @@ impl Server {
                 self.free.push(index);
                 continue;
             }
-            self.connections[index] = Some(Box::new(Connection::new(stream, self.accepted)));
-            self.accepted += 1;
+            self.connections[index] = Some(Box::new(Connection::new(stream)));
         }
     }
 
@@ -256,16 +226,14 @@ impl Server {
             // A FIN, and not the RST that closing over unread bytes would make of it.
             let _ = connection.flush();
             connection.readable = true;
-            let _ = connection.fill(&mut self.scratch, None);
+            let _ = connection.fill(&mut self.scratch);
         }
         let _ = self.poll.registry().deregister(&mut connection.stream);
         self.free.push(index);
     }
 
     fn go_on(&mut self, index: usize, connection: &mut Connection) -> Result<(), End> {
-        if let Some(again) = connection.fill(&mut self.scratch, self.slow_reading)? {
-            self.timers.push(Reverse((again, CONNECTIONS + index)));
-        }
+        connection.fill(&mut self.scratch)?;
         while connection.flush()? {
             match std::mem::replace(&mut connection.work, Work::Idle) {
                 Work::Idle => {
@@ -443,20 +411,16 @@ impl Server {
         let asked = serde_json::from_slice::<Asked>(&request.body)
             .map_err(|error| refusal(400, "BadRequestError", &error.to_string()));
         let arrived = connection.received.and_then(|stamp| self.real.moment(stamp, now)).unwrap_or(now);
-        let number = self.recorder.add(&mut request, (arrived, now), connection.number);
+        let number = self.recorder.add(&mut request, (arrived, now));
         let id = self.recorder.requests[number].0.id.clone();
         let path = request.target.split('?').next().unwrap_or_default();
         let api = if path == "/v1/chat/completions" { Api::Chat } else { Api::Completions };
-        let rule = match self.by_request.get_mut(&id) {
-            Some(rule) => Some(rule),
-            None => self.by_path.get_mut(path),
-        };
-        let completions =
-            request.method == "POST" && matches!(path, "/v1/completions" | "/v1/chat/completions");
-        let picked = match rule {
-            Some(rule) => rule.pick(api),
-            None if completions => self.default.pick(api),
-            None => Picked::Steps(Arc::from([Step::Send(self.built_in(&request.method, path))])),
+        let picked = if request.method == "POST" && matches!(path, "/v1/completions" | "/v1/chat/completions")
+        {
+            self.served += 1;
+            self.answer.pick(self.served - 1)
+        } else {
+            Picked::Steps(Arc::from([Step::Send(self.built_in(&request.method, path))]))
         };
         let started = match picked {
             Picked::Steps(steps) => return Ok(Work::Steps(Following::new(steps, number))),
@@ -469,9 +433,7 @@ impl Server {
             Err(refusal) => return Ok(Work::Steps(Following::new(Arc::from([Step::Send(refusal)]), number))),
         };
         self.recorder.requests[number].1.reserve_exact(streaming.events());
-        if streaming.is_streamed() {
-            connection.write(STREAM_HEAD.as_bytes())?;
-        }
+        connection.write(STREAM_HEAD.as_bytes())?;
         self.streams += 1;
         if let Some(due) = streaming.due_ns() {
             self.timers.push(Reverse((due, CONNECTIONS + index)));

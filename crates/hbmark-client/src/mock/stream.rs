@@ -7,9 +7,8 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use super::counters::Times;
-use super::http::{Asked, StreamOptions, refusal, reply};
+use super::http::{Asked, StreamOptions, refusal};
 use super::{Sent, nanos};
-use hbmark_core::stats::splitmix64;
 
 /// Every token is this word.
 pub(super) const WORD: &str = " word";
@@ -29,19 +28,10 @@ pub struct Stream {
     pub first_token: Duration,
     /// ITL: an event of n tokens comes n of these after the one before it.
     pub token_gap: Duration,
-    /// Every write is late by something between 0 and this, which does not carry over and depends only on request and token.
-    pub jitter: Duration,
     /// 0 counts as 1, here and below.
     pub tokens_per_event: u32,
     /// Events wait for each other and go out in one write, when the last of them is due.
     pub events_per_write: u32,
-    /// Chat: an event that says only who speaks comes after this time.
-    pub role_chunk: Option<Duration>,
-    /// The server can send usage with every event, if asked to.
-    pub continuous_usage: bool,
-    /// The server can send usage in an event of its own after the last token, if asked to.
-    pub final_usage: bool,
-    pub done: bool,
 }
 
 impl Default for Stream {
@@ -50,29 +40,23 @@ impl Default for Stream {
         Self {
             first_token: Duration::from_millis(50),
             token_gap: Duration::from_millis(10),
-            jitter: Duration::ZERO,
             tokens_per_event: 1,
             events_per_write: 1,
-            role_chunk: Some(Duration::ZERO),
-            continuous_usage: true,
-            final_usage: true,
-            done: true,
         }
     }
 }
 
 /// Which of the two endpoints was asked, and so what its frames look like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Api {
+pub(super) enum Api {
     Completions,
     Chat,
 }
 
-/// What an event says; strings are JSON already.
+/// What an event says.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Content<'a> {
+pub(super) enum Content {
     Role,
-    Text(&'a str),
     Words(u64),
     /// No choice at all, as in the event of the usage.
     None,
@@ -102,7 +86,6 @@ impl Api {
         prefix: &[u8],
         content: Content,
         finish: Option<&str>,
-        token_ids: u64,
         usage: Option<Usage>,
         out: &mut Vec<u8>,
     ) {
@@ -113,10 +96,8 @@ impl Api {
                 (Self::Chat, Content::Role) => br#"{"index":0,"delta":{"role":"assistant","content":""#,
                 (Self::Chat, _) => br#"{"index":0,"delta":{"content":""#,
             });
-            match content {
-                Content::Text(text) => out.extend_from_slice(text.as_bytes()),
-                Content::Words(count) => (0..count).for_each(|_| out.extend_from_slice(WORD.as_bytes())),
-                Content::Role | Content::None => {}
+            if let Content::Words(count) = content {
+                (0..count).for_each(|_| out.extend_from_slice(WORD.as_bytes()));
             }
             let end: &[u8] =
                 if self == Self::Chat { br#""},"logprobs":null"# } else { br#"","logprobs":null"# };
@@ -126,11 +107,6 @@ impl Api {
                 Some(reason) => write!(out, r#","finish_reason":"{reason}""#),
                 None => write!(out, r#","finish_reason":null"#),
             };
-            if token_ids > 0 {
-                out.extend_from_slice(br#","token_ids":[1"#);
-                (1..token_ids).for_each(|_| out.extend_from_slice(b",1"));
-                out.push(b']');
-            }
             out.push(b'}');
         }
         out.push(b']');
@@ -173,18 +149,15 @@ pub(super) struct Streaming {
     pub(super) request: usize,
     prefix: Vec<u8>,
     event: Vec<u8>,
-    streamed: bool,
-    token_ids: bool,
     /// Usage with every event, usage at the end.
     usage: [bool; 2],
     prompt_tokens: u64,
     tokens: u64,
     sent_tokens: u64,
     next: Part,
-    seed: u64,
     /// Tokens that the batch has made, where one does.
     made: Option<u64>,
-    /// Deadline of the next write: never before the one before it, whatever the jitter.
+    /// Deadline of the next write.
     due_ns: u64,
     pub(super) times: Times,
 }
@@ -211,33 +184,24 @@ impl Streaming {
         let model = asked.model.as_deref().unwrap_or_default();
         // As JSON strings, without their quotes.
         let [id, model] = [id, model].map(|text| serde_json::Value::from(text).to_string());
-        let role = api == Api::Chat && asked.stream && stream.role_chunk.is_some() && !batched;
+        let role = api == Api::Chat && !batched;
         let mut streaming = Self {
             stream,
             api,
             request,
             prefix: api.prefix(&id[1..id.len() - 1], &model[1..model.len() - 1]).into_bytes(),
             event: Vec::with_capacity(512 + stream.tokens_per_event as usize * 8),
-            streamed: asked.stream,
-            token_ids: asked.return_token_ids.unwrap_or(false),
-            usage: [
-                stream.continuous_usage && include_usage && continuous_usage_stats,
-                stream.final_usage && include_usage,
-            ],
+            usage: [include_usage && continuous_usage_stats, include_usage],
             prompt_tokens: asked.prompt.0 + asked.messages.0,
             tokens,
             sent_tokens: 0,
             next: if role { Part::Role } else { Part::Tokens },
-            seed: request as u64,
             made: batched.then_some(0),
             due_ns: 0,
             times: Times::new(now),
         };
         streaming.set_due();
         Ok(streaming)
-    }
-    pub(super) fn is_streamed(&self) -> bool {
-        self.streamed
     }
     /// How many entries the log will have.
     pub(super) fn events(&self) -> usize {
@@ -273,27 +237,22 @@ impl Streaming {
 
     fn tokens_of_next_event(&self, sent: u64) -> u64 {
         let per_event = if self.batched() { 1 } else { u64::from(self.stream.tokens_per_event.max(1)) };
-        if self.streamed { per_event.min(self.tokens - sent) } else { self.tokens - sent }
+        per_event.min(self.tokens - sent)
     }
 
     fn set_due(&mut self) {
         let start = self.times.arrived;
         let due = match self.next {
-            Part::Role => start.saturating_add(nanos(self.stream.role_chunk.unwrap_or_default())),
+            Part::Role => start,
             Part::Tokens if !self.batched() => {
                 // The last token of the write that comes next, after those of the first event.
                 let mut last = self.sent_tokens;
                 for _ in 0..self.stream.events_per_write.max(1) {
                     last += self.tokens_of_next_event(last);
                 }
-                let first = if self.streamed { self.tokens_of_next_event(0).min(last) } else { 1 };
+                let first = self.tokens_of_next_event(0).min(last);
                 let gaps = nanos(self.stream.token_gap).saturating_mul(last - first);
-                let jitter = splitmix64(self.seed << 32 | self.sent_tokens)
-                    % (nanos(self.stream.jitter).saturating_add(1));
-                start
-                    .saturating_add(nanos(self.stream.first_token))
-                    .saturating_add(gaps)
-                    .saturating_add(jitter)
+                start.saturating_add(nanos(self.stream.first_token)).saturating_add(gaps)
             }
             // Right after the last token.
             Part::Tokens | Part::Tail | Part::Ended => self.due_ns,
@@ -309,7 +268,7 @@ impl Streaming {
                 self.write_event(Content::Role, None, 0, out, log);
                 self.next = Part::Tokens;
             }
-            Part::Tokens if self.streamed => {
+            Part::Tokens => {
                 let events = if self.batched() { 1 } else { self.stream.events_per_write.max(1) };
                 for _ in 0..events {
                     let tokens = self.tokens_of_next_event(self.sent_tokens);
@@ -324,21 +283,12 @@ impl Streaming {
                     self.next = Part::Tail;
                 }
             }
-            Part::Tokens => {
-                self.sent_tokens += if self.batched() { 1 } else { self.tokens };
-                if self.has_all_tokens() {
-                    self.write_whole(out, log);
-                    self.next = Part::Ended;
-                }
-            }
             Part::Tail => {
                 if self.usage[1] {
                     self.write_event(Content::None, None, 0, out, log);
                 }
-                if self.stream.done {
-                    write_chunk(DONE, out);
-                    log.push(Sent { at_ns: 0, late_ns: 0, tokens: 0 });
-                }
+                write_chunk(DONE, out);
+                log.push(Sent { at_ns: 0, late_ns: 0, tokens: 0 });
                 out.extend_from_slice(LAST_CHUNK);
                 self.next = Part::Ended;
             }
@@ -360,27 +310,9 @@ impl Streaming {
         let usage = (self.usage[0] || matches!(content, Content::None)).then_some(usage);
         self.event.clear();
         self.event.extend_from_slice(b"data: ");
-        let ids = if self.token_ids { tokens } else { 0 };
-        self.api.write_json(&self.prefix, content, finish, ids, usage, &mut self.event);
+        self.api.write_json(&self.prefix, content, finish, usage, &mut self.event);
         self.event.extend_from_slice(b"\n\n");
         write_chunk(&self.event, out);
         log.push(Sent { at_ns: 0, late_ns: 0, tokens: u32::try_from(tokens).unwrap_or(u32::MAX) });
-    }
-
-    /// The answer to a request that wants no stream: one JSON, when its last token is due.
-    fn write_whole(&mut self, out: &mut Vec<u8>, log: &mut Vec<Sent>) {
-        let (prompt, output) = (self.prompt_tokens, self.tokens);
-        let text = WORD.repeat(usize::try_from(output).unwrap_or(0));
-        let prefix = String::from_utf8_lossy(&self.prefix).replace("completion.chunk", "completion");
-        let choice = match self.api {
-            Api::Completions => format!(r#""text":"{text}""#),
-            Api::Chat => format!(r#""message":{{"role":"assistant","content":"{text}"}}"#),
-        };
-        let total = prompt + output;
-        let body = format!(
-            r#"{prefix}{{"index":0,{choice},"logprobs":null,"finish_reason":"length"}}],"usage":{{"prompt_tokens":{prompt},"total_tokens":{total},"completion_tokens":{output}}}}}"#
-        );
-        out.extend_from_slice(&reply(200, "application/json", "", &body));
-        log.push(Sent { at_ns: 0, late_ns: 0, tokens: u32::try_from(output).unwrap_or(u32::MAX) });
     }
 }

@@ -109,7 +109,7 @@ fn a_stream_of_completions_has_the_frames_of_vllm_to_the_byte() {
 #[test]
 fn a_chat_stream_begins_with_its_role_and_carries_the_evidence_that_was_asked_for() {
     let mock = start(Stream { tokens_per_event: 2, ..quick() });
-    let body = r#"{"messages":[{"role":"user","content":"one two"}],"max_completion_tokens":3,"stream":true,"return_token_ids":true,
+    let body = r#"{"messages":[{"role":"user","content":"one two"}],"max_completion_tokens":3,"stream":true,
         "stream_options":{"include_usage":true,"continuous_usage_stats":true}}"#;
     let (_, stream) = exchange(&mock, "POST", "/v1/chat/completions", "c", body);
     let start = r#"data: {"id":"chatcmpl-c","object":"chat.completion.chunk","created":1760000000,"model":"mock","choices":["#;
@@ -125,11 +125,11 @@ fn a_chat_stream_begins_with_its_role_and_carries_the_evidence_that_was_asked_fo
             usage(0)
         ),
         format!(
-            r#"{start}{{"index":0,"delta":{{"content":" word word"}},"logprobs":null,"finish_reason":null,"token_ids":[1,1]}}],{}"#,
+            r#"{start}{{"index":0,"delta":{{"content":" word word"}},"logprobs":null,"finish_reason":null}}],{}"#,
             usage(2)
         ),
         format!(
-            r#"{start}{{"index":0,"delta":{{"content":" word"}},"logprobs":null,"finish_reason":"length","token_ids":[1]}}],{}"#,
+            r#"{start}{{"index":0,"delta":{{"content":" word"}},"logprobs":null,"finish_reason":"length"}}],{}"#,
             usage(3)
         ),
         format!("{start}],{}", usage(3)),
@@ -141,44 +141,8 @@ fn a_chat_stream_begins_with_its_role_and_carries_the_evidence_that_was_asked_fo
 }
 
 #[test]
-fn a_server_sends_no_evidence_that_it_lacks() {
-    let mock = start(Stream {
-        role_chunk: None,
-        continuous_usage: false,
-        final_usage: false,
-        done: false,
-        ..quick()
-    });
-    let body = r#"{"messages":[],"max_tokens":2,"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}"#;
-    let (_, stream) = exchange(&mock, "POST", "/v1/chat/completions", "", body);
-    assert_eq!(stream.matches("data: ").count(), 2);
-    assert!(!stream.contains("usage") && !stream.contains("DONE") && !stream.contains("assistant"));
-}
-
-#[test]
-fn without_a_stream_the_whole_answer_comes_when_its_last_token_is_due() {
-    let mock = start(quick());
-    let text = completions(&mock, "w", r#"{"prompt":"one","max_tokens":5}"#);
-    let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(answer["choices"][0]["text"], " word word word word word");
-    assert_eq!(
-        answer["usage"],
-        serde_json::json!({"prompt_tokens": 1, "total_tokens": 6, "completion_tokens": 5})
-    );
-    let (_, text) = exchange(&mock, "POST", "/v1/chat/completions", "", r#"{"messages":[],"max_tokens":1}"#);
-    let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(
-        (&answer["object"], &answer["choices"][0]["message"]["content"]),
-        (&"chat.completion".into(), &" word".into())
-    );
-    let (sent, received) = (mock.sent("w"), mock.requests()[0].received_ns);
-    assert_eq!(sent.len(), 1);
-    assert_eq!(sent[0].at_ns - u64::from(sent[0].late_ns) - received, 6_000_000);
-}
-
-#[test]
 fn every_event_is_logged_with_its_moment_and_its_deadline_is_absolute() {
-    let mock = start(Stream { jitter: Duration::from_micros(500), ..quick() });
+    let mock = start(quick());
     let before = now_ns();
     completions(&mock, "j", r#"{"prompt":"","max_tokens":40,"stream":true}"#);
     let after = now_ns();
@@ -190,16 +154,9 @@ fn every_event_is_logged_with_its_moment_and_its_deadline_is_absolute() {
             && received < sent[0].at_ns
             && sent[40].at_ns < after
     );
-    let mut jitters = Vec::new();
     for (sent, index) in sent[..40].iter().zip(0..) {
-        let due = sent.at_ns - u64::from(sent.late_ns);
-        let jitter = due - (received + 2_000_000 + index * 1_000_000);
-        assert!(jitter <= 500_000, "event {index} is due {jitter} ns after its place");
-        jitters.push(jitter);
+        assert_eq!(sent.at_ns - u64::from(sent.late_ns), received + 2_000_000 + index * 1_000_000);
     }
-    jitters.sort_unstable();
-    jitters.dedup();
-    assert!(jitters.len() > 30, "{jitters:?}");
 }
 
 #[test]
@@ -263,8 +220,7 @@ fn a_batch_makes_tokens_at_its_saturation_rate_and_says_so_in_its_metrics() {
     // Not the first steps, in which requests were still coming in. By deadlines, which do not depend on this machine.
     let middle = &due[40..440];
     let rate = (middle.len() - 1) as f64 / ((middle[middle.len() - 1] - middle[0]) as f64 / 1e9);
-    let full = model.saturation();
-    assert!((rate / full - 1.0).abs() < 0.02, "{rate} of {full} tokens per second");
+    assert!((rate / 800.0 - 1.0).abs() < 0.02, "{rate} of 800 tokens per second");
     assert_eq!(metric(&mock, "generation_tokens_total"), "600");
     assert_eq!(metric(&mock, "prompt_tokens_total"), "24");
     assert_eq!(metric(&mock, "iteration_tokens_total_sum"), "624.0");
@@ -312,7 +268,7 @@ fn metrics_are_true_of_what_was_served() {
 
 #[test]
 fn other_paths_answer_as_such_a_server_does_and_requests_are_recorded_whole() {
-    let mut mock = start(quick());
+    let mock = start(quick());
     let mut socket = connect(&mock);
     let mut ask = |method: &str, path: &str, body: &str| {
         send(&mut socket, method, path, "", body);
@@ -329,17 +285,17 @@ fn other_paths_answer_as_such_a_server_does_and_requests_are_recorded_whole() {
     assert_eq!(ask("POST", "/v1/completions", r#"{"max_tokens":0}"#).0, 400);
     let (status, error) = ask("POST", "/v1/completions", r#"{"model":"other"}"#);
     assert!(status == 404 && error.contains("`other`"));
-    mock.stop();
     let requests = mock.requests();
     assert_eq!(requests.len(), 8);
-    assert!(requests.iter().all(|request| request.connection == 0), "all came over one connection");
     assert_eq!(
         (requests[4].id.as_str(), requests[4].target.as_str(), &requests[4].body[..]),
         ("mock-4", "/v1/embeddings?x=1", &b"{}"[..])
     );
     assert_eq!(requests[0].head, b"GET /v1/models HTTP/1.1\r\nhost: mock\r\ncontent-length: 0\r\n\r\n");
     assert_eq!(requests[4].header("HOST").as_deref(), Some("mock"));
-    assert!(TcpStream::connect(mock.address()).is_err(), "a stopped server listens no more");
+    let address = mock.address();
+    drop(mock);
+    assert!(TcpStream::connect(address).is_err(), "a stopped server listens no more");
 }
 
 /// What is left of an answer, until the connection ends or is quiet.
@@ -356,9 +312,9 @@ fn drain(socket: &mut TcpStream, most: usize) -> (Vec<u8>, Option<ErrorKind>) {
 }
 
 /// Follows an answer's steps from the client's side and holds every byte and the end against them.
-fn check_steps(mock: &Mock, path: &str, id: &str, steps: &[Step]) {
+fn check_steps(mock: &Mock, id: &str, steps: &[Step]) {
     let mut socket = connect(mock);
-    send(&mut socket, "POST", path, id, "{}");
+    send(&mut socket, "POST", "/v1/completions", id, "{}");
     let (mut expected, mut end) = (Vec::new(), None);
     for step in steps {
         match step {
@@ -410,20 +366,13 @@ fn check_steps(mock: &Mock, path: &str, id: &str, steps: &[Step]) {
 fn every_behaviour_sends_the_bytes_of_its_steps_and_ends_as_they_say() {
     let names: BTreeSet<_> = behaviours().iter().map(|(name, _)| *name).collect();
     assert_eq!(names.len(), behaviours().len(), "names are unique");
-    let mut script = Script::default();
-    for (name, answer) in behaviours() {
-        script = script
-            .on_request(format!("{name}/text"), answer.clone())
-            .on_request(format!("{name}/chat"), answer.clone());
-    }
-    let mock = Mock::start(script).unwrap();
     let check = |(name, answer): &(&str, Answer)| {
+        let mock = Mock::start(Script::new(answer.clone())).unwrap();
         let turns =
             if let Answer::InTurn(turns) = answer { &turns[..] } else { std::slice::from_ref(answer) };
         for turn in turns {
             let Answer::Steps(steps) = turn else { panic!("{name} has no steps") };
-            check_steps(&mock, "/v1/completions", &format!("{name}/text"), &steps.completions);
-            check_steps(&mock, "/v1/chat/completions", &format!("{name}/chat"), &steps.chat);
+            check_steps(&mock, name, steps);
         }
     };
     std::thread::scope(|scope| {
@@ -442,7 +391,7 @@ fn wire(name: &str) -> String {
         .unwrap_or_else(|| panic!("no behaviour {name}"));
     let Answer::Steps(steps) = answer else { panic!("{name} has no steps") };
     let mut all = Vec::new();
-    for step in steps.completions.iter() {
+    for step in steps.iter() {
         match step {
             Step::Send(bytes) | Step::Event(bytes) | Step::Pieces { bytes, .. } => {
                 all.extend_from_slice(bytes);
@@ -515,7 +464,6 @@ fn a_split_is_where_its_name_says() {
         let (_, answer) = behaviours().iter().find(|(other, _)| *other == name).unwrap();
         let Answer::Steps(steps) = answer else { panic!("{name} has no steps") };
         let pieces: Vec<_> = steps
-            .completions
             .iter()
             .filter_map(|step| if let Step::Send(bytes) = step { Some(bytes.clone()) } else { None })
             .collect();
@@ -543,13 +491,12 @@ fn a_split_is_where_its_name_says() {
 
 #[test]
 fn answers_come_in_turn_and_a_kept_connection_is_closed_when_it_is_used_again() {
-    let script = Script::default()
-        .on_path("/v1/completions", Answer::status(503, "text/plain", "", "loading").once(Answer::plain()))
-        .on_request("reused", Answer::ended_when_reused(Step::Close));
-    let mock = Mock::start(script).unwrap();
+    let loading = Answer::status(503, "text/plain", "", "loading").once(Answer::plain());
+    let mock = Mock::start(Script::new(loading)).unwrap();
     let statuses: Vec<_> =
         (0..3).map(|_| exchange(&mock, "POST", "/v1/completions", "", "{}").0[9..12].to_owned()).collect();
     assert_eq!(statuses, ["503", "200", "200"]);
+    let mock = Mock::start(Script::new(Answer::ended_when_reused(Step::Close))).unwrap();
     let mut socket = connect(&mock);
     send(&mut socket, "POST", "/v1/completions", "reused", "{}");
     assert!(receive(&mut socket).1.ends_with("[DONE]\n\n"));
@@ -560,26 +507,15 @@ fn answers_come_in_turn_and_a_kept_connection_is_closed_when_it_is_used_again() 
 }
 
 #[test]
-fn a_request_is_read_slowly_but_whole() {
-    let mock = Mock::start(Script::new(Answer::plain()).reading_slowly(1000, millis(2))).unwrap();
-    let body = format!(r#"{{"prompt":"{}"}}"#, "x".repeat(50_000));
-    let before = now_ns();
-    completions(&mock, "slow", &body);
-    let request = &mock.requests()[0];
-    assert!(request.body == body.as_bytes() && request.body_bytes == body.len());
-    // 51 reads have 50 pauses between them.
-    assert!(request.received_ns - before >= 50 * 2_000_000);
-}
-
-#[test]
 fn any_id_and_any_model_make_json() {
     let mock = Mock::start(Script { model: "a \"b\\c\"".to_owned(), ..Script::new(Answer::Stream(quick())) })
         .unwrap();
     for id in ["plain", r#"x"y\z"#, "caf\u{e9}"] {
-        let answer: serde_json::Value =
-            serde_json::from_str(&completions(&mock, id, r#"{"max_tokens":1}"#)).unwrap();
-        assert_eq!((&answer["id"], &answer["model"]), (&format!("cmpl-{id}").into(), &r#"a "b\c""#.into()));
-        assert_eq!(mock.sent(id).len(), 1);
+        let stream = completions(&mock, id, r#"{"max_tokens":1}"#);
+        let event = stream.lines().next().unwrap().strip_prefix("data: ").unwrap();
+        let event: serde_json::Value = serde_json::from_str(event).unwrap();
+        assert_eq!((&event["id"], &event["model"]), (&format!("cmpl-{id}").into(), &r#"a "b\c""#.into()));
+        assert_eq!(mock.sent(id).len(), 2);
     }
 }
 
