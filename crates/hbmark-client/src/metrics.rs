@@ -1,12 +1,12 @@
 //! The server's own counters: `/metrics` before, during and after a run.
 //!
-//! Enters: pages of a server, with the moments they were read ([`scraper`]). Leaves: [`ServerMetrics`], the server's view of a window: differences
+//! Enters: pages of a server, with the moments they were read (`scraper`). Leaves: [`ServerMetrics`], the server's view of a window: differences
 //! of counters, means of what was counted, gauges over time. Percentiles are never made of buckets: those of a server begin where a small model's
 //! latencies end.
 //!
 //! What a server calls a signal is data (`table`). A signal that is not known says why.
 
-pub mod scraper;
+pub(crate) mod scraper;
 mod table;
 mod text;
 mod window;
@@ -22,7 +22,7 @@ use text::{Sample, parse};
 use window::window;
 
 /// Bytes of a page beyond which it is not read: a vLLM with ten models has a tenth of that.
-pub const MAX_PAGE_BYTES: u64 = 10 << 20;
+pub(crate) const MAX_PAGE_BYTES: u64 = 10 << 20;
 
 /// What one series says.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -51,7 +51,7 @@ struct Engines {
 
 /// A reading of the page: the server wrote it down at some moment within `took`, in the middle of which is `at`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Scrape {
+pub(crate) struct Scrape {
     pub at: Instant,
     pub took: Duration,
     pub snapshot: Snapshot,
@@ -200,7 +200,7 @@ fn most_frequent(dialects: impl Iterator<Item = Dialect>) -> Option<Dialect> {
 
 /// Readings of a run, in their order.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Readings {
+pub(crate) struct Readings {
     pub scrapes: Vec<Scrape>,
     pub failures: BTreeMap<FetchFailure, usize>,
 }
@@ -208,7 +208,6 @@ pub struct Readings {
 impl Readings {
     /// The server's view of the time from `from` to `to`: between the last reading before it and the first one after it, or the nearest ones
     /// there are. `None` with fewer than two readings.
-    #[must_use]
     pub fn window(&self, from: Instant, to: Instant) -> Option<ServerMetrics> {
         let last = self.scrapes.len().checked_sub(1)?;
         let before = self.scrapes.iter().rposition(|scrape| scrape.at <= from).unwrap_or(0);

@@ -29,7 +29,6 @@ pub struct Source {
 
 impl Source {
     /// The page of a target: a path below its root, or a whole URL, to which the key goes only if it is the target's own host and port.
-    #[must_use]
     pub fn new(target: &Target, page: &str) -> Self {
         Self { fetcher: Fetcher::new(target, TIMEOUT, MAX_PAGE_BYTES), page: page.to_owned() }
     }
@@ -74,7 +73,6 @@ impl Scraper {
     }
 
     /// Reads the page a last time and ends; takes two timeouts at most.
-    #[must_use]
     pub fn stop(self) -> Readings {
         drop(self.stop);
         self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

@@ -58,9 +58,18 @@ fn drive_within(
     output: usize,
 ) -> LiveRun {
     let target = Target::new(url, (!key.is_empty()).then_some(key)).unwrap();
-    let endpoint = Endpoint::resolve(target).unwrap();
+    drive_to(&Endpoint::resolve(target).unwrap(), limits, traffic, cap, output)
+}
+
+fn drive_to(
+    endpoint: &Endpoint,
+    limits: Limits,
+    traffic: &Traffic<'_>,
+    cap: Option<usize>,
+    output: usize,
+) -> LiveRun {
     let job = Job {
-        endpoint: &endpoint,
+        endpoint,
         path: "/v1/completions",
         traffic,
         cap,
@@ -366,17 +375,7 @@ fn over_tls(port: u16, certificate: Option<&str>, requests: usize) -> LiveRun {
     let mut endpoint = Endpoint::resolve(target).unwrap();
     endpoint.addresses.retain(std::net::SocketAddr::is_ipv4);
     let plan = plan(requests, Duration::from_millis(5), 4);
-    let job = Job {
-        endpoint: &endpoint,
-        path: "/v1/completions",
-        traffic: &traffic(&plan, LoadMode::Open),
-        cap: None,
-        limits: PATIENT,
-        id: "t",
-        keep_events: true,
-        bodies: &mut |_, body| body.extend_from_slice(request(4).as_bytes()),
-    };
-    run(job, &mut |_| {}).unwrap()
+    drive_to(&endpoint, PATIENT, &traffic(&plan, LoadMode::Open), None, 4)
 }
 
 #[test]
