@@ -1,11 +1,11 @@
 //! Linear regression of the measured step: fixed cost with weights, cost per KV byte, cost per sequence.
 //!
-//! Enters: measured steps with their batch and KV bytes, and a least-squares solver (the statistics live elsewhere). Leaves:
-//! a [`FittedModel`]. The slope over KV bytes is the inverse of the effective KV bandwidth; the intercept is weights plus fixed
-//! overhead, to compare with the prediction for the weights alone.
+//! Enters: measured steps with their batch and KV bytes. Leaves: a [`FittedModel`]. The slope over KV bytes is the inverse of the
+//! effective KV bandwidth; the intercept is weights plus fixed overhead, to compare with the prediction for the weights alone.
 
 use crate::model::Dtype;
 use crate::result::FittedModel;
+use crate::stats::{CONFIDENCE, least_squares, mean};
 
 /// One measured decode cell.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -14,21 +14,6 @@ pub struct FitPoint {
     /// KV bytes the step reads over all sequences.
     pub kv_bytes: f64,
     pub step_ns: f64,
-}
-
-/// An estimate and its 95 % interval.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Estimate {
-    pub value: f64,
-    pub low: f64,
-    pub high: f64,
-}
-
-/// What the solver returns: one estimate per column of the design, in order.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Solution {
-    pub coefficients: Vec<Estimate>,
-    pub r_squared: f64,
 }
 
 /// KV bytes enter the design in this unit, so that its columns are of like size and the solver stays well conditioned.
@@ -40,16 +25,13 @@ const COLLINEAR: f64 = 1e-6;
 ///
 /// A column that does not vary, or that only repeats another (one context, several batches: the KV grows with the batch), is
 /// left out: the KV column goes first, the batch column only if it adds something. `None` with fewer than two points more
-/// than columns, with nothing that varies, or when the solver gives up.
-///
-/// `solve(rows, y)` is ordinary least squares on the rows as given; the column of ones is among them.
+/// than columns, with nothing that varies, or when the columns cannot be told apart.
 #[must_use]
 pub fn fit(
     engine: &str,
     dtype: Dtype,
     points: &[FitPoint],
     predicted_intercept_ns: Option<f64>,
-    solve: impl FnOnce(&[Vec<f64>], &[f64]) -> Option<Solution>,
 ) -> Option<FittedModel> {
     let kv: Vec<f64> = points.iter().map(|point| point.kv_bytes / KV_UNIT).collect();
     let batch: Vec<f64> = points.iter().map(|point| point.batch as f64).collect();
@@ -70,7 +52,7 @@ pub fn fit(
         })
         .collect();
     let times: Vec<f64> = points.iter().map(|point| point.step_ns).collect();
-    let solution = solve(&rows, &times)?;
+    let solution = least_squares(&rows, &times, CONFIDENCE)?;
     let mut estimates = solution.coefficients.into_iter();
     let intercept = estimates.next()?;
     let slope = if use_kv { Some(estimates.next()?) } else { None };
@@ -93,10 +75,6 @@ pub fn fit(
     })
 }
 
-fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len().max(1) as f64
-}
-
 /// Sum of squares about the mean.
 fn spread(values: &[f64]) -> f64 {
     let mean = mean(values);
@@ -113,36 +91,6 @@ fn collinear(a: &[f64], b: &[f64]) -> bool {
 mod tests {
     use super::*;
 
-    /// Normal equations by elimination: enough for exact data. The interval is ±10 % of the value.
-    fn exact(rows: &[Vec<f64>], y: &[f64]) -> Option<Solution> {
-        let n = rows.first()?.len();
-        let mut system: Vec<Vec<f64>> = (0..n)
-            .map(|i| {
-                let mut line: Vec<f64> =
-                    (0..n).map(|j| rows.iter().map(|row| row[i] * row[j]).sum()).collect();
-                line.push(rows.iter().zip(y).map(|(row, y)| row[i] * y).sum());
-                line
-            })
-            .collect();
-        for pivot in 0..n {
-            let best =
-                (pivot..n).max_by(|&a, &b| system[a][pivot].abs().total_cmp(&system[b][pivot].abs()))?;
-            system.swap(pivot, best);
-            let pivot_row = system[pivot].clone();
-            for (index, line) in system.iter_mut().enumerate() {
-                if index != pivot {
-                    let factor = line[pivot] / pivot_row[pivot];
-                    line.iter_mut().zip(&pivot_row).for_each(|(value, above)| *value -= factor * above);
-                }
-            }
-        }
-        let coefficients = (0..n)
-            .map(|i| system[i][n] / system[i][i])
-            .map(|value| Estimate { value, low: value * 0.9, high: value * 1.1 })
-            .collect();
-        Some(Solution { coefficients, r_squared: 1.0 })
-    }
-
     /// 5 ms of weights, 2 TB/s for the KV, 10 µs per sequence.
     fn step(batch: usize, context: usize) -> FitPoint {
         let kv_bytes = (batch * context * 131_072) as f64;
@@ -155,19 +103,33 @@ mod tests {
             .into_iter()
             .flat_map(|batch| [128, 1024, 4096].map(|context| step(batch, context)))
             .collect();
-        let model = fit("stock", Dtype::Bf16, &points, Some(4.9e6), exact).expect("enough points");
+        let model = fit("stock", Dtype::Bf16, &points, Some(4.9e6)).expect("enough points");
         assert!((model.intercept_ns / 5e6 - 1.0).abs() < 1e-6, "{model:?}");
         assert!((model.kv_bytes_per_s.expect("slope") / 2e12 - 1.0).abs() < 1e-6, "{model:?}");
         assert!((model.per_sequence_ns.expect("batch") / 1e4 - 1.0).abs() < 1e-4, "{model:?}");
-        let [low, high] = model.kv_bytes_per_s_ci.expect("a positive slope");
-        assert!(low < 2e12 && 2e12 < high);
         assert_eq!((model.cells, model.predicted_intercept_ns), (9, Some(4.9e6)));
+    }
+
+    /// The steps of one batch, every other one later by so much and the rest sooner.
+    fn scattered(by: f64) -> Vec<FitPoint> {
+        let points = [128, 512, 1024, 4096]
+            .map(|context| step(4, context))
+            .into_iter()
+            .zip([-by, by].into_iter().cycle());
+        points.map(|(point, by)| FitPoint { step_ns: point.step_ns + by, ..point }).collect()
+    }
+
+    #[test]
+    fn the_interval_of_scattered_steps_holds_the_planted_bandwidth() {
+        let model = fit("stock", Dtype::Bf16, &scattered(1e4), None).expect("enough points");
+        let [low, high] = model.kv_bytes_per_s_ci.expect("a positive slope");
+        assert!(low < 2e12 && 2e12 < high, "{model:?}");
     }
 
     #[test]
     fn one_batch_leaves_no_cost_per_sequence() {
         let points: Vec<_> = [128, 512, 1024, 4096].map(|context| step(4, context)).to_vec();
-        let model = fit("stock", Dtype::Bf16, &points, None, exact).expect("enough points");
+        let model = fit("stock", Dtype::Bf16, &points, None).expect("enough points");
         assert_eq!(model.per_sequence_ns, None);
         assert!((model.kv_bytes_per_s.expect("slope") / 2e12 - 1.0).abs() < 1e-6);
     }
@@ -175,26 +137,20 @@ mod tests {
     #[test]
     fn one_context_does_not_split_batch_and_kv() {
         let points: Vec<_> = [1, 2, 4, 8].map(|batch| step(batch, 1024)).to_vec();
-        let model = fit("stock", Dtype::Bf16, &points, None, exact).expect("enough points");
+        let model = fit("stock", Dtype::Bf16, &points, None).expect("enough points");
         assert_eq!(model.per_sequence_ns, None);
     }
 
     #[test]
     fn too_little_variation_has_no_fit() {
-        assert_eq!(fit("stock", Dtype::F32, &[step(1, 128); 6], None, exact), None);
-        assert_eq!(fit("stock", Dtype::F32, &[step(1, 128), step(1, 256), step(1, 512)], None, exact), None);
-        assert_eq!(fit("stock", Dtype::F32, &[], None, exact), None);
+        assert_eq!(fit("stock", Dtype::F32, &[step(1, 128); 6], None), None);
+        assert_eq!(fit("stock", Dtype::F32, &[step(1, 128), step(1, 256), step(1, 512)], None), None);
+        assert_eq!(fit("stock", Dtype::F32, &[], None), None);
     }
 
     #[test]
     fn a_slope_that_may_be_nothing_has_no_bandwidth_interval() {
-        let points: Vec<_> = [128, 512, 1024, 4096].map(|context| step(4, context)).to_vec();
-        let vague = |rows: &[Vec<f64>], y: &[f64]| {
-            let mut solution = exact(rows, y)?;
-            solution.coefficients[1].low = -1.0;
-            Some(solution)
-        };
-        let model = fit("stock", Dtype::Bf16, &points, None, vague).expect("enough points");
+        let model = fit("stock", Dtype::Bf16, &scattered(5e5), None).expect("enough points");
         assert!(model.kv_bytes_per_s.is_some());
         assert_eq!(model.kv_bytes_per_s_ci, None);
     }

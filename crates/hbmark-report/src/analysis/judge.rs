@@ -4,7 +4,6 @@
 //! file, so `hbmark report` recomputes everything right of the samples.
 
 use crate::analysis::ladder::launch_cost;
-use hbmark_core::ledger::fit::{Estimate, Solution};
 use hbmark_core::ledger::{FitPoint, Floor, Roof, StepCost, Verdict};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{
@@ -193,14 +192,7 @@ pub fn fits(report: &Report) -> Vec<FittedModel> {
             let weights = cells().next().map(|c| c.bytes.weights)?;
             let predicted =
                 report.ceilings.as_ref().map(|c| weights.at(Roof::measured(c, dtype).bandwidth).0);
-            hbmark_core::ledger::fit(engine, dtype, &points, predicted, |rows, y| {
-                let fit = stats::least_squares(rows, y, CONFIDENCE)?;
-                let estimate = |c: &stats::Coefficient| Estimate { value: c.value, low: c.low, high: c.high };
-                Some(Solution {
-                    coefficients: fit.coefficients.iter().map(estimate).collect(),
-                    r_squared: fit.r_squared,
-                })
-            })
+            hbmark_core::ledger::fit(engine, dtype, &points, predicted)
         })
         .collect()
 }
