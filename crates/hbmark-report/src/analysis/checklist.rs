@@ -3,6 +3,7 @@
 //! Enters: a [`Report`], or a [`ForeignResult`]. Leaves: a [`Checklist`]. What a result does not report counts against it
 //! where it is essential: a benchmark that does not name its hardware cannot be repeated, however good it was. Pure.
 
+use super::distinct;
 use super::words::counted;
 use CheckOutcome::{Failed, Inapplicable, NotSaid, Passed};
 use schemars::JsonSchema;
@@ -290,12 +291,7 @@ fn phases(cells: &[&CellResult]) -> Answer {
 }
 
 fn sweep(cells: &[&CellResult]) -> Answer {
-    let count = |of: fn(&CellResult) -> usize| {
-        let mut values: Vec<usize> = cells.iter().map(|cell| of(cell)).collect();
-        values.sort_unstable();
-        values.dedup();
-        values.len()
-    };
+    let count = |of: fn(&CellResult) -> usize| distinct(cells.iter().map(|cell| of(cell))).len();
     let (batches, contexts) = (count(|cell| cell.batch), count(|cell| cell.context));
     let evidence = format!("{}, {}", counted(batches, "batch size"), counted(contexts, "context"));
     decide(
@@ -341,13 +337,7 @@ fn ceilings(report: &Report) -> Answer {
 }
 
 fn storage(cells: &[&CellResult]) -> Answer {
-    let mut kinds: Vec<String> = Vec::new();
-    for cell in cells {
-        let kind = format!("{} weights, {} cache", cell.dtype, cell.kv_dtype);
-        if !kinds.contains(&kind) {
-            kinds.push(kind);
-        }
-    }
+    let kinds = distinct(cells.iter().map(|c| format!("{} weights, {} cache", c.dtype, c.kv_dtype)));
     let what = (!kinds.is_empty()).then(|| format!("{}, cell by cell", kinds.join("; ")));
     reported(what, "no cell", "hbmark run")
 }
@@ -969,6 +959,5 @@ fn lengths(rows: &[ForeignRow]) -> Answer {
     decide(shortest >= SHORT_TOKENS, format!("at least {shortest:.0} tokens made"), NEXT)
 }
 
-/// `1 row`, `2 rows`.
 #[cfg(test)]
 mod tests;

@@ -3,6 +3,7 @@
 //! Enters: blocks, the cost of a step, ceilings. Leaves: the numbers of a [`CellResult`]. The same code judges a live run and a saved
 //! file, so `hbmark report` recomputes everything right of the samples.
 
+use crate::analysis::distinct;
 use crate::analysis::ladder::launch_cost;
 use hbmark_core::ledger::{FitPoint, Floor, Roof, StepCost, Verdict};
 use hbmark_core::model::Dtype;
@@ -167,13 +168,7 @@ fn unseen_work(
 /// The measured decode steps of each engine and dtype, regressed on KV bytes and batch.
 #[must_use]
 pub fn fits(report: &Report) -> Vec<FittedModel> {
-    let mut series: Vec<(&str, Dtype)> = Vec::new();
-    for cell in &report.cells {
-        if !series.contains(&(cell.engine.as_str(), cell.dtype)) {
-            series.push((&cell.engine, cell.dtype));
-        }
-    }
-    series
+    distinct(report.cells.iter().map(|cell| (cell.engine.as_str(), cell.dtype)))
         .into_iter()
         .filter_map(|(engine, dtype)| {
             let cells = || {

@@ -6,7 +6,7 @@
 //! What the rungs add sums to the time of the last one. Where two engines run different dtypes, their difference has two parts: what
 //! the other dtype's bytes cost at the ceiling, a floor of its own, and what is left for kernels and data movement.
 
-use super::ladder_summary;
+use super::{distinct, ladder_summary};
 use hbmark_core::ledger::{Floor, Roof, StepCost};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{
@@ -158,13 +158,7 @@ impl<'a> Measured<'a> {
 #[must_use]
 pub fn ladders(report: &Report) -> Vec<Ladder> {
     let place = |cell: &CellResult| (cell.phase, cell.batch, cell.context);
-    let mut places = Vec::new();
-    for cell in &report.cells {
-        if !places.contains(&place(cell)) {
-            places.push(place(cell));
-        }
-    }
-    places
+    distinct(report.cells.iter().map(place))
         .into_iter()
         .flat_map(|here| {
             let cells: Vec<&CellResult> = report.cells.iter().filter(|cell| place(cell) == here).collect();

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::capacity::number;
+use super::distinct;
 use super::import::{ForeignResult, Metric, Rate};
 use super::opened::Opened;
 use hbmark_core::result::comparison::Difference;
@@ -259,7 +260,7 @@ fn load(offered: Offered) -> String {
 
 fn of_report(report: &Report) -> Conditions {
     let every = |of: &dyn Fn(&hbmark_core::result::CellResult) -> String| {
-        distinct(report.cells.iter().map(|cell| Some(of(cell))))
+        values_of_rows(report.cells.iter().map(|cell| Some(of(cell))))
     };
     let gpu = report.environment.gpu.as_ref().and_then(|gpu| gpu.name.clone());
     let device = report.datasheet.as_ref().map(|sheet| sheet.name.clone()).or(gpu);
@@ -276,11 +277,11 @@ fn of_report(report: &Report) -> Conditions {
 
 fn of_foreign(results: &[ForeignResult]) -> Conditions {
     let every = |of: &dyn Fn(&super::import::Setup) -> Option<String>| {
-        distinct(results.iter().flat_map(|result| &result.rows).map(|row| of(&row.setup)))
+        values_of_rows(results.iter().flat_map(|result| &result.rows).map(|row| of(&row.setup)))
     };
     let tokens = |mean: Option<f64>| mean.map(number);
     known([
-        ("program", distinct(results.iter().map(|result| Some(result.format.name().to_owned())))),
+        ("program", values_of_rows(results.iter().map(|result| Some(result.format.name().to_owned())))),
         ("engine", every(&|setup| setup.engine.clone())),
         ("engine version", every(&|setup| setup.engine_version.clone())),
         ("model", every(&|setup| setup.model.clone())),
@@ -305,13 +306,8 @@ fn of_foreign(results: &[ForeignResult]) -> Conditions {
 }
 
 /// The values of several rows, each once; `None` where none has any.
-fn distinct(values: impl Iterator<Item = Option<String>>) -> Option<String> {
-    let mut found: Vec<String> = Vec::new();
-    for value in values.flatten() {
-        if !found.contains(&value) {
-            found.push(value);
-        }
-    }
+fn values_of_rows(values: impl Iterator<Item = Option<String>>) -> Option<String> {
+    let mut found = distinct(values.flatten());
     let more = found.len().saturating_sub(NAMED);
     found.truncate(NAMED);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };

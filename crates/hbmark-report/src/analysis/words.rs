@@ -11,6 +11,16 @@ pub fn counted<N: Copy + Display + PartialEq + From<u8>>(count: N, one: &str) ->
     format!("{count} {one}{plural}")
 }
 
+/// The word for yes, for no, or for what is open.
+#[must_use]
+pub fn answer(known: Option<bool>, [yes, no, open]: [&'static str; 3]) -> &'static str {
+    match known {
+        Some(true) => yes,
+        Some(false) => no,
+        None => open,
+    }
+}
+
 /// A time among others that differ from it by little: to the microsecond, and long ones in seconds.
 #[must_use]
 pub fn precise(ns: f64) -> String {

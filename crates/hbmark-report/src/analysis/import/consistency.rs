@@ -4,6 +4,7 @@
 //! The rules are arithmetic (order, Cantelli's inequality, Little's law, amounts over time), so that a file its program wrote breaks none;
 //! what is tolerated is the rounding of the format and, where a rule is an estimate, what the estimate leaves out.
 
+use crate::analysis::distinct;
 use crate::analysis::words::precise;
 use serde_json::Value as Json;
 
@@ -27,7 +28,7 @@ const BUSY: f64 = 0.5;
 /// The rules for the figures of a row.
 pub(super) fn of_row(row: &ForeignRow, format: ForeignFormat) -> Vec<Cause> {
     let mut found = Vec::new();
-    for metric in metrics(row) {
+    for metric in distinct(row.values.iter().map(|value| value.metric)) {
         found.extend(order(row, metric));
         found.extend(spread(row, metric));
     }
@@ -45,16 +46,6 @@ pub(super) fn of_row(row: &ForeignRow, format: ForeignFormat) -> Vec<Cause> {
 
 fn broken(rule: Rule, detail: String) -> Cause {
     Cause::Inconsistent { rule, detail }
-}
-
-fn metrics(row: &ForeignRow) -> Vec<Metric> {
-    let mut metrics: Vec<Metric> = Vec::new();
-    for value in &row.values {
-        if !metrics.contains(&value.metric) {
-            metrics.push(value.metric);
-        }
-    }
-    metrics
 }
 
 /// Where a statistic stands in its distribution, in thousandths.

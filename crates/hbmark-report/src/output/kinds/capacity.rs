@@ -3,7 +3,9 @@
 //! Enters: what [`crate::analysis::capacity`] worked out. Leaves: a document. Nothing is computed here.
 
 use crate::analysis::capacity::{ArithmeticLine, Capacity, number};
-use crate::analysis::words::counted;
+use crate::analysis::distinct;
+use crate::analysis::words::{answer, counted};
+use crate::output::Kind;
 use crate::output::document::{Column, Document, measured, numbers, words};
 use crate::output::metrics::Unit;
 use crate::output::{Kind, OutputError};
@@ -11,13 +13,7 @@ use crate::output::{Kind, OutputError};
 impl Kind for Capacity {
     fn document(&self) -> Document {
         let mut document = Document::new(headline(self));
-        let mut parts: Vec<&str> = Vec::new();
-        for line in &self.lines {
-            if !parts.contains(&line.part.as_str()) {
-                parts.push(&line.part);
-            }
-        }
-        for part in parts {
+        for part in distinct(self.lines.iter().map(|line| line.part.as_str())) {
             document.heading(part);
             document.table(arithmetic(self.lines.iter().filter(|line| line.part == part)));
         }
@@ -28,11 +24,7 @@ impl Kind for Capacity {
         document.section("what breaks first", std::iter::once(self.breaks_first.clone()).chain(near));
         document.heading("rates that were tried");
         document.list(self.tried.iter().map(|tried| {
-            let held = match tried.held {
-                Some(true) => "held",
-                Some(false) => "failed",
-                None => "undetermined",
-            };
+            let held = answer(tried.held, ["held", "failed", "undetermined"]);
             let runs = match tried.runs {
                 1 => String::new(),
                 runs => format!(" ({} of {runs} runs held)", tried.runs_held),

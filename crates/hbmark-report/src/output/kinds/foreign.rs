@@ -2,6 +2,7 @@
 
 use super::run::{bound_word, status_word};
 use crate::analysis::capacity::number;
+use crate::analysis::distinct;
 use crate::analysis::import::metric_keys::{self, Alias, Shape};
 use crate::analysis::import::{
     ForeignFormat, ForeignResult, ForeignRow, Imported, Metric, Placement, Rate, RooflinePlacement,
@@ -226,15 +227,7 @@ fn caveats(imported: &Imported) -> Vec<String> {
 /// The caveats of several results, each once, with the programs it is of.
 fn caveats_of_programs(results: &[Imported]) -> Vec<String> {
     let lines = grouped(results.iter().map(|one| (one.result.format.name(), caveats(one))));
-    let named = |(line, programs): (String, Vec<&str>)| {
-        let mut once: Vec<&str> = Vec::new();
-        for program in programs {
-            if !once.contains(&program) {
-                once.push(program);
-            }
-        }
-        format!("{}: {line}", once.join(", "))
-    };
+    let named = |(line, programs): (String, Vec<&str>)| format!("{}: {line}", distinct(programs).join(", "));
     lines.into_iter().map(named).collect()
 }
 
@@ -367,13 +360,9 @@ fn main_columns(lines: &[Line<'_>], rows: &[&ForeignRow]) -> Vec<String> {
 
 /// The heading of a metric's middle, with the statistics that it is in these rows; a single value has none.
 fn headed(metric: Metric, rows: &[&ForeignRow]) -> String {
-    let mut words: Vec<String> = Vec::new();
-    for value in rows.iter().filter_map(|row| row.center(metric)) {
-        let word = value.statistic.to_string();
-        if value.statistic != Statistic::Single && !words.contains(&word) {
-            words.push(word);
-        }
-    }
+    let statistics = rows.iter().filter_map(|row| row.center(metric)).map(|value| value.statistic);
+    let named = statistics.filter(|statistic| *statistic != Statistic::Single);
+    let words = distinct(named.map(|statistic| statistic.to_string()));
     if words.is_empty() {
         metric.title().to_owned()
     } else {

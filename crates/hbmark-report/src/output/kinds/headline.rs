@@ -3,6 +3,7 @@
 //! Enters: a result. Leaves: the title of its page and [`Figure`]s, the verdict the first of them.
 
 use crate::analysis::capacity::number;
+use crate::analysis::distinct;
 use crate::analysis::import::{ForeignFormat, Imported, RooflinePlacement, objections};
 use crate::analysis::words::counted;
 use crate::output::document::{Figure, Tone, Value};
@@ -254,12 +255,7 @@ pub fn imported(results: &[Imported]) -> Vec<Figure> {
 
 /// What was looked at for contradictions.
 fn checked(results: &[Imported]) -> String {
-    let mut flags: Vec<&str> = Vec::new();
-    for flag in results.iter().flat_map(|one| &one.compared) {
-        if !flags.contains(&flag.as_str()) {
-            flags.push(flag);
-        }
-    }
+    let flags = distinct(results.iter().flat_map(|one| &one.compared).map(String::as_str));
     // Our own figures come out of one list of requests and are judged where it is read.
     let foreign = results.iter().any(|one| one.result.format != ForeignFormat::HbmarkServe);
     let figures = if foreign { "figures of a row with one another; " } else { "" };
@@ -271,16 +267,13 @@ fn checked(results: &[Imported]) -> String {
 
 /// The data sheets that rows were held against, and whether a file or a person named the GPU.
 fn devices(results: &[Imported]) -> String {
-    let mut devices: Vec<String> = Vec::new();
-    for (row, place) in results.iter().flat_map(|one| one.result.rows.iter().zip(&one.places)) {
-        let RooflinePlacement::Placed(placed) = place else { continue };
+    let rows = results.iter().flat_map(|one| one.result.rows.iter().zip(&one.places));
+    let devices = rows.filter_map(|(row, place)| {
+        let RooflinePlacement::Placed(placed) = place else { return None };
         let by = if row.setup.gpu.is_some() { "the file" } else { "hand" };
-        let device = format!("of {} × {}, named by {by}", placed.gpus, placed.device);
-        if !devices.contains(&device) {
-            devices.push(device);
-        }
-    }
-    devices.join("; ")
+        Some(format!("of {} × {}, named by {by}", placed.gpus, placed.device))
+    });
+    distinct(devices).join("; ")
 }
 
 /// The title of the page of imported results.

@@ -14,6 +14,7 @@ mod telemetry;
 mod waterfall;
 
 use crate::analysis::words::counted;
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 pub use page::page;
@@ -348,11 +349,8 @@ pub fn remarks(cells: &[CellResult]) -> Vec<String> {
     remarks.extend(shared(cells, |cell| rejections(cell).into_iter().collect()));
     remarks.extend(shared(cells, |cell| cell.flags.iter().map(ToString::to_string).collect()));
     remarks.extend(shared(cells, |cell| {
-        let mut conditions: Vec<String> =
-            cell.blocks.iter().flat_map(|b| &b.conditions).map(ToString::to_string).collect();
-        conditions.sort();
-        conditions.dedup();
-        conditions
+        let conditions = cell.blocks.iter().flat_map(|b| &b.conditions).map(ToString::to_string);
+        conditions.collect::<BTreeSet<_>>().into_iter().collect()
     }));
     remarks
 }

@@ -4,6 +4,7 @@
 
 use super::run::palette::numbered;
 use super::run::status_word;
+use crate::analysis::distinct;
 use crate::analysis::speculation::{Acceptance, Drafting, Speculation, VerifyRow, speculation};
 use crate::analysis::words::counted;
 use crate::output::document::{
@@ -229,12 +230,7 @@ fn sheet(rows: &[VerifyRow]) -> Vec<Column> {
 /// A chart for each engine, dtype, batch and context: a line for each number of draft tokens.
 fn plot(rows: &[VerifyRow], caption: &[&str]) -> Block {
     let place = |row: &VerifyRow| (row.engine.clone(), row.dtype, row.batch, row.context);
-    let mut places = Vec::new();
-    for row in rows.iter().filter(|row| !row.curve.is_empty()) {
-        if !places.contains(&place(row)) {
-            places.push(place(row));
-        }
-    }
+    let places = distinct(rows.iter().filter(|row| !row.curve.is_empty()).map(place));
     let charts = places
         .iter()
         .filter_map(|here| chart(&rows.iter().filter(|row| place(row) == *here).collect::<Vec<_>>()));

@@ -2,6 +2,7 @@
 
 use super::palette::{Palette, Timed, is_invalid, look, timed};
 use super::status_word;
+use crate::analysis::distinct;
 use crate::output::document::{Block, Column, numbers, words};
 use crate::output::plot::axis::{Axis, Measure};
 use crate::output::plot::{Chart, Drawing, Key, Line, Mark, Plot, Rule, Shape, Span};
@@ -52,19 +53,12 @@ pub fn plot(report: &Report, palette: &Palette) -> Block {
             |t| t.cell.tokens_per_s,
         ),
     ];
-    let mut caption: Vec<String> = Vec::new();
-    for crossover in report.crossovers.iter().filter(|c| c.what == CrossoverKind::ComputeBoundBatch) {
-        let line = match report.kind {
-            ReportKind::Run => {
-                format!("{} (floors of the run's first engine and dtype)", crossover.explanation)
-            }
-            ReportKind::Predict => crossover.explanation.clone(),
-        };
-        // Several dtypes may say the same.
-        if !caption.contains(&line) {
-            caption.push(line);
-        }
-    }
+    let compute_bound = report.crossovers.iter().filter(|c| c.what == CrossoverKind::ComputeBoundBatch);
+    // Several dtypes may say the same.
+    let mut caption = distinct(compute_bound.map(|crossover| match report.kind {
+        ReportKind::Run => format!("{} (floors of the run's first engine and dtype)", crossover.explanation),
+        ReportKind::Predict => crossover.explanation.clone(),
+    }));
     let points = match report.kind {
         ReportKind::Run => {
             "bars at points are 95 % intervals; faint points are not ok, and their bars the range over all blocks"

@@ -2,6 +2,9 @@
 //!
 //! Enters: a [`Report`]. Leaves: lines and tables, none where one GPU holds the model.
 
+use std::collections::BTreeSet;
+
+use crate::analysis::distinct;
 use crate::output::document::{Block, Column, Document, Line, Table, Tone, measured, numbers, words};
 use crate::output::metrics::Unit;
 use hbmark_core::result::{
@@ -28,14 +31,9 @@ pub fn push(document: &mut Document, report: &Report) {
     }
     document.blocks.push(Block::Table(Table::titled("parts of a step, one after the other", parts(&steps))));
     document.blocks.push(Block::Table(Table::titled("collectives of a step", collectives(&steps))));
-    let mut sources: Vec<String> = steps
-        .iter()
-        .flat_map(|(_, step)| &step.measured)
-        .map(|row| format!("all-reduces by {}: {}", row.by, row.source))
-        .collect();
-    sources.sort();
-    sources.dedup();
-    document.list(sources);
+    let measured = steps.iter().flat_map(|(_, step)| &step.measured);
+    let sources = measured.map(|row| format!("all-reduces by {}: {}", row.by, row.source));
+    document.list(sources.collect::<BTreeSet<_>>());
 }
 
 /// `8 GPUs: tensor parallel 8`.
@@ -86,13 +84,8 @@ fn parts(steps: &[(&CellResult, &GroupStep)]) -> Vec<Column> {
         time("floor", &|cell, _| cell.predicted_ns),
         time("slowest stage", &|_, step| Some(step.interval_ns).filter(|_| step.stages_ns.len() > 1)),
     ];
-    let mut known: Vec<&str> = Vec::new();
-    for row in steps.iter().flat_map(|(_, step)| &step.measured) {
-        if known.len() < MOST_MEASURED && !known.contains(&row.by.as_str()) {
-            known.push(&row.by);
-        }
-    }
-    columns.extend(known.into_iter().map(|by| {
+    let known = distinct(steps.iter().flat_map(|(_, step)| &step.measured).map(|row| row.by.as_str()));
+    columns.extend(known.into_iter().take(MOST_MEASURED).map(|by| {
         let of = |_: &CellResult, step: &GroupStep| {
             step.measured.iter().find(|row| row.by == by).map(|row| row.step_ns)
         };

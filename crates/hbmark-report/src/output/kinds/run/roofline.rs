@@ -5,12 +5,12 @@ use std::fmt::Write;
 
 use super::palette::{Palette, Timed, is_invalid, look, of_imported, timed};
 use super::{bound_word, status_word};
+use crate::analysis::distinct;
 use crate::output::External;
 use crate::output::document::{Block, Column, numbers, words};
 use crate::output::plot::axis::{Axis, Measure};
 use crate::output::plot::{Chart, Drawing, Key, Label, Line, Mark, Plot, Shape, Span};
 use hbmark_core::ledger::Roof;
-use hbmark_core::model::Dtype;
 use hbmark_core::result::{Phase, Report, ReportKind};
 use hbmark_core::units::{BytesPerSecond, FlopsPerSecond};
 
@@ -45,12 +45,7 @@ struct Ceiling {
 }
 
 pub fn plot(report: &Report, palette: &Palette, externals: &[External]) -> Block {
-    let mut files: Vec<&str> = Vec::new();
-    for external in externals {
-        if !files.contains(&external.file.as_str()) {
-            files.push(&external.file);
-        }
-    }
+    let files = distinct(externals.iter().map(|external| external.file.as_str()));
     let imported = externals.iter().filter_map(|e| {
         let time_ns = e.cell.tpot_ns.filter(|t| t.is_finite() && *t > 0.0)?;
         let number = files.iter().position(|file| *file == e.file)?;
@@ -117,12 +112,7 @@ fn dot<'a>(timed: Timed<'a>, imported: Option<Imported<'a>>) -> Option<Dot<'a>> 
 
 /// The roofs of the dtypes that were run, each once.
 fn ceilings(report: &Report, dots: &[Dot<'_>]) -> Vec<Ceiling> {
-    let mut dtypes: Vec<Dtype> = Vec::new();
-    for dot in dots {
-        if !dtypes.contains(&dot.timed.cell.dtype) {
-            dtypes.push(dot.timed.cell.dtype);
-        }
-    }
+    let dtypes = distinct(dots.iter().map(|dot| dot.timed.cell.dtype));
     let measured = dtypes.iter().filter_map(|&d| Some((Roof::measured(report.ceilings.as_ref()?, d), true)));
     let sheet = dtypes.iter().filter_map(|&d| Some((Roof::datasheet(report.datasheet.as_ref()?, d), false)));
     let mut ceilings: Vec<Ceiling> = Vec::new();
@@ -211,8 +201,7 @@ fn mark(dot: &Dot<'_>, palette: &Palette) -> Mark {
 }
 
 fn legend(dots: &[Dot<'_>], ceilings: &[Ceiling], palette: &Palette) -> Vec<Key> {
-    let mut keys: Vec<Key> = Vec::new();
-    for dot in dots {
+    let keys = dots.iter().map(|dot| {
         let cell = dot.timed.cell;
         let text = match dot.imported {
             _ if is_invalid(cell) => "INVALID".to_owned(),
@@ -223,11 +212,9 @@ fn legend(dots: &[Dot<'_>], ceilings: &[Ceiling], palette: &Palette) -> Vec<Key>
             },
         };
         let (style, shape) = mark_look(dot, palette);
-        let key = Key::mark(style, shape, text);
-        if !keys.contains(&key) {
-            keys.push(key);
-        }
-    }
+        Key::mark(style, shape, text)
+    });
+    let mut keys = distinct(keys);
     let roofs = [(true, "roof", "ceiling measured in this run"), (false, "roof dashed", "data sheet")];
     let known = roofs.into_iter().filter(|roof| ceilings.iter().any(|c| c.measured == roof.0));
     keys.extend(known.map(|(_, style, text)| Key::line(style, text)));

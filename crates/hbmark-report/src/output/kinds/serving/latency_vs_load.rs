@@ -4,6 +4,7 @@
 //! that is not reported or infinite is a cross at the upper edge.
 
 use super::{curve, finite, validity};
+use crate::analysis::distinct;
 use crate::output::document::Block;
 use crate::output::plot::axis::{Axis, Measure};
 use crate::output::plot::{Chart, Drawing, Key, Label, Line, Mark, Plot, Rule, Shape, Span};
@@ -55,14 +56,10 @@ impl CurvePoint<'_> {
     fn without_height(&self, metric: SloMetric, quantiles: Option<&Quantiles>) -> Option<String> {
         let Some(quantiles) = quantiles else { return Some("not reported (saturated)".to_owned()) };
         let infinite = |quantity: Option<Quantity>| quantity.is_some_and(|q| q.value().is_infinite());
-        let mut names: Vec<String> =
-            LEVELS.iter().filter(|l| infinite((l.of)(quantiles))).map(|l| l.name.to_owned()).collect();
+        let levels = LEVELS.iter().filter(|l| infinite((l.of)(quantiles))).map(|l| l.name.to_owned());
         let clauses = self.result.slo.iter().filter(|c| c.clause.metric == metric && infinite(c.observed));
-        for name in clauses.map(|c| Measure::Tail.show(1.0 / (1.0 - c.clause.percentile))) {
-            if !names.contains(&name) {
-                names.push(name);
-            }
-        }
+        let clauses = clauses.map(|c| Measure::Tail.show(1.0 / (1.0 - c.clause.percentile)));
+        let names = distinct(levels.chain(clauses));
         (!names.is_empty())
             .then(|| format!("{} infinite: requests were rejected or failed", names.join(", ")))
     }
@@ -230,13 +227,8 @@ fn latency(
 
 /// The objectives about a metric, each once.
 fn clauses(places: &[CurvePoint<'_>], metric: SloMetric) -> Vec<Clause> {
-    let mut clauses: Vec<Clause> = Vec::new();
-    for clause in places.iter().flat_map(|p| &p.result.slo).map(|c| c.clause) {
-        if clause.metric == metric && !clauses.contains(&clause) {
-            clauses.push(clause);
-        }
-    }
-    clauses
+    let clauses = places.iter().flat_map(|p| &p.result.slo).map(|c| c.clause);
+    distinct(clauses.filter(|clause| clause.metric == metric))
 }
 
 fn throughput(swept: &str, places: &[CurvePoint<'_>], x: &Axis, report: &ServeReport) -> Option<Chart> {

@@ -5,6 +5,7 @@ use super::{
     Standing, curve, head, held, latency_vs_load, notes, percentiles, reasons, standing, timeline, times,
 };
 use super::{matrix_lines, point_lines, search_steps, verdict};
+use crate::analysis::distinct;
 use crate::analysis::words::counted;
 use crate::output::document::{Block, Document, Line, Tone, numbers, words};
 use crate::output::kinds::headline;
@@ -101,13 +102,8 @@ fn drawn(points: &[Point]) -> Vec<&Point> {
     }
     let last_held = run.iter().rposition(|p| held(p));
     let first_not = run.iter().position(|p| !held(p));
-    let mut chosen: Vec<usize> = Vec::new();
-    for index in [last_held, first_not, Some(0), Some(run.len() - 1)].into_iter().flatten() {
-        if !chosen.contains(&index) {
-            chosen.push(index);
-        }
-    }
-    chosen.into_iter().map(|i| run[i]).collect()
+    let chosen = [last_held, first_not, Some(0), Some(run.len() - 1)];
+    distinct(chosen.into_iter().flatten()).into_iter().map(|i| run[i]).collect()
 }
 
 fn header(report: &ServeReport) -> Vec<Line> {
