@@ -11,8 +11,8 @@ use crate::machine::memory;
 use crate::weights::OpenModel;
 use hbmark_core::result::Cause;
 use hbmark_core::units::Bytes;
+use hbmark_report::output::Kind;
 use hbmark_report::output::document::{Document, numbers, words};
-use hbmark_report::output::{Kind, OutputError};
 
 /// What a run would measure.
 #[derive(Debug, Clone, Serialize)]
@@ -123,9 +123,5 @@ impl Kind for DryRun {
         ]);
         document.list(self.unsupported.iter().map(|reason| format!("skip: {reason}")));
         document
-    }
-
-    fn json(&self) -> Result<String, OutputError> {
-        Ok(serde_json::to_string_pretty(self)?)
     }
 }

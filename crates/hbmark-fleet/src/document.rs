@@ -6,11 +6,11 @@ mod plots;
 
 use crate::drain::drain_commands;
 use crate::result::{Finding, FleetReport, Level, State};
+use hbmark_report::output::Kind;
 use hbmark_report::output::document::{
     Block, Column, Document, Figure, Line, Table, Tone, measured, numbers, words,
 };
 use hbmark_report::output::metrics::Unit;
-use hbmark_report::output::{Kind, OutputError};
 
 /// Rows of a table; JSON and CSV have all.
 const ROWS: usize = 300;
@@ -33,10 +33,6 @@ impl Kind for FleetReport {
         notices(self, &mut document);
         document.sheet = Some(sheet(self));
         document
-    }
-
-    fn json(&self) -> Result<String, OutputError> {
-        Ok(serde_json::to_string_pretty(self)?)
     }
 
     fn page(&self) -> Document {

@@ -22,6 +22,7 @@ use document::Document;
 pub use terminal::Screen;
 
 use hbmark_core::result::{CellResult, Report};
+use serde::Serialize;
 
 pub use kinds::{Aliases, Glossary, copy_above_read, record, status_word};
 
@@ -69,7 +70,7 @@ impl Format {
 }
 
 /// Something that can be printed in every format.
-pub trait Kind {
+pub trait Kind: Serialize {
     /// Its content for a reader.
     fn document(&self) -> Document;
 
@@ -77,7 +78,9 @@ pub trait Kind {
     ///
     /// # Errors
     /// When it cannot be serialised.
-    fn json(&self) -> Result<String, OutputError>;
+    fn json(&self) -> Result<String, OutputError> {
+        Ok(serde_json::to_string_pretty(self)?)
+    }
 
     /// Its content for a page: kinds with plots have more there.
     fn page(&self) -> Document {

@@ -3,9 +3,9 @@
 //! Enters: a [`Report`] or a [`Ladder`]. Leaves: tables.
 
 use super::run::status_word;
+use crate::output::Kind;
 use crate::output::document::{Block, Cells, Column, Document, Table, measured, numbers, words};
 use crate::output::metrics::Unit;
-use crate::output::{Kind, OutputError};
 use hbmark_core::result::{CellResult, Ladder, OperationRow, Phase, Report, Status, TimeScale};
 use hbmark_core::units::{Bytes, Nanos};
 
@@ -17,10 +17,6 @@ impl Kind for Ladder {
         let mut table = of_ladder(self);
         let title = table.title.take().unwrap_or_default();
         Document { blocks: vec![Block::Table(table)], ..Document::new(title) }
-    }
-
-    fn json(&self) -> Result<String, OutputError> {
-        Ok(serde_json::to_string_pretty(self)?)
     }
 }
 

@@ -8,7 +8,6 @@ use crate::analysis::words::{answer, counted};
 use crate::output::Kind;
 use crate::output::document::{Column, Document, measured, numbers, words};
 use crate::output::metrics::Unit;
-use crate::output::{Kind, OutputError};
 
 impl Kind for Capacity {
     fn document(&self) -> Document {
@@ -38,10 +37,6 @@ impl Kind for Capacity {
         sheet.push(measured("value", Unit::Count, self.lines.iter().map(|line| line.value)));
         document.sheet = Some(sheet);
         document
-    }
-
-    fn json(&self) -> Result<String, OutputError> {
-        Ok(serde_json::to_string_pretty(self)?)
     }
 }
 

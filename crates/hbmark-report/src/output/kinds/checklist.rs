@@ -1,8 +1,8 @@
 //! Checklists: every question of a result with its answer, and the verdict.
 
 use crate::analysis::{Check, Checklist};
+use crate::output::Kind;
 use crate::output::document::{Document, words};
-use crate::output::{Kind, OutputError};
 
 impl Kind for [Checklist] {
     fn document(&self) -> Document {
@@ -27,9 +27,5 @@ impl Kind for [Checklist] {
             }]);
         }
         document
-    }
-
-    fn json(&self) -> Result<String, OutputError> {
-        Ok(serde_json::to_string_pretty(self)?)
     }
 }

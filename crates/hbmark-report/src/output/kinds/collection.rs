@@ -8,8 +8,8 @@ use std::mem::discriminant;
 use super::{run, serving};
 use crate::analysis::collection::{Collection, From, Source};
 use crate::analysis::words::counted;
+use crate::output::Kind;
 use crate::output::document::{Column, Document, Line, Tone, facts, split_constants, words};
-use crate::output::{Kind, OutputError};
 use hbmark_core::result::CellResult;
 use hbmark_core::result::serving::Point;
 
@@ -52,10 +52,6 @@ impl Kind for Collection {
         );
         document.sheet = Some(self.sheet());
         document
-    }
-
-    fn json(&self) -> Result<String, OutputError> {
-        Ok(serde_json::to_string_pretty(self)?)
     }
 }
 

@@ -4,10 +4,10 @@
 
 use crate::analysis::compare::percent;
 use crate::analysis::words::counted;
+use crate::output::Kind;
 use crate::output::document::{Block, Column, Document, Line, Table, Tone, measured, numbers, words};
 use crate::output::kinds::headline;
 use crate::output::metrics::Unit;
-use crate::output::{Kind, OutputError};
 use hbmark_core::result::comparison::{
     Arm, CellComparison, ComparedCell, ComparedItem, Comparison, ComparisonVerdict, Difference, Effect,
     Method,
@@ -32,10 +32,6 @@ impl Kind for Comparison {
         document.sheet =
             Some(sheet(&floor.chain(found.into_iter().map(|row| ("b_against_a", row))).collect::<Vec<_>>()));
         document
-    }
-
-    fn json(&self) -> Result<String, OutputError> {
-        Ok(serde_json::to_string_pretty(self)?)
     }
 
     fn page(&self) -> Document {

@@ -1,7 +1,7 @@
 //! Findings, the worst first: what is wrong or right, the evidence, and what to do.
 
+use crate::output::Kind;
 use crate::output::document::{Block, Document, words};
-use crate::output::{Kind, OutputError};
 use hbmark_core::result::{Finding, Severity};
 
 /// Evidence of one rule that is printed; a file for machines has it all.
@@ -40,10 +40,6 @@ impl Kind for [Finding] {
             column("response", &|f| f.response.clone()),
         ]);
         document
-    }
-
-    fn json(&self) -> Result<String, OutputError> {
-        Ok(serde_json::to_string_pretty(self)?)
     }
 }
 

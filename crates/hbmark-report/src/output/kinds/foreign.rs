@@ -16,6 +16,7 @@ use crate::output::kinds::headline;
 use crate::output::metrics::Unit;
 use crate::output::{Kind, OutputError};
 use hbmark_core::result::{Cause, CellResult, Status};
+use serde::{Serialize, Serializer};
 
 /// Metrics that a table shows, each by its middle, which the heading names; files for machines have every statistic.
 const SHOWN: &[Metric] = &[
@@ -73,10 +74,6 @@ impl Kind for [Imported] {
         document.sheet = Some(sheet(self));
         document
     }
-
-    fn json(&self) -> Result<String, OutputError> {
-        Ok(serde_json::to_string_pretty(self)?)
-    }
 }
 
 /// The table of foreign keys, of all formats or one.
@@ -110,13 +107,18 @@ impl Kind for Aliases {
     }
 
     fn json(&self) -> Result<String, OutputError> {
-        let row = |a: &Alias| {
+        Ok(serde_json::to_string(self)?)
+    }
+}
+
+impl Serialize for Aliases {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.lines().into_iter().map(|a| {
             serde_json::json!({
                 "format": a.format, "key": a.key, "metric": a.metric, "unit": a.unit.word(),
                 "conversion": a.conversion, "caveat": a.caveat,
             })
-        };
-        Ok(serde_json::Value::Array(self.lines().into_iter().map(row).collect()).to_string())
+        }))
     }
 }
 

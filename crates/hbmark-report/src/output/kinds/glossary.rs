@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
+use crate::output::Kind;
 use crate::output::document::{Block, Document, words};
-use crate::output::{Kind, OutputError};
 
 /// One definition.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -257,7 +257,8 @@ const ENTRIES: &[Entry] = &[
 ];
 
 /// Definitions.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
+#[serde(transparent)]
 pub struct Glossary {
     entries: Vec<&'static Entry>,
 }
@@ -304,10 +305,6 @@ impl Kind for Glossary {
             column("meaning", |e| e.meaning),
         ]);
         document
-    }
-
-    fn json(&self) -> Result<String, OutputError> {
-        Ok(serde_json::to_string_pretty(&self.entries)?)
     }
 }
 

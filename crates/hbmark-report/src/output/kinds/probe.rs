@@ -3,8 +3,8 @@
 //! Enters: a [`Probe`]. Leaves: the document of `hbmark doctor --url`: who answers, what it serves, what of it can be measured.
 
 use crate::analysis::words::counted;
+use crate::output::Kind;
 use crate::output::document::{Document, Line, Tone, numbers, words};
-use crate::output::{Kind, OutputError};
 use hbmark_core::result::serving::{Clue, Outcome, Probe, ServedModel};
 use hbmark_core::units::Nanos;
 
@@ -29,10 +29,6 @@ impl Kind for Probe {
         }
         document.titled_list("not as it should be", Tone::Warning, warnings(self));
         document
-    }
-
-    fn json(&self) -> Result<String, OutputError> {
-        Ok(serde_json::to_string_pretty(self)?)
     }
 }
 

@@ -20,14 +20,14 @@ use std::fmt::Write;
 pub use page::page;
 
 use super::{breakdown, speculation};
+use crate::output::Kind;
 use crate::output::document::{
     Block, Column, Document, Line, Table, Tone, facts, grouped, measured, numbers, split_constants, words,
 };
 use crate::output::metrics::{METRICS, Shown, Unit};
-use crate::output::{Kind, OutputError};
 use hbmark_core::result::cause::joined;
 use hbmark_core::result::{
-    Bound, Capabilities, Cause, Ceilings, CellResult, Phase, Report, ReportKind, Spread, Status, saved,
+    Bound, Capabilities, Cause, Ceilings, CellResult, Phase, Report, ReportKind, Spread, Status,
 };
 use hbmark_core::units::{BytesPerSecond, FlopsPerSecond, Nanos};
 
@@ -77,10 +77,6 @@ impl Kind for Report {
         document.section("this machine, this run", self.warnings.iter().cloned());
         document.sheet = Some(sheet(&self.cells));
         document
-    }
-
-    fn json(&self) -> Result<String, OutputError> {
-        Ok(saved::write(self)?)
     }
 
     fn page(&self) -> Document {

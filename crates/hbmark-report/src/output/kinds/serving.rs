@@ -4,11 +4,11 @@
 //! as such, and a percentile that the sample is too small for as the largest value with a `≥`.
 
 use crate::analysis::explain_serving;
-use crate::analysis::words::counted;
+use crate::analysis::words::{answer, counted};
+use crate::output::Kind;
 use crate::output::document::{Column, Document, Line, Value, measured, numbers, words};
 use crate::output::kinds::headline;
 use crate::output::metrics::{SERVING, Shown, Unit};
-use crate::output::{Kind, OutputError};
 use hbmark_core::result::cause::joined;
 use hbmark_core::result::serving::{
     Breakdown, ColdPhase, ColdStart, GateName, Offered, Point, Quantiles, Quantity, Residual, RowVerdict,
@@ -48,10 +48,6 @@ impl Kind for ServeReport {
         document.list(lines.chain(self.matrix.iter().map(matrix_lines)).chain(self.warnings.iter().cloned()));
         document.sheet = Some(self.cold_start.as_ref().map_or_else(|| sheet(&self.points), cold_sheet));
         document
-    }
-
-    fn json(&self) -> Result<String, OutputError> {
-        Ok(serde_json::to_string_pretty(self)?)
     }
 
     fn page(&self) -> Document {

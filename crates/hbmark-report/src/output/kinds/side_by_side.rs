@@ -1,10 +1,10 @@
 //! Two saved results beside each other.
 
 use crate::analysis::{FigurePair, SideBySide};
+use crate::output::Kind;
 use crate::output::document::{Document, measured, numbers, words};
 use crate::output::kinds::comparison::differing;
 use crate::output::metrics::Unit;
-use crate::output::{Kind, OutputError};
 
 impl Kind for SideBySide {
     fn document(&self) -> Document {
@@ -43,9 +43,5 @@ impl Kind for SideBySide {
             measured("ratio", Unit::Count, self.figures.iter().map(FigurePair::ratio)),
         ]);
         document
-    }
-
-    fn json(&self) -> Result<String, OutputError> {
-        Ok(serde_json::to_string_pretty(self)?)
     }
 }

@@ -7,13 +7,13 @@ use super::run::status_word;
 use crate::analysis::distinct;
 use crate::analysis::speculation::{Acceptance, Drafting, Speculation, VerifyRow, speculation};
 use crate::analysis::words::counted;
+use crate::output::Kind;
 use crate::output::document::{
     Block, Column, Document, Line, Table, Tone, facts, measured, numbers, split_constants, words,
 };
 use crate::output::metrics::Unit;
 use crate::output::plot::axis::{Axis, Measure};
 use crate::output::plot::{Chart, Drawing, Key, Line as PlotLine, Plot, Span};
-use crate::output::{Kind, OutputError};
 use hbmark_core::result::Report;
 
 /// Acceptance rates that have a column.
@@ -38,10 +38,6 @@ impl Kind for Speculation {
         document.section("mind", caveats(self));
         document.sheet = Some(sheet(&self.rows));
         document
-    }
-
-    fn json(&self) -> Result<String, OutputError> {
-        Ok(serde_json::to_string_pretty(self)?)
     }
 
     fn page(&self) -> Document {
