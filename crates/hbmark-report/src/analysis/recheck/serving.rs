@@ -3,7 +3,7 @@
 //! Enters: a [`ServeReport`] from a file. Leaves: the same, in which counts, latencies and objectives are those of the measured requests, and
 //! no point is better than its gates. What a file keeps no samples of (rates, averages over time, the details of gates) stays as it says.
 
-use crate::analysis::words::precise;
+use crate::analysis::words::{answer, precise};
 use hbmark_core::result::serving::{
     ClauseResult, GateName, Offered, Point, Quantiles, Quantity, Requests, ServeKind, ServeReport,
     ServeResult, SloMetric, Validity,
@@ -182,11 +182,7 @@ fn figures(requests: &Requests, result: &mut ServeResult, live: bool) -> Option<
         let (low, high) = (own.low.map(Quantity::value), own.high.map(Quantity::value));
         let close = |bound: Option<f64>| bound.is_some_and(|at| near(at, stated.clause.limit_ns));
         if own.met != stated.met && !close(low) && !close(high) {
-            let word = |met| match met {
-                Some(true) => "met",
-                Some(false) => "missed",
-                None => "undetermined",
-            };
+            let word = |met| answer(met, ["met", "missed", "undetermined"]);
             let detail = format!(
                 "{own} is {} by the requests, and the summary says {}",
                 word(own.met),

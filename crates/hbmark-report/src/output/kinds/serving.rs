@@ -487,20 +487,12 @@ pub fn point_lines(point: &Point) -> Vec<String> {
 
 /// The word for a gate's verdict.
 fn verdict(passed: Option<bool>) -> &'static str {
-    match passed {
-        Some(true) => "ok",
-        Some(false) => "FAILED",
-        None => "not judged",
-    }
+    answer(passed, ["ok", "FAILED", "not judged"])
 }
 
 /// The word for a clause's verdict.
 fn met(met: Option<bool>) -> &'static str {
-    match met {
-        Some(true) => "met",
-        Some(false) => "NOT met",
-        None => "undetermined",
-    }
+    answer(met, ["met", "NOT met", "undetermined"])
 }
 
 /// A value that can be drawn on a logarithmic axis.
@@ -569,21 +561,13 @@ fn not_held_at(search: &Search, median: f64) -> String {
 /// What was tried.
 pub fn search_steps(search: &Search) -> impl Iterator<Item = String> + '_ {
     search.attempts.iter().map(|a| {
-        let held = match a.met {
-            Some(true) => "held",
-            Some(false) => "failed",
-            None => "undetermined",
-        };
+        let held = answer(a.met, ["held", "failed", "undetermined"]);
         format!("{} {}/s: {held} ({})", a.stage, PerSecond(a.rate), a.why)
     })
 }
 
 pub fn matrix_lines(row: &RowVerdict) -> String {
-    let verdict = match row.held {
-        Some(true) => "held",
-        Some(false) => "REFUTED",
-        None => "not known",
-    };
+    let verdict = answer(row.held, ["held", "REFUTED", "not known"]);
     format!("{}: expected {}; {verdict}: {}", row.title, row.hypothesis, row.seen)
 }
 
