@@ -28,6 +28,7 @@ mod vllm_engine;
 
 use std::path::{Path, PathBuf};
 
+use clap::ValueEnum;
 use document::Document;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -50,7 +51,7 @@ const MAX_ROWS: usize = 10_000;
 /// Characters of untrusted text that are kept.
 const MAX_TEXT: usize = 160;
 
-/// Which program and mode wrote a result.
+/// Which program and mode wrote a result, in the order in which the table of aliases lists them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum ForeignFormat {
@@ -75,27 +76,6 @@ pub enum ForeignFormat {
 }
 
 impl ForeignFormat {
-    /// Every format, in the order in which the table of aliases lists them.
-    pub const ALL: &'static [Self] = &[
-        Self::VllmServe,
-        Self::VllmSummary,
-        Self::VllmLatency,
-        Self::VllmThroughput,
-        Self::VllmEngine,
-        Self::SglangOneBatch,
-        Self::SglangServing,
-        Self::LlamaBench,
-        Self::LlamaBatchedBench,
-        Self::Aiperf,
-        Self::AiperfRecords,
-        Self::GenaiPerfAnalyze,
-        Self::Guidellm,
-        Self::InferencePerf,
-        Self::OptimumBenchmark,
-        Self::TrtllmBench,
-        Self::HbmarkServe,
-    ];
-
     /// What a person calls it.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -314,7 +294,7 @@ pub enum ImportError {
 }
 
 fn known_formats() -> String {
-    ForeignFormat::ALL.iter().map(|f| f.name()).collect::<Vec<_>>().join(", ")
+    ForeignFormat::value_variants().iter().map(|f| f.name()).collect::<Vec<_>>().join(", ")
 }
 
 /// Reads a foreign result. A file may hold several: a Markdown page with tables of two programs gives one for each.

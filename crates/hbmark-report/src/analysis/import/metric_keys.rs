@@ -261,10 +261,11 @@ fn alias(line: &'static str) -> Option<Alias> {
 mod tests {
     use super::Statistic::{Mean, Median, Single};
     use super::*;
+    use clap::ValueEnum;
 
     #[test]
     fn every_format_has_aliases_and_no_key_means_two_things() {
-        for format in ForeignFormat::ALL {
+        for format in ForeignFormat::value_variants() {
             assert!(of(*format).count() >= 2, "{}", format.name());
         }
         for (index, alias) in ALIASES.iter().enumerate() {

@@ -15,6 +15,7 @@ use crate::output::document::{
 use crate::output::kinds::headline;
 use crate::output::metrics::Unit;
 use crate::output::{Kind, OutputError};
+use clap::ValueEnum;
 use hbmark_core::result::{Cause, CellResult, Status};
 use serde::{Serialize, Serializer};
 
@@ -82,7 +83,8 @@ pub struct Aliases(pub Option<ForeignFormat>);
 
 impl Aliases {
     fn lines(self) -> Vec<&'static Alias> {
-        let formats = ForeignFormat::ALL.iter().filter(|f| self.0.is_none_or(|only| only == **f));
+        let formats =
+            ForeignFormat::value_variants().iter().filter(|f| self.0.is_none_or(|only| only == **f));
         formats.flat_map(|format| metric_keys::of(*format)).collect()
     }
 }
