@@ -3,7 +3,6 @@
 //! Enters: a [`CellResult`] or a [`ServeResult`]. Leaves: one column per row of [`METRICS`] or [`SERVING`]. To add a metric is to add a row
 //! here; every format follows. It formats nothing.
 
-use Better::{Higher, Lower, Neither};
 use Shown::{Files, Table};
 use Unit::{Bytes, BytesPerSecond, Count, Flops, Fraction, Joules, Nanoseconds, PerSecond};
 
@@ -41,14 +40,6 @@ impl Unit {
     }
 }
 
-/// Which direction is good.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Better {
-    Lower,
-    Higher,
-    Neither,
-}
-
 /// Where a metric is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shown {
@@ -66,7 +57,6 @@ pub struct Metric<T, V = f64> {
     /// The heading of a table.
     pub title: &'static str,
     pub unit: Unit,
-    pub better: Better,
     pub shown: Shown,
     pub value: fn(&T) -> Option<V>,
 }
@@ -75,11 +65,10 @@ const fn row<T, V>(
     key: &'static str,
     title: &'static str,
     unit: Unit,
-    better: Better,
     shown: Shown,
     value: fn(&T) -> Option<V>,
 ) -> Metric<T, V> {
-    Metric { key, title, unit, better, shown, value }
+    Metric { key, title, unit, shown, value }
 }
 
 impl Metric<CellResult> {
@@ -136,116 +125,110 @@ fn bandwidth_matters(cell: &CellResult) -> bool {
 
 /// Every metric of a cell, in the order of columns.
 pub const METRICS: &[Metric<CellResult>] = &[
-    row("step", "step", Nanoseconds, Lower, Table, |c| match &c.all_blocks {
+    row("step", "step", Nanoseconds, Table, |c| match &c.all_blocks {
         Some(all) => Some(all.step_ns.median),
         None => c.step_ns.as_ref().map(|step| step.typical.unwrap_or(step.median)),
     }),
-    row("step_median", "median", Nanoseconds, Lower, Files, |c| Some(c.step_ns.as_ref()?.median)),
-    row("step_p50", "p50", Nanoseconds, Lower, Files, |c| Some(c.step_ns.as_ref()?.p50)),
-    row("step_p90", "p90", Nanoseconds, Lower, Files, |c| c.step_ns.as_ref()?.p90),
-    row("step_p95", "p95", Nanoseconds, Lower, Files, |c| c.step_ns.as_ref()?.p95),
-    row("step_p99", "p99", Nanoseconds, Lower, Files, |c| c.step_ns.as_ref()?.p99),
-    row("step_p99_9", "p99.9", Nanoseconds, Lower, Files, |c| c.step_ns.as_ref()?.p99_9),
-    row("step_mean", "mean", Nanoseconds, Lower, Files, |c| Some(c.step_ns.as_ref()?.mean)),
-    row("step_sd", "sd", Nanoseconds, Lower, Files, |c| c.step_ns.as_ref()?.sd),
-    row("step_cv", "cv", Fraction, Lower, Files, |c| c.step_ns.as_ref()?.cv),
-    row("step_max", "max", Nanoseconds, Lower, Files, |c| Some(c.step_ns.as_ref()?.max)),
-    row("step_ci_low", "ci low", Nanoseconds, Neither, Files, |c| c.step_ns.as_ref()?.ci_low),
-    row("step_ci_high", "ci high", Nanoseconds, Neither, Files, |c| c.step_ns.as_ref()?.ci_high),
-    row("steps", "n", Count, Neither, Files, |c| Some(c.step_ns.as_ref()?.n as f64)),
-    row("tpot", "TPOT", Nanoseconds, Lower, Table, |c| match &c.all_blocks {
+    row("step_median", "median", Nanoseconds, Files, |c| Some(c.step_ns.as_ref()?.median)),
+    row("step_p50", "p50", Nanoseconds, Files, |c| Some(c.step_ns.as_ref()?.p50)),
+    row("step_p90", "p90", Nanoseconds, Files, |c| c.step_ns.as_ref()?.p90),
+    row("step_p95", "p95", Nanoseconds, Files, |c| c.step_ns.as_ref()?.p95),
+    row("step_p99", "p99", Nanoseconds, Files, |c| c.step_ns.as_ref()?.p99),
+    row("step_p99_9", "p99.9", Nanoseconds, Files, |c| c.step_ns.as_ref()?.p99_9),
+    row("step_mean", "mean", Nanoseconds, Files, |c| Some(c.step_ns.as_ref()?.mean)),
+    row("step_sd", "sd", Nanoseconds, Files, |c| c.step_ns.as_ref()?.sd),
+    row("step_cv", "cv", Fraction, Files, |c| c.step_ns.as_ref()?.cv),
+    row("step_max", "max", Nanoseconds, Files, |c| Some(c.step_ns.as_ref()?.max)),
+    row("step_ci_low", "ci low", Nanoseconds, Files, |c| c.step_ns.as_ref()?.ci_low),
+    row("step_ci_high", "ci high", Nanoseconds, Files, |c| c.step_ns.as_ref()?.ci_high),
+    row("steps", "n", Count, Files, |c| Some(c.step_ns.as_ref()?.n as f64)),
+    row("tpot", "TPOT", Nanoseconds, Table, |c| match &c.all_blocks {
         // Of a verify step it hangs on how many draft tokens are accepted.
         _ if c.phase != Phase::Decode => None,
         Some(all) => all.tpot_ns.map(|tpot| tpot.median),
         None => c.tpot_ns.or_else(|| predicted_tpot(c)),
     }),
-    row("interval", "interval", Nanoseconds, Lower, Files, |c| c.tpot_ns),
-    row("interval_half_width", "±", Fraction, Lower, Table, half_width),
-    row("host_bubble", "bubble", Nanoseconds, Lower, Files, |c| c.host_bubble_ns),
-    row("launch_cost", "launches", Nanoseconds, Lower, Files, |c| c.launch_cost_ns),
-    row("launch_share", "% launches", Fraction, Lower, Table, |c| c.launch_share),
-    row("floor", "floor", Nanoseconds, Neither, Table, |c| c.predicted_ns.or(c.predicted_datasheet_ns)),
-    row("predicted_datasheet", "datasheet", Nanoseconds, Neither, Files, |c| c.predicted_datasheet_ns),
-    row("weights", "weights", Bytes, Neither, Table, |c| Some(moved(c)?.weights.as_f64())),
-    row("kv", "KV", Bytes, Neither, Table, |c| {
-        moved(c).map(|bytes| (bytes.kv_read + bytes.kv_write).as_f64())
-    }),
-    row("kv_read", "KV read", Bytes, Neither, Files, |c| Some(moved(c)?.kv_read.as_f64())),
-    row("kv_write", "KV write", Bytes, Neither, Files, |c| Some(moved(c)?.kv_write.as_f64())),
-    row("other", "other", Bytes, Neither, Files, |c| Some(moved(c)?.other.as_f64())),
-    row("as_implemented", "moved", Bytes, Lower, Table, |c| Some(c.bytes.as_implemented?.as_f64())),
-    row("arithmetic", "FLOP", Flops, Neither, Files, |c| Some(c.flops).filter(|flops| *flops > 0.0)),
-    row("achieved", "achieved", BytesPerSecond, Higher, Table, |c| {
+    row("interval", "interval", Nanoseconds, Files, |c| c.tpot_ns),
+    row("interval_half_width", "±", Fraction, Table, half_width),
+    row("host_bubble", "bubble", Nanoseconds, Files, |c| c.host_bubble_ns),
+    row("launch_cost", "launches", Nanoseconds, Files, |c| c.launch_cost_ns),
+    row("launch_share", "% launches", Fraction, Table, |c| c.launch_share),
+    row("floor", "floor", Nanoseconds, Table, |c| c.predicted_ns.or(c.predicted_datasheet_ns)),
+    row("predicted_datasheet", "datasheet", Nanoseconds, Files, |c| c.predicted_datasheet_ns),
+    row("weights", "weights", Bytes, Table, |c| Some(moved(c)?.weights.as_f64())),
+    row("kv", "KV", Bytes, Table, |c| moved(c).map(|bytes| (bytes.kv_read + bytes.kv_write).as_f64())),
+    row("kv_read", "KV read", Bytes, Files, |c| Some(moved(c)?.kv_read.as_f64())),
+    row("kv_write", "KV write", Bytes, Files, |c| Some(moved(c)?.kv_write.as_f64())),
+    row("other", "other", Bytes, Files, |c| Some(moved(c)?.other.as_f64())),
+    row("as_implemented", "moved", Bytes, Table, |c| Some(c.bytes.as_implemented?.as_f64())),
+    row("arithmetic", "FLOP", Flops, Files, |c| Some(c.flops).filter(|flops| *flops > 0.0)),
+    row("achieved", "achieved", BytesPerSecond, Table, |c| {
         c.achieved_bytes_per_s.filter(|_| bandwidth_matters(c))
     }),
-    row("fraction_of_ceiling", "% ceiling", Fraction, Higher, Table, |c| {
+    row("fraction_of_ceiling", "% ceiling", Fraction, Table, |c| {
         c.fraction_of_ceiling.filter(|_| bandwidth_matters(c))
     }),
-    row("fraction_of_datasheet", "% sheet", Fraction, Higher, Table, |c| {
+    row("fraction_of_datasheet", "% sheet", Fraction, Table, |c| {
         c.fraction_of_datasheet.filter(|_| bandwidth_matters(c))
     }),
-    row("mfu", "MFU", Fraction, Higher, Table, |c| c.mfu.filter(|_| c.phase != Phase::Decode)),
-    row("tokens", "tok/s", PerSecond, Higher, Table, |c| match &c.all_blocks {
+    row("mfu", "MFU", Fraction, Table, |c| c.mfu.filter(|_| c.phase != Phase::Decode)),
+    row("tokens", "tok/s", PerSecond, Table, |c| match &c.all_blocks {
         _ if matches!(c.phase, Phase::Verify { .. }) => None,
         Some(all) => Some(all.tokens_per_s.median),
         None => c.tokens_per_s,
     }),
-    row("all_blocks_low", "lowest block", Nanoseconds, Lower, Files, |c| Some(judged(c)?.low)),
-    row("all_blocks_high", "highest block", Nanoseconds, Lower, Files, |c| Some(judged(c)?.high)),
-    row("blocks", "blocks", Count, Neither, Files, |c| Some(c.blocks.len() as f64).filter(|n| *n > 0.0)),
-    row("blocks_rejected", "rejected", Count, Neither, Files, |c| {
+    row("all_blocks_low", "lowest block", Nanoseconds, Files, |c| Some(judged(c)?.low)),
+    row("all_blocks_high", "highest block", Nanoseconds, Files, |c| Some(judged(c)?.high)),
+    row("blocks", "blocks", Count, Files, |c| Some(c.blocks.len() as f64).filter(|n| *n > 0.0)),
+    row("blocks_rejected", "rejected", Count, Files, |c| {
         let rejected = c.blocks.iter().filter(|block| block.rejected.is_some()).count();
         (!c.blocks.is_empty()).then_some(rejected as f64)
     }),
-    row("memory_predicted", "memory predicted", Bytes, Neither, Files, |c| {
-        Some(c.memory_predicted_bytes?.as_f64())
-    }),
-    row("memory_peak", "memory peak", Bytes, Lower, Files, |c| Some(c.memory_peak_bytes?.as_f64())),
-    row("energy_per_step", "J/step", Joules, Lower, Files, |c| c.energy_per_step_joules),
-    row("energy_per_token", "J/token", Joules, Lower, Table, |c| {
+    row("memory_predicted", "memory predicted", Bytes, Files, |c| Some(c.memory_predicted_bytes?.as_f64())),
+    row("memory_peak", "memory peak", Bytes, Files, |c| Some(c.memory_peak_bytes?.as_f64())),
+    row("energy_per_step", "J/step", Joules, Files, |c| c.energy_per_step_joules),
+    row("energy_per_token", "J/token", Joules, Table, |c| {
         c.energy_per_token_joules.filter(|_| !matches!(c.phase, Phase::Verify { .. }))
     }),
-    row("distinct_experts", "experts", Count, Neither, Table, |c| c.distinct_experts),
+    row("distinct_experts", "experts", Count, Table, |c| c.distinct_experts),
 ];
 
 /// Every number of a point of load, in the order of columns.
 pub const SERVING: &[Metric<ServeResult, Quantity>] = &[
-    row("offered", "offered req/s", PerSecond, Neither, Table, |r| r.offered_per_s.map(Quantity::from)),
-    row("served", "served req/s", PerSecond, Higher, Table, |r| Some(r.served_per_s.into())),
-    row("prompt_tokens", "prompt tok/s", PerSecond, Higher, Table, |r| Some(r.prompt_tokens_per_s.into())),
-    row("output_tokens", "output tok/s", PerSecond, Higher, Table, |r| Some(r.output_tokens_per_s.into())),
-    row("goodput", "goodput req/s", PerSecond, Higher, Table, |r| r.goodput_per_s.map(Quantity::from)),
-    row("ttft_p50", "TTFT p50", Nanoseconds, Lower, Table, |r| r.ttft_ns.as_ref()?.p50),
-    row("ttft_p95", "TTFT p95", Nanoseconds, Lower, Table, |r| r.ttft_ns.as_ref()?.p95),
-    row("ttft_p99", "TTFT p99", Nanoseconds, Lower, Files, |r| r.ttft_ns.as_ref()?.p99),
-    row("tpot_p50", "TPOT p50", Nanoseconds, Lower, Table, |r| r.tpot_ns.as_ref()?.p50),
-    row("tpot_p95", "TPOT p95", Nanoseconds, Lower, Table, |r| r.tpot_ns.as_ref()?.p95),
-    row("tpot_p99", "TPOT p99", Nanoseconds, Lower, Files, |r| r.tpot_ns.as_ref()?.p99),
-    row("itl_p50", "ITL p50", Nanoseconds, Lower, Files, |r| r.itl_ns.as_ref()?.p50),
-    row("itl_p99", "ITL p99", Nanoseconds, Lower, Files, |r| r.itl_ns.as_ref()?.p99),
-    row("e2e_p50", "E2E p50", Nanoseconds, Lower, Table, |r| r.e2e_ns.as_ref()?.p50),
-    row("e2e_p95", "E2E p95", Nanoseconds, Lower, Files, |r| r.e2e_ns.as_ref()?.p95),
-    row("e2e_p99", "E2E p99", Nanoseconds, Lower, Files, |r| r.e2e_ns.as_ref()?.p99),
-    row("queue_p50", "queue p50", Nanoseconds, Lower, Table, |r| r.queue_ns.as_ref()?.p50),
-    row("queue_p95", "queue p95", Nanoseconds, Lower, Files, |r| r.queue_ns.as_ref()?.p95),
-    row("injection_lag_max", "lag max", Nanoseconds, Lower, Files, |r| r.injection_lag_ns.max),
-    row("mean_batch", "seqs/step", Count, Neither, Table, |r| Some(r.mean_batch.into())),
-    row("mean_step_tokens", "tokens/step", Count, Neither, Table, |r| Some(r.mean_step_tokens.into())),
-    row("mean_waiting", "waiting", Count, Lower, Files, |r| Some(r.mean_waiting.into())),
-    row("mean_kv_use", "KV use", Fraction, Neither, Table, |r| Some(r.mean_kv_use.into())),
-    row("max_kv_use", "KV max", Fraction, Neither, Files, |r| Some(r.max_kv_use.into())),
-    row("prefix_hit_rate", "prefix hits", Fraction, Higher, Table, |r| r.prefix_hit_rate.map(Quantity::from)),
-    row("mean_adapters", "adapters", Count, Neither, Table, |r| r.mean_adapters.map(Quantity::from)),
-    row("acceptance_length", "accept length", Count, Higher, Table, |r| {
+    row("offered", "offered req/s", PerSecond, Table, |r| r.offered_per_s.map(Quantity::from)),
+    row("served", "served req/s", PerSecond, Table, |r| Some(r.served_per_s.into())),
+    row("prompt_tokens", "prompt tok/s", PerSecond, Table, |r| Some(r.prompt_tokens_per_s.into())),
+    row("output_tokens", "output tok/s", PerSecond, Table, |r| Some(r.output_tokens_per_s.into())),
+    row("goodput", "goodput req/s", PerSecond, Table, |r| r.goodput_per_s.map(Quantity::from)),
+    row("ttft_p50", "TTFT p50", Nanoseconds, Table, |r| r.ttft_ns.as_ref()?.p50),
+    row("ttft_p95", "TTFT p95", Nanoseconds, Table, |r| r.ttft_ns.as_ref()?.p95),
+    row("ttft_p99", "TTFT p99", Nanoseconds, Files, |r| r.ttft_ns.as_ref()?.p99),
+    row("tpot_p50", "TPOT p50", Nanoseconds, Table, |r| r.tpot_ns.as_ref()?.p50),
+    row("tpot_p95", "TPOT p95", Nanoseconds, Table, |r| r.tpot_ns.as_ref()?.p95),
+    row("tpot_p99", "TPOT p99", Nanoseconds, Files, |r| r.tpot_ns.as_ref()?.p99),
+    row("itl_p50", "ITL p50", Nanoseconds, Files, |r| r.itl_ns.as_ref()?.p50),
+    row("itl_p99", "ITL p99", Nanoseconds, Files, |r| r.itl_ns.as_ref()?.p99),
+    row("e2e_p50", "E2E p50", Nanoseconds, Table, |r| r.e2e_ns.as_ref()?.p50),
+    row("e2e_p95", "E2E p95", Nanoseconds, Files, |r| r.e2e_ns.as_ref()?.p95),
+    row("e2e_p99", "E2E p99", Nanoseconds, Files, |r| r.e2e_ns.as_ref()?.p99),
+    row("queue_p50", "queue p50", Nanoseconds, Table, |r| r.queue_ns.as_ref()?.p50),
+    row("queue_p95", "queue p95", Nanoseconds, Files, |r| r.queue_ns.as_ref()?.p95),
+    row("injection_lag_max", "lag max", Nanoseconds, Files, |r| r.injection_lag_ns.max),
+    row("mean_batch", "seqs/step", Count, Table, |r| Some(r.mean_batch.into())),
+    row("mean_step_tokens", "tokens/step", Count, Table, |r| Some(r.mean_step_tokens.into())),
+    row("mean_waiting", "waiting", Count, Files, |r| Some(r.mean_waiting.into())),
+    row("mean_kv_use", "KV use", Fraction, Table, |r| Some(r.mean_kv_use.into())),
+    row("max_kv_use", "KV max", Fraction, Files, |r| Some(r.max_kv_use.into())),
+    row("prefix_hit_rate", "prefix hits", Fraction, Table, |r| r.prefix_hit_rate.map(Quantity::from)),
+    row("mean_adapters", "adapters", Count, Table, |r| r.mean_adapters.map(Quantity::from)),
+    row("acceptance_length", "accept length", Count, Table, |r| {
         r.drafts.as_ref()?.mean_acceptance_length().map(Quantity::from)
     }),
-    row("preemptions", "preemptions", Count, Lower, Table, |r| Some((r.preemptions as f64).into())),
-    row("median_step", "step", Nanoseconds, Lower, Files, |r| r.median_step_ns.map(Quantity::from)),
-    row("median_schedule", "schedule", Nanoseconds, Lower, Files, |r| {
-        r.median_schedule_ns.map(Quantity::from)
-    }),
-    row("measured", "measured", Count, Neither, Files, |r| Some((r.measured as f64).into())),
-    row("served", "served", Count, Higher, Files, |r| Some((r.served as f64).into())),
+    row("preemptions", "preemptions", Count, Table, |r| Some((r.preemptions as f64).into())),
+    row("median_step", "step", Nanoseconds, Files, |r| r.median_step_ns.map(Quantity::from)),
+    row("median_schedule", "schedule", Nanoseconds, Files, |r| r.median_schedule_ns.map(Quantity::from)),
+    row("measured", "measured", Count, Files, |r| Some((r.measured as f64).into())),
+    row("served", "served", Count, Files, |r| Some((r.served as f64).into())),
 ];
 
 /// The time of all blocks that the phase is judged by.
