@@ -8,6 +8,7 @@ use super::plot::Plot;
 use super::text;
 use hbmark_core::result::Spread;
 use hbmark_core::result::serving::Quantity;
+use std::mem::discriminant;
 
 /// All of it, in the order of reading.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -241,14 +242,23 @@ impl Cells {
         }
     }
 
-    /// Adds cells of the same kind; others are not added.
+    /// Whether both hold the same kind of cells.
+    #[must_use]
+    pub fn alike(&self, other: &Self) -> bool {
+        discriminant(self) == discriminant(other)
+    }
+
+    /// Adds cells of the same kind.
+    ///
+    /// # Panics
+    /// Given cells of another kind.
     pub fn extend(&mut self, more: Self) {
         match (self, more) {
             (Self::Words(cells), Self::Words(more))
             | (Self::Numbers(cells), Self::Numbers(more))
             | (Self::Bars(cells), Self::Bars(more)) => cells.extend(more),
             (Self::Measured { values, .. }, Self::Measured { values: more, .. }) => values.extend(more),
-            _ => {}
+            (_, other) => panic!("a column was given cells of another kind: {other:?}"),
         }
     }
 }

@@ -3,8 +3,6 @@
 //! Enters: a [`Collection`]. Leaves: its document. What is the same in every row stands above the table. A spreadsheet gets every number of every
 //! cell and, below them, of every point of load.
 
-use std::mem::discriminant;
-
 use super::{run, serving};
 use crate::analysis::collection::{Collection, From, Source};
 use crate::analysis::words::counted;
@@ -123,9 +121,9 @@ fn stacked(above: Vec<Column>, below: Vec<Column>, rows: (usize, usize)) -> Vec<
     for mut column in above {
         let title = column.title_with_unit();
         let same = below.iter_mut().find(|other| {
-            other.as_ref().is_some_and(|other| {
-                other.title_with_unit() == title && discriminant(&other.cells) == discriminant(&column.cells)
-            })
+            other
+                .as_ref()
+                .is_some_and(|other| other.title_with_unit() == title && other.cells.alike(&column.cells))
         });
         let rest =
             same.and_then(Option::take).map_or_else(|| column.cells.empty(rows.1), |other| other.cells);
@@ -146,6 +144,7 @@ mod tests {
     use super::*;
     use crate::output::{Format, Screen, render};
     use crate::samples;
+    use std::collections::BTreeSet;
 
     #[test]
     fn a_sheet_of_runs_and_of_points_has_a_row_for_each() {
@@ -170,9 +169,7 @@ mod tests {
         );
         assert!(of("serve").iter().all(|row| row[cell].is_empty() && !row[point].is_empty()));
         assert!(of("serve").iter().any(|row| !row[rate].is_empty()));
-        let mut unique: Vec<&str> = titles.iter().collect();
-        unique.sort_unstable();
-        unique.dedup();
+        let unique: BTreeSet<&str> = titles.iter().collect();
         assert_eq!(unique.len(), titles.len(), "{titles:?}");
     }
 }
