@@ -36,22 +36,6 @@ const MAX_NOTICES: usize = 1_000;
 /// The record that `hbmark fleet node` leaves of a node.
 pub const NODE_FILE: &str = "node.json";
 
-/// What else lies beside results, made by this program: named for what it is, it needs no notice.
-const OWN_FILES: [&str; 12] = [
-    "result.csv",
-    "result.md",
-    "report.html",
-    "journal.jsonl",
-    "log.txt",
-    "nodes.txt",
-    "submit.sh",
-    "fleet.sbatch",
-    "fleet.yaml",
-    "ssh.sh",
-    "lock",
-    ".hbmark.lock",
-];
-
 /// Why a file is not used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -285,7 +269,13 @@ impl Reader {
             }
             return;
         }
-        let ours = OWN_FILES.contains(&name.as_str()) || in_own_folder(root, path);
+        // What else lies beside results, made by this program: named for what it is, it needs no notice.
+        let ours = match name.as_str() {
+            "result.csv" | "result.md" | "report.html" | "journal.jsonl" | "log.txt" | "nodes.txt"
+            | "submit.sh" | "fleet.sbatch" | "fleet.yaml" | "ssh.sh" | "lock" | ".hbmark.lock" => true,
+            // The logs of a scheduler, in the folder that our scripts give it.
+            _ => path.strip_prefix(root).is_ok_and(|inside| inside.starts_with("logs")),
+        };
         if !is_json(&name) {
             if name == "journal.jsonl" && !path.with_file_name("result.json").exists() {
                 self.notice(NoticeKind::Unfinished, path, "a journal without its result");
@@ -376,11 +366,6 @@ fn says_run_first(text: &str) -> bool {
 
 fn is_json(name: &str) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"))
-}
-
-/// The logs of a scheduler, in the folder that our scripts give it.
-fn in_own_folder(root: &Path, path: &Path) -> bool {
-    path.strip_prefix(root).is_ok_and(|inside| inside.starts_with("logs"))
 }
 
 /// What is read of a result.

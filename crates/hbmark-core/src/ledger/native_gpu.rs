@@ -132,26 +132,11 @@ impl Ledger {
         let routed = if per_token > 0 { scratch(floats(4 * per_token + 1)) } else { 0 };
         let added = if per_token > 0 { scratch(floats((per_token + 1) * hidden)) } else { 0 };
 
-        let parts = [
-            activations,
-            logits,
-            prepared,
-            widened,
-            rounded,
-            sums,
-            partial,
-            step,
-            arrived,
-            library,
-            pool,
-            expanded,
-            keys,
-            to_norm,
-            routed,
-            added,
-        ];
-        parts
+        let of_step = [activations, logits, prepared, widened, rounded, sums, partial, step];
+        let of_layers = [arrived, library, pool, expanded, keys, to_norm, routed, added];
+        of_step
             .into_iter()
+            .chain(of_layers)
             .map(Bytes)
             .fold(self.resident_weights(), |all, part| Bytes(all.0.saturating_add(part.0)))
     }

@@ -213,18 +213,11 @@ impl<'a> Reader<'a> {
         let same = |names: &[&str]| names.contains(&last);
         let known = |name: &str| self.modules.contains_key(format!("{block}.{name}").as_str());
         if module.contains(".experts.") || last == "experts" {
-            let matrix = same(&[
-                "gate_up_proj",
-                "gate_proj",
-                "up_proj",
-                "down_proj",
-                "w1",
-                "w2",
-                "w3",
-                "w13",
-                "experts",
-            ]);
-            return matrix.then_some((Role::Expert, Some(layer)));
+            return match last {
+                "gate_up_proj" | "gate_proj" | "up_proj" | "down_proj" | "w1" | "w2" | "w3" | "w13"
+                | "experts" => Some((Role::Expert, Some(layer))),
+                _ => None,
+            };
         }
         let joined = (same(&["qkv_proj"]) && known("q_proj"))
             || (same(&["gate_up_proj"]) && known("gate_proj"))

@@ -78,20 +78,6 @@ const OBJECTIVES: &str = "objectives";
 /// What a reader asks for first.
 const FIRST: &[&str] =
     &["program", "model", "GPU", "GPUs", "engine", "dtype", "stored as", "load", "rate", OBJECTIVES];
-/// What a configuration says of a result that does not change it, and what is said in a line of its own.
-const SAID_ELSEWHERE: &[&str] = &[
-    "note",
-    "hypothesis",
-    "out",
-    "mode",
-    "slo",
-    "offered",
-    "dtype",
-    "engine",
-    "device",
-    "device_options",
-    "server",
-];
 
 /// Puts two results of one kind beside each other.
 ///
@@ -196,14 +182,20 @@ fn known<const N: usize>(pairs: [(&str, Option<String>); N]) -> Conditions {
 /// The settings of a configuration, one name a value.
 fn settings(config: &BTreeMap<String, serde_json::Value>) -> Conditions {
     let mut found = Conditions::new();
-    for (key, value) in config.iter().filter(|(key, _)| !SAID_ELSEWHERE.contains(&key.as_str())) {
-        match value {
-            serde_json::Value::Null => {}
-            serde_json::Value::Object(inner) => {
+    for (key, value) in config {
+        match (key.as_str(), value) {
+            // What does not change a result, and what is said in a line of its own.
+            (
+                "note" | "hypothesis" | "out" | "mode" | "slo" | "offered" | "dtype" | "engine" | "device"
+                | "device_options" | "server",
+                _,
+            )
+            | (_, serde_json::Value::Null) => {}
+            (_, serde_json::Value::Object(inner)) => {
                 let each = inner.iter().filter(|(_, value)| !value.is_null());
                 found.extend(each.map(|(name, value)| (format!("{key}.{name}"), said(value))));
             }
-            value => drop(found.insert(key.clone(), said(value))),
+            (_, value) => drop(found.insert(key.clone(), said(value))),
         }
     }
     found

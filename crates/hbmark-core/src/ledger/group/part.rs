@@ -564,57 +564,25 @@ fn ggml_blocks(tensor: &TensorInfo, columns: bool) -> Option<usize> {
 
 /// The module that a tensor belongs to: `q_proj` of `model.layers.3.self_attn.q_proj.weight_scale_inv`.
 fn module_of(name: &str) -> &str {
-    const KNOWN: [&str; 41] = [
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "qkv_proj",
-        "o_proj",
-        "q_norm",
-        "k_norm",
-        "sinks",
-        "attention_sink_bias",
-        "q_a_proj",
-        "q_b_proj",
-        "kv_a_proj_with_mqa",
-        "kv_b_proj",
-        "gate_proj",
-        "up_proj",
-        "gate_up_proj",
-        "down_proj",
-        "w1",
-        "w2",
-        "w3",
-        "w13",
-        "in_proj",
-        "in_proj_qkv",
-        "in_proj_z",
-        "in_proj_b",
-        "in_proj_a",
-        "in_proj_qkvz",
-        "in_proj_ba",
-        "conv1d",
-        "A_log",
-        "D",
-        "dt_bias",
-        "out_proj",
-        "norm",
-        "fc1_latent_proj",
-        "fc2_latent_proj",
-        "layer_scalar",
-        "lm_head",
-        "embed_tokens",
-        "embeddings",
-        "self_attn",
-    ];
     // Of stacked experts the ending is part of the name: `down_proj_blocks`.
     const ENDINGS: [&str; 7] =
         ["_blocks", "_weight_scale", "_scale_inv", "_scales", "_scale", "_zero_point", "_bias"];
     name.rsplit('.')
         .find_map(|word| {
-            let bare = ENDINGS.iter().find_map(|ending| word.strip_suffix(ending));
-            let known = |word: &str| KNOWN.contains(&word);
-            if known(word) { Some(word) } else { bare.filter(|bare| known(bare)) }
+            let bare = || ENDINGS.iter().find_map(|ending| word.strip_suffix(ending));
+            known_module(word).or_else(|| known_module(bare()?))
         })
         .unwrap_or_else(|| name.rsplit('.').nth(1).unwrap_or(name))
+}
+
+fn known_module(word: &str) -> Option<&str> {
+    match word {
+        "q_proj" | "k_proj" | "v_proj" | "qkv_proj" | "o_proj" | "q_norm" | "k_norm" | "sinks"
+        | "q_a_proj" | "q_b_proj" | "kv_a_proj_with_mqa" | "kv_b_proj" | "gate_proj" | "up_proj"
+        | "gate_up_proj" | "down_proj" | "w1" | "w2" | "w3" | "w13" | "in_proj" | "in_proj_qkv"
+        | "in_proj_z" | "in_proj_b" | "in_proj_a" | "in_proj_qkvz" | "in_proj_ba" | "conv1d" | "A_log"
+        | "D" | "dt_bias" | "out_proj" | "norm" | "fc1_latent_proj" | "fc2_latent_proj" | "layer_scalar"
+        | "lm_head" | "embed_tokens" | "embeddings" | "self_attn" => Some(word),
+        _ => (word == "attention_sink_bias").then_some(word),
+    }
 }

@@ -352,22 +352,6 @@ fn outer_role(name: &str) -> Option<Role> {
 }
 
 fn layer_role(name: &str) -> Option<Role> {
-    const MATRICES: [&str; 14] = [
-        "attn_q",
-        "attn_k",
-        "attn_v",
-        "attn_qkv",
-        "attn_output",
-        "attn_q_a",
-        "attn_q_b",
-        "attn_kv_a_mqa",
-        "attn_kv_b",
-        "attn_k_b",
-        "attn_v_b",
-        "ffn_gate",
-        "ffn_up",
-        "ffn_down",
-    ];
     let (module, ending) = name.rsplit_once('.')?;
     match (module, ending) {
         (_, "weight" | "bias") if module.ends_with("_norm") => Some(Role::Norm),
@@ -376,8 +360,15 @@ fn layer_role(name: &str) -> Option<Role> {
         (_, "weight") if module.ends_with("_exps") => Some(Role::Expert),
         (_, "bias") if module.ends_with("_exps") => Some(Role::ExpertBias),
         (_, "weight") if module.ends_with("_shexp") => Some(Role::SharedExpert),
-        (_, "weight") if MATRICES.contains(&module) => Some(Role::Matrix),
-        (_, "bias") if MATRICES.contains(&module) => Some(Role::Bias),
+        (
+            "attn_q" | "attn_k" | "attn_v" | "attn_qkv" | "attn_output" | "attn_q_a" | "attn_q_b"
+            | "attn_kv_a_mqa" | "attn_kv_b" | "attn_k_b" | "attn_v_b" | "ffn_gate" | "ffn_up" | "ffn_down",
+            ending,
+        ) => match ending {
+            "weight" => Some(Role::Matrix),
+            "bias" => Some(Role::Bias),
+            _ => None,
+        },
         _ => None,
     }
 }

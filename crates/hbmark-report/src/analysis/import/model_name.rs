@@ -6,45 +6,9 @@
 use hbmark_core::model::{Architecture, Dtype, Family};
 
 /// Words of names and nothing else: a name with none of them says no family.
-const FAMILIES: &[&str] = &[
-    "llama",
-    "tinyllama",
-    "smollm",
-    "mistral",
-    "ministral",
-    "codestral",
-    "mixtral",
-    "qwen",
-    "qwq",
-    "deepseek",
-    "gemma",
-    "phi",
-    "opt",
-    "gpt",
-    "falcon",
-    "granite",
-    "glm",
-    "chatglm",
-    "kimi",
-    "minimax",
-    "nemotron",
-    "bloom",
-    "mpt",
-    "yi",
-    "olmo",
-    "olmoe",
-    "starcoder",
-    "command",
-    "exaone",
-    "internlm",
-    "baichuan",
-    "dbrx",
-    "grok",
-    "jamba",
-    "mamba",
-    "pythia",
-    "stablelm",
-];
+const FAMILIES: &str = "llama tinyllama smollm mistral ministral codestral mixtral qwen qwq deepseek gemma phi opt gpt \
+    falcon granite glm chatglm kimi minimax nemotron bloom mpt yi olmo olmoe starcoder command exaone \
+    internlm baichuan dbrx grok jamba mamba pythia stablelm";
 /// A size in a name over the parameters of a shape: names round, and count a mixture's shared layers once for each expert.
 const SIZE_OVER_PARAMETERS: std::ops::RangeInclusive<f64> = 0.7..=1.35;
 
@@ -119,7 +83,7 @@ impl ModelName {
         for token in tokens(name) {
             let digits = token.find(|c: char| c.is_ascii_digit()).unwrap_or(token.len());
             let (word, number) = token.split_at(digits);
-            let known = FAMILIES.iter().find(|family| **family == word);
+            let known = FAMILIES.split(' ').find(|family| *family == word);
             if let Some(family) = known {
                 parsed.families.push(family);
             }
