@@ -207,8 +207,8 @@ fn shared(architecture: &Architecture, inventory: &Inventory, experts: bool) -> 
             }
             Mixer::None => {}
         }
-        if let Some(width) = part::dense_width(&layer.feed_forward) {
-            add("channels of a feed-forward", width, false);
+        if let Some(dense) = layer.feed_forward.dense() {
+            add("channels of a feed-forward", dense.width, false);
         }
         if let Some(mixture) = layer.feed_forward.mixture() {
             add("channels of the shared experts", mixture.shared_width, false);

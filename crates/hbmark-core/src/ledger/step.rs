@@ -427,7 +427,7 @@ impl Ledger {
             return (Bytes(self.shared_bytes + self.expert_bytes), None);
         };
         let distinct = routing.distinct(tokens).mean;
-        // A step waits for the GPU that meets the most of its own experts.
+        // A step waits for the GPU that has to read the largest share of its own experts.
         let here = experts.count.div_ceil(self.expert_ranks).max(1);
         let share = self.most_experts(tokens).unwrap_or(distinct) / here as f64;
         #[expect(
@@ -502,7 +502,7 @@ fn times(bytes: Bytes, count: u64) -> Bytes {
 }
 
 /// What equal layers keep of a sequence.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 struct LayerCache {
     layers: u64,
     reach: Reach,
@@ -538,19 +538,7 @@ impl LayerCache {
     }
 
     fn of_mixer(mixer: &Mixer) -> Option<Self> {
-        let empty = Self {
-            layers: 1,
-            reach: Reach::Full,
-            elements: 0,
-            vectors: 0,
-            index_bytes: 0,
-            picked: None,
-            state: 0,
-            decode_flops: 0.0,
-            prefill_flops: 0.0,
-            index_flops: 0.0,
-            state_flops: 0.0,
-        };
+        let empty = Self { layers: 1, ..Self::default() };
         // Convolutions keep their last inputs in 16 bits.
         let convolved = |channels: usize, kernel: usize| (channels * (kernel - 1) * 2) as u64;
         match *mixer {

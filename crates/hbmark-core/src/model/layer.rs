@@ -71,7 +71,7 @@ impl Layer {
             ],
             Mixer::None => Vec::new(),
         };
-        if let FeedForward::Dense(dense) | FeedForward::DenseBesideMixture { dense, .. } = self.feed_forward {
+        if let Some(dense) = self.feed_forward.dense() {
             widths.push((dense.width, FFN));
         }
         if let Some(mixture) = self.feed_forward.mixture() {
@@ -155,9 +155,10 @@ pub struct Rotary {
 }
 
 /// Which positions a token looks at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "of", rename_all = "snake_case")]
 pub enum Reach {
+    #[default]
     Full,
     Window {
         tokens: usize,
@@ -308,6 +309,15 @@ pub enum FeedForward {
 }
 
 impl FeedForward {
+    /// The part every token passes, if it has one.
+    #[must_use]
+    pub fn dense(&self) -> Option<&Dense> {
+        match self {
+            Self::Dense(dense) | Self::DenseBesideMixture { dense, .. } => Some(dense),
+            Self::Mixture(_) | Self::None => None,
+        }
+    }
+
     /// The routed part, if it has one.
     #[must_use]
     pub fn mixture(&self) -> Option<&Mixture> {

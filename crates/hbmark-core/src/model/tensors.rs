@@ -43,15 +43,6 @@ const FP8_BLOCK: usize = 128;
 /// Weights that share an int4 scale and zero when the config names no group size: that of most AWQ and GPTQ checkpoints, and a smaller one
 /// where rows do not divide by it.
 const INT4_GROUPS: [usize; 2] = [128, 32];
-/// Weights in a `q8_0` block, and its bytes: an f16 scale and 32 signed bytes (ggml's `block_q8_0`).
-const Q8_0_BLOCK: (u64, u64) = (32, 34);
-/// Weights in a `q4_0` block, and its bytes: an f16 scale and 32 nibbles (ggml's `block_q4_0`).
-const Q4_0_BLOCK: (u64, u64) = (32, 18);
-/// Weights in the larger blocks, and their bytes: scales and minima of 6 bits with two f16 scales of theirs, and 4, or 5, bits a weight;
-/// 6 bits a weight with 8-bit scales and one f16 (ggml's `block_q4_K`, `block_q5_K`, `block_q6_K`).
-const Q4_K_BLOCK: (u64, u64) = (256, 144);
-const Q5_K_BLOCK: (u64, u64) = (256, 176);
-const Q6_K_BLOCK: (u64, u64) = (256, 210);
 
 impl Architecture {
     /// Every tensor of a checkpoint of this architecture, stored as `dtype`.
@@ -170,11 +161,15 @@ struct GgmlBlock {
 }
 
 impl GgmlBlock {
-    const Q8_0: Self = Self { name: "q8_0", size: Q8_0_BLOCK };
-    const Q4_0: Self = Self { name: "q4_0", size: Q4_0_BLOCK };
-    const Q4_K: Self = Self { name: "q4_k", size: Q4_K_BLOCK };
-    const Q5_K: Self = Self { name: "q5_k", size: Q5_K_BLOCK };
-    const Q6_K: Self = Self { name: "q6_k", size: Q6_K_BLOCK };
+    /// An f16 scale and 32 signed bytes (ggml's `block_q8_0`).
+    const Q8_0: Self = Self { name: "q8_0", size: (32, 34) };
+    /// An f16 scale and 32 nibbles (ggml's `block_q4_0`).
+    const Q4_0: Self = Self { name: "q4_0", size: (32, 18) };
+    /// Scales and minima of 6 bits with two f16 scales of theirs, and 4, or 5, bits a weight; 6 bits a weight with 8-bit scales and one f16
+    /// (ggml's `block_q4_K`, `block_q5_K`, `block_q6_K`).
+    const Q4_K: Self = Self { name: "q4_k", size: (256, 144) };
+    const Q5_K: Self = Self { name: "q5_k", size: (256, 176) };
+    const Q6_K: Self = Self { name: "q6_k", size: (256, 210) };
 }
 
 /// How a whole checkpoint is stored.

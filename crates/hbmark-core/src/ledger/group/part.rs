@@ -42,14 +42,7 @@ pub fn stages(
     group: Group,
     rank: usize,
 ) -> Result<Vec<Stage>, GroupError> {
-    check(architecture, inventory, group)?;
-    let splitter = Splitter {
-        architecture,
-        inventory,
-        group,
-        rank,
-        blocks_of_experts: blocks_of_experts(architecture, inventory),
-    };
+    let splitter = Splitter::new(architecture, inventory, group, rank)?;
     let mut stages = Vec::new();
     let mut first_layer = 0;
     for (stage, layers) in group.layers_of_stages(architecture.layers).into_iter().enumerate() {
@@ -99,9 +92,7 @@ pub fn tensor_parts(
     rank: usize,
 ) -> Result<Vec<TensorPart>, GroupError> {
     let group = Group { tensor: ranks, ..Group::ONE };
-    check(architecture, inventory, group)?;
-    let blocks_of_experts = blocks_of_experts(architecture, inventory);
-    let splitter = Splitter { architecture, inventory, group, rank, blocks_of_experts };
+    let splitter = Splitter::new(architecture, inventory, group, rank)?;
     let part = |tensor: &TensorInfo| {
         Ok(match splitter.split(tensor)? {
             Split::Whole | Split::Elsewhere | Split::Stacked(_) => TensorPart::Whole,
@@ -111,14 +102,6 @@ pub fn tensor_parts(
         })
     };
     inventory.tensors.iter().map(part).collect()
-}
-
-/// The inner width of a dense feed-forward.
-pub(super) fn dense_width(feed_forward: &FeedForward) -> Option<usize> {
-    match feed_forward {
-        FeedForward::Dense(dense) | FeedForward::DenseBesideMixture { dense, .. } => Some(dense.width),
-        FeedForward::Mixture(_) | FeedForward::None => None,
-    }
 }
 
 /// Blocks along the width of an expert, where loaders deal them out unequally: gpt-oss in its own format, whose 90 blocks no power of two
@@ -173,7 +156,18 @@ struct Splitter<'a> {
     blocks_of_experts: Option<usize>,
 }
 
-impl Splitter<'_> {
+impl<'a> Splitter<'a> {
+    fn new(
+        architecture: &'a Architecture,
+        inventory: &'a Inventory,
+        group: Group,
+        rank: usize,
+    ) -> Result<Self, GroupError> {
+        check(architecture, inventory, group)?;
+        let blocks_of_experts = blocks_of_experts(architecture, inventory);
+        Ok(Self { architecture, inventory, group, rank, blocks_of_experts })
+    }
+
     fn stage(&self, stage: usize, first_layer: usize, layers: usize) -> Result<Stage, GroupError> {
         let (first, last) = (stage == 0, stage + 1 == self.group.pipeline);
         let tied = self.inventory.tensors.iter().all(|tensor| tensor.role != Role::Head);
@@ -214,7 +208,7 @@ impl Splitter<'_> {
     }
 
     /// The model's dimensions with the layers of a stage and what one GPU has of each. The vocabulary and the number of experts stay whole.
-    fn dimensions(&self, layers: std::ops::Range<usize>) -> Architecture {
+    fn dimensions(&self, layers: Range<usize>) -> Architecture {
         let whole = self.architecture;
         let tensor = self.group.tensor;
         let count = layers.len();
@@ -545,7 +539,6 @@ fn scales_along(tensor: &TensorInfo, columns: bool) -> usize {
     let inputs_first = [".scales", ".qzeros", "g_idx"].iter().any(|ending| tensor.name.ends_with(ending));
     let (rows, across) = match tensor.shape.as_slice() {
         [] => (1, 1),
-        [rows] if tensor.name.ends_with("g_idx") => (*rows, 1),
         [rows] => (*rows, 1),
         [before @ .., across] => (before.iter().product(), *across),
     };

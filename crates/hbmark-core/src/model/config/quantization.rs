@@ -30,8 +30,8 @@ pub(super) fn read(fields: &Fields) -> Result<Option<Quantization>, ModelError> 
             let format = Format::Fp8 { scales: Scales::Channel, input_scale: true };
             with_exceptions(format, without_head(modules(&section, "modules_to_not_convert")?))
         }
-        "mxfp8" => microscaled(Format::Mxfp8, &section)?,
-        "mxfp4" => microscaled(Format::Mxfp4, &section)?,
+        "mxfp8" => but_for_lists(Format::Mxfp8, &section)?,
+        "mxfp4" => but_for_lists(Format::Mxfp4, &section)?,
         "gptq" => gptq(&section)?,
         "awq" => awq(&section)?,
         "bitsandbytes" => bitsandbytes(&section)?,
@@ -91,17 +91,16 @@ fn fp8(section: &Fields) -> Result<Quantization, ModelError> {
     if let Some(other) = section.text("fmt")?.filter(|name| !matches!(*name, "e4m3" | "float8_e4m3fn")) {
         return Err(section.unsupported("fmt", format!("e4m3, not {other}")));
     }
-    let scales = match block_size(section)? {
+    let scales = match pair(section, "weight_block_size")? {
         Some((rows, columns)) => Scales::Block { rows, columns },
         None => Scales::Tensor,
     };
     let input_scale = section.text("activation_scheme")? == Some("static");
-    let mut plain = modules(section, "modules_to_not_convert")?;
-    plain.extend(modules(section, "ignored_layers")?);
-    Ok(with_exceptions(Format::Fp8 { scales, input_scale }, without_head(plain)))
+    but_for_lists(Format::Fp8 { scales, input_scale }, section)
 }
 
-fn microscaled(format: Format, section: &Fields) -> Result<Quantization, ModelError> {
+/// One format for everything but the modules of two lists and the head.
+fn but_for_lists(format: Format, section: &Fields) -> Result<Quantization, ModelError> {
     let mut plain = modules(section, "modules_to_not_convert")?;
     plain.extend(modules(section, "ignored_layers")?);
     Ok(with_exceptions(format, without_head(plain)))
@@ -383,10 +382,6 @@ fn group_or_row(section: &Fields) -> Result<Scales, ModelError> {
 }
 
 /// The sides of the block that shares a scale.
-fn block_size(section: &Fields) -> Result<Option<(usize, usize)>, ModelError> {
-    pair(section, "weight_block_size")
-}
-
 fn pair(section: &Fields, key: &str) -> Result<Option<(usize, usize)>, ModelError> {
     let Some(sides) = section.list(key, 2)? else { return Ok(None) };
     let sides: Vec<_> =
