@@ -34,7 +34,7 @@ use crate::worker::{Observer, Worker};
 use crate::{engine, measure};
 use hbmark_core::ledger::devices;
 use hbmark_core::model::Dtype;
-use hbmark_core::result::{Cause, Report, ReportKind, SCHEMA_VERSION, Status, as_map};
+use hbmark_core::result::{Cause, Report, ReportKind, Status, as_map};
 use hbmark_report::analysis::judge;
 
 /// Why a run could not start, or had to end. A cell that fails is a result and not an error.
@@ -156,26 +156,20 @@ pub(super) fn begin(
     let product = environment.gpu.as_ref().and_then(|gpu| gpu.name.as_deref());
     let datasheet = product.and_then(|name| devices::find(name).ok()).cloned();
     Ok(Report {
-        schema_version: SCHEMA_VERSION,
-        kind: ReportKind::Run,
-        command: command.to_owned(),
         started_at: Some(started_at),
         note: config.note.clone(),
         hypothesis: config.hypothesis.clone(),
         environment,
         config: as_map(config),
-        model: model.summary(config.dtypes_for(&config.engines[0], model)[0]),
-        capabilities: Vec::new(),
         protocol: Some(config.protocol().summary()),
         ceilings,
         datasheet,
-        cells: Vec::new(),
-        cold: Vec::new(),
-        ladders: Vec::new(),
-        fits: Vec::new(),
-        crossovers: Vec::new(),
         warnings,
-        group: None,
+        ..Report::new(
+            ReportKind::Run,
+            command,
+            model.summary(config.dtypes_for(&config.engines[0], model)[0]),
+        )
     })
 }
 

@@ -6,9 +6,7 @@ use crate::machine::environment;
 use crate::weights::{OpenError, OpenModel};
 use hbmark_core::ledger::{ExpertRouting, Group, GroupError, Prediction, Request, predict, predict_group};
 use hbmark_core::model::Dtype;
-use hbmark_core::result::{
-    Crossover, DeviceSpec, Environment, GroupSummary, Phase, Report, ReportKind, SCHEMA_VERSION,
-};
+use hbmark_core::result::{Crossover, DeviceSpec, Environment, GroupSummary, Phase, Report, ReportKind};
 
 /// What to predict.
 #[derive(Debug, Clone)]
@@ -55,27 +53,12 @@ pub fn report(model: &OpenModel, question: &Question, command: &str) -> Result<R
     }
     let first = predictions.first().expect("a question has at least one dtype");
     let mut report = Report {
-        schema_version: SCHEMA_VERSION,
-        kind: ReportKind::Predict,
-        command: command.to_owned(),
-        started_at: None,
-        note: None,
-        hypothesis: None,
         // A prediction does not depend on the machine it was computed on.
         environment: Environment { build: environment::this_binary(), ..Environment::default() },
-        config: std::collections::BTreeMap::new(),
-        model: first.model.clone(),
-        capabilities: Vec::new(),
-        protocol: None,
-        ceilings: None,
         datasheet: Some(question.device.clone()),
-        cells: Vec::new(),
-        cold: Vec::new(),
-        ladders: Vec::new(),
-        fits: Vec::new(),
-        crossovers: Vec::new(),
         warnings: model.doubt().into_iter().collect(),
         group,
+        ..Report::new(ReportKind::Predict, command, first.model.clone())
     };
     let several = predictions.len() > 1;
     for (dtype, prediction) in question.dtypes.iter().zip(predictions) {

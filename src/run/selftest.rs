@@ -54,15 +54,9 @@ fn architecture() -> Architecture {
 }
 
 fn model() -> ModelSummary {
-    let inventory = architecture().inventory(Dtype::Bf16);
-    ModelSummary {
-        name: MODEL.into(),
-        source: "scripted".into(),
-        hash: String::new(),
-        parameters: inventory.parameters(),
-        weight_bytes: inventory.total_bytes(),
-        architecture: architecture(),
-    }
+    let architecture = architecture();
+    let model = ModelSummary::new(MODEL, "scripted", &architecture, &architecture.inventory(Dtype::Bf16));
+    ModelSummary { hash: String::new(), ..model }
 }
 
 /// Findings that limit what a result can be used for, and name no cause.

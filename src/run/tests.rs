@@ -1,7 +1,5 @@
 //! The results that the tests of `hbmark-report` read: this program still makes them, to the byte.
 
-use std::collections::BTreeMap;
-
 use serde::Serialize;
 
 use crate::engine::EngineError;
@@ -15,7 +13,7 @@ use crate::worker::{InProcess, NoopObserver, Worker};
 use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::comparison::Comparison;
-use hbmark_core::result::serving::{Arrivals, Offered, SCHEMA_VERSION, ServeReport};
+use hbmark_core::result::serving::{Arrivals, Offered, ServeReport};
 use hbmark_core::result::{
     BlockTelemetry, Cause, Ceilings, Cell, CellResult, ColdRow, Environment, ModelSummary, Phase, Report,
     ReportKind, Spread, Status,
@@ -110,27 +108,14 @@ fn scripted() -> Report {
         limited_by: Some("the model's limit".to_owned()),
     });
     results.push(judge::unmeasured(&beyond, Dtype::Bf16, &cost, Status::Skipped, reason));
+    let model = ModelSummary::new("SmolLM2-135M", "synthetic, seed 7", &architecture, &inventory);
+    let model = ModelSummary { hash: "0".into(), ..model };
     let mut report = Report {
-        schema_version: SCHEMA_VERSION,
-        kind: ReportKind::Run,
-        command: "hbmark run --batch 1,2,4,8".into(),
         started_at: Some(rfc3339(1_750_000_000)),
         note: Some("a \u{1b}[31mred\u{1b}[0m | note".into()),
         hypothesis: Some("=memory bound".into()),
-        environment: Environment::default(),
-        config: BTreeMap::new(),
-        model: ModelSummary {
-            name: "SmolLM2-135M".into(),
-            source: "synthetic, seed 7".into(),
-            hash: "0".into(),
-            parameters: inventory.parameters(),
-            weight_bytes: inventory.total_bytes(),
-            architecture,
-        },
-        capabilities: Vec::new(),
         protocol: Some(protocol.summary()),
         ceilings: Some(ceilings),
-        datasheet: None,
         cells: results,
         cold: vec![ColdRow {
             what: "first decode step".into(),
@@ -138,11 +123,8 @@ fn scripted() -> Report {
             dtype: Dtype::Bf16,
             time_ns: 48.0e6,
         }],
-        ladders: Vec::new(),
-        fits: Vec::new(),
-        crossovers: Vec::new(),
         warnings: vec!["other load: load average 1.15 over the last minute".into()],
-        group: None,
+        ..Report::new(ReportKind::Run, "hbmark run --batch 1,2,4,8", model)
     };
     judge::recompute(&mut report);
     report

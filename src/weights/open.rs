@@ -19,7 +19,7 @@ use super::{quantised, stream, synthetic};
 use crate::machine::device::DeviceChoice;
 use crate::weights::OpenError;
 use hbmark_core::model::{
-    Architecture, DraftLayer, Dtype, Inventory, ModelError, Quantization, model_hash, presets, read_config,
+    Architecture, DraftLayer, Dtype, Inventory, ModelError, Quantization, presets, read_config,
 };
 use hbmark_core::result::ModelSummary;
 use hbmark_core::units::Bytes;
@@ -294,15 +294,7 @@ impl OpenModel {
     /// The model as results state it, stored in a dtype.
     #[must_use]
     pub fn summary(&self, dtype: Dtype) -> ModelSummary {
-        let inventory = self.inventory(dtype);
-        ModelSummary {
-            name: self.name.clone(),
-            source: self.source_label(),
-            hash: model_hash(&self.architecture, &inventory),
-            parameters: inventory.parameters(),
-            weight_bytes: inventory.total_bytes(),
-            architecture: self.architecture.clone(),
-        }
+        ModelSummary::new(&self.name, self.source_label(), &self.architecture, &self.inventory(dtype))
     }
 
     /// Whether it has dimensions alone, and weights only where they are made.

@@ -1,12 +1,10 @@
 //! Reports made by hand, for tests: a machine of round numbers, with or without cells.
 
-use std::collections::BTreeMap;
-
 use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::{Dtype, test_shapes};
 use hbmark_core::result::{
-    Block, BlockTelemetry, Cause, Ceilings, CellResult, Crossover, CrossoverKind, Environment, ModelSummary,
-    Phase, ProtocolSummary, Report, ReportKind, SCHEMA_VERSION, Spread, Status,
+    Block, BlockTelemetry, Cause, Ceilings, CellResult, Crossover, CrossoverKind, ModelSummary, Phase,
+    ProtocolSummary, Report, ReportKind, Spread, Status,
 };
 use hbmark_core::units::Bytes;
 
@@ -16,24 +14,9 @@ pub fn report() -> Report {
     let spread = |median: f64| Spread { median, low: median * 0.99, high: median * 1.01 };
     let architecture = test_shapes::llama_3_2_1b();
     let inventory = architecture.inventory(Dtype::Bf16);
+    let model = ModelSummary::new("Llama-3.2-1B", "synthetic, seed 7", &architecture, &inventory);
+    let model = ModelSummary { hash: "0".into(), ..model };
     Report {
-        schema_version: SCHEMA_VERSION,
-        kind: ReportKind::Run,
-        command: "hbmark run --engine stock,native".into(),
-        started_at: None,
-        note: None,
-        hypothesis: None,
-        environment: Environment::default(),
-        config: BTreeMap::new(),
-        model: ModelSummary {
-            name: "Llama-3.2-1B".into(),
-            source: "synthetic, seed 7".into(),
-            hash: "0".into(),
-            parameters: inventory.parameters(),
-            weight_bytes: inventory.total_bytes(),
-            architecture,
-        },
-        capabilities: Vec::new(),
         protocol: Some(ProtocolSummary::full(7)),
         ceilings: Some(Ceilings {
             read_bytes_per_s: spread(10e9),
@@ -48,14 +31,7 @@ pub fn report() -> Report {
             disturbed: Vec::new(),
             age_s: None,
         }),
-        datasheet: None,
-        cells: Vec::new(),
-        cold: Vec::new(),
-        ladders: Vec::new(),
-        fits: Vec::new(),
-        crossovers: Vec::new(),
-        warnings: Vec::new(),
-        group: None,
+        ..Report::new(ReportKind::Run, "hbmark run --engine stock,native", model)
     }
 }
 

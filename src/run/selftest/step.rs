@@ -20,8 +20,8 @@ use crate::run::plan;
 use hbmark_core::ledger::{Ledger, StepCost, StepShape};
 use hbmark_core::model::{Architecture, Dtype};
 use hbmark_core::result::{
-    BlockTelemetry, Cause, Ceilings, Cell, CellResult, Environment, Finding, Phase, Quality, Report,
-    ReportKind, SCHEMA_VERSION, Spread, Status,
+    BlockTelemetry, Cause, Ceilings, Cell, CellResult, Finding, Phase, Quality, Report, ReportKind, Spread,
+    Status,
 };
 use hbmark_core::units::{Bytes, Nanos};
 use hbmark_report::analysis::judge;
@@ -270,16 +270,6 @@ impl RunScenario {
         let peak = self.peak();
         let cache = planted!(self.faults, StepFault::Cache(bytes) => *bytes);
         Report {
-            schema_version: SCHEMA_VERSION,
-            kind: ReportKind::Run,
-            command: "hbmark selftest".into(),
-            started_at: None,
-            note: None,
-            hypothesis: None,
-            environment: Environment::default(),
-            config: std::collections::BTreeMap::new(),
-            model: super::model(),
-            capabilities: Vec::new(),
             protocol: Some(self.protocol.summary()),
             ceilings: Some(Ceilings {
                 read_bytes_per_s: spread(BANDWIDTH),
@@ -295,14 +285,7 @@ impl RunScenario {
                 last_cache_bytes: Some(cache.unwrap_or(LAST_CACHE)),
                 read_configuration: "scripted".into(),
             }),
-            datasheet: None,
-            cells: Vec::new(),
-            cold: Vec::new(),
-            ladders: Vec::new(),
-            fits: Vec::new(),
-            crossovers: Vec::new(),
-            warnings: Vec::new(),
-            group: None,
+            ..Report::new(ReportKind::Run, "hbmark selftest", super::model())
         }
     }
 

@@ -7,7 +7,7 @@ use super::crossover::{MEMORY_USE, crossovers};
 use super::routing::ExpertRouting;
 use super::step::{Ledger, StepCost, StepShape};
 use super::verdict::{Floor, Roof};
-use crate::model::{Architecture, Dtype, Inventory, model_hash};
+use crate::model::{Architecture, Dtype, Inventory};
 use crate::result::{Bound, Cause, CellResult, Crossover, DeviceSpec, ModelSummary, Phase, Status};
 use crate::units::Nanos;
 
@@ -87,14 +87,7 @@ pub fn predict(request: &Request<'_>) -> Prediction {
 
 /// The model as a prediction states it.
 pub(in crate::ledger) fn summary(request: &Request<'_>) -> ModelSummary {
-    ModelSummary {
-        name: request.name.to_owned(),
-        source: ModelSummary::SHAPE_ALONE.to_owned(),
-        hash: model_hash(request.architecture, request.inventory),
-        parameters: request.inventory.parameters(),
-        weight_bytes: request.inventory.total_bytes(),
-        architecture: request.architecture.clone(),
-    }
+    ModelSummary::new(request.name, ModelSummary::SHAPE_ALONE, request.architecture, request.inventory)
 }
 
 /// That arithmetic has no floor.

@@ -12,7 +12,7 @@ use super::cell::CellResult;
 use super::environment::Environment;
 use super::group::GroupSummary;
 use super::ladder::Ladder;
-use crate::model::{Architecture, Dtype};
+use crate::model::{Architecture, Dtype, Inventory, model_hash};
 use crate::units::Bytes;
 
 /// Version of the JSON result; raised when a field changes its meaning or goes away.
@@ -65,6 +65,35 @@ pub struct Report {
     pub group: Option<GroupSummary>,
 }
 
+impl Report {
+    /// One of today's schema in which nothing was measured yet.
+    #[must_use]
+    pub fn new(kind: ReportKind, command: impl Into<String>, model: ModelSummary) -> Self {
+        Self {
+            schema_version: SCHEMA_VERSION,
+            kind,
+            command: command.into(),
+            started_at: None,
+            note: None,
+            hypothesis: None,
+            environment: Environment::default(),
+            config: BTreeMap::new(),
+            model,
+            capabilities: Vec::new(),
+            protocol: None,
+            ceilings: None,
+            datasheet: None,
+            cells: Vec::new(),
+            cold: Vec::new(),
+            ladders: Vec::new(),
+            fits: Vec::new(),
+            crossovers: Vec::new(),
+            warnings: Vec::new(),
+            group: None,
+        }
+    }
+}
+
 /// The model that was run or predicted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelSummary {
@@ -79,6 +108,24 @@ pub struct ModelSummary {
 }
 
 impl ModelSummary {
+    /// A model of these dimensions and tensors.
+    #[must_use]
+    pub fn new(
+        name: impl Into<String>,
+        source: impl Into<String>,
+        architecture: &Architecture,
+        inventory: &Inventory,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            source: source.into(),
+            hash: model_hash(architecture, inventory),
+            parameters: inventory.parameters(),
+            weight_bytes: inventory.total_bytes(),
+            architecture: architecture.clone(),
+        }
+    }
+
     /// The source of a model of which only the shape is used.
     pub const SHAPE_ALONE: &str = "model shape alone, no weights";
 }
