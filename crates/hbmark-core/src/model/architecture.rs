@@ -377,23 +377,14 @@ impl Architecture {
     }
 
     pub(super) fn mixture(&self, experts: &Experts) -> Mixture {
-        Mixture {
-            count: experts.count,
-            per_token: experts.per_token,
-            width: experts.ffn_size,
-            routing: match self.family {
-                Family::DeepseekV3 => {
-                    Routing::Sigmoid { correction: true, groups: 1, chosen_groups: 1, renormalised: true }
-                }
-                _ => Routing::Softmax { renormalised: true },
-            },
-            activation: Activation::Silu,
-            shared_width: experts.shared_ffn_size,
-            shared_gate: false,
-            bias: false,
-            latent: None,
-            routed_scaling_factor: 1.0,
-        }
+        let routing = match self.family {
+            Family::DeepseekV3 => {
+                Routing::Sigmoid { correction: true, groups: 1, chosen_groups: 1, renormalised: true }
+            }
+            _ => Routing::Softmax { renormalised: true },
+        };
+        let mixture = Mixture::new(experts.count, experts.per_token, experts.ffn_size, routing);
+        Mixture { shared_width: experts.shared_ffn_size, ..mixture }
     }
 
     /// Positions of KV that a token at `context` reads in a layer without a stack.

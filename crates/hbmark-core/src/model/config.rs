@@ -26,7 +26,7 @@ use crate::input::{self, InputError};
 
 pub(super) use fields::Fields;
 pub(super) use rope::{long_factors, mscale_all_dim, scaling};
-pub(super) use windows::{Windows, layer_kinds};
+pub(super) use windows::{Windows, full_layers, layer_kinds};
 
 /// Bounds on a config; each is several times the largest published model, and far from overflow.
 pub(super) mod limits {

@@ -116,24 +116,18 @@ pub(super) fn experts(fields: &Fields, layers: usize) -> Result<(Experts, Mixtur
     let first = fields.need_integer("first_k_dense_replace", 0..=layers)?;
     let frequency = fields.integer("moe_layer_freq", 1..=limits::LAYERS)?.unwrap_or(1);
     let dense = (0..layers).filter(|layer| *layer < first || !layer.is_multiple_of(frequency)).collect();
+    let routing = if by_softmax && by_groups {
+        Routing::GroupedSoftmax { groups, chosen_groups, renormalised: false }
+    } else if by_softmax {
+        Routing::Softmax { renormalised: false }
+    } else {
+        let renormalised = fields.flag("norm_topk_prob", true)?;
+        Routing::Sigmoid { correction: true, groups, chosen_groups, renormalised }
+    };
     let mixture = Mixture {
-        count,
-        per_token,
-        width: ffn_size,
-        routing: if by_softmax && by_groups {
-            Routing::GroupedSoftmax { groups, chosen_groups, renormalised: false }
-        } else if by_softmax {
-            Routing::Softmax { renormalised: false }
-        } else {
-            let renormalised = fields.flag("norm_topk_prob", true)?;
-            Routing::Sigmoid { correction: true, groups, chosen_groups, renormalised }
-        },
-        activation: Activation::Silu,
         shared_width: shared_count * ffn_size,
-        shared_gate: false,
-        bias: false,
-        latent: None,
         routed_scaling_factor: routed_scaling_factor(fields)?,
+        ..Mixture::new(count, per_token, ffn_size, routing)
     };
     Ok((Experts { shared_count, ..Experts::of(&mixture, dense) }, mixture))
 }

@@ -3,7 +3,7 @@
 
 use serde_json::json;
 
-use super::config::{Conventions, FamilySpec, Fields, Windows, decoder, layer_kinds, limits, scaling};
+use super::config::{Conventions, FamilySpec, Fields, Windows, decoder, full_layers, limits, scaling};
 use super::{
     Activation, Architecture, Attention, Dense, Experts, Family, FeedForward, Layer, Mixer, Mixture,
     ModelError, Multipliers, Norms, Reach, Rope, RopeScaling, Rotary, Routing, Stack,
@@ -120,7 +120,8 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     }
     let full = full_attention(fields, &local, &ropes, generation)?;
     let every = if generation == Generation::Second { 2 } else { 6 };
-    let layers = full_layers(fields, a.layers, every)?.into_iter().map(|is_full| Layer {
+    let full_layers = full_layers(fields, a.layers, &KINDS, "sliding_window_pattern", every)?;
+    let layers = full_layers.into_iter().map(|is_full| Layer {
         mixer: Mixer::Attention(if is_full { full } else { local }),
         feed_forward,
         norms: Norms::BeforeAndAfter,
@@ -167,14 +168,6 @@ fn softcap(
     fields.float(key, 1e-3..=1e6)
 }
 
-fn full_layers(fields: &Fields, layers: usize, every: usize) -> Result<Vec<bool>, ModelError> {
-    if let Some(kinds) = layer_kinds(fields, layers, &KINDS)? {
-        return Ok(kinds.iter().map(|kind| *kind == KINDS[0]).collect());
-    }
-    let every = fields.integer("sliding_window_pattern", 1..=limits::LAYERS)?.unwrap_or(every);
-    Ok((0..layers).map(|layer| (layer + 1).is_multiple_of(every)).collect())
-}
-
 fn dense(width: usize) -> Dense {
     Dense { width, activation: Activation::GeluTanh, bias: false, fused: false }
 }
@@ -184,18 +177,10 @@ fn mixture(fields: &Fields) -> Result<Option<Mixture>, ModelError> {
         return Ok(None);
     }
     let count = fields.need_integer("num_experts", 1..=limits::EXPERTS)?;
-    Ok(Some(Mixture {
-        count,
-        per_token: fields.need_integer("top_k_experts", 1..=count)?,
-        width: fields.need_integer("moe_intermediate_size", 1..=limits::FFN)?,
-        routing: Routing::Softmax { renormalised: true },
-        activation: Activation::GeluTanh,
-        shared_width: 0,
-        shared_gate: false,
-        bias: false,
-        latent: None,
-        routed_scaling_factor: 1.0,
-    }))
+    let per_token = fields.need_integer("top_k_experts", 1..=count)?;
+    let width = fields.need_integer("moe_intermediate_size", 1..=limits::FFN)?;
+    let mixture = Mixture::new(count, per_token, width, Routing::Softmax { renormalised: true });
+    Ok(Some(Mixture { activation: Activation::GeluTanh, ..mixture }))
 }
 
 /// The rotary embeddings of the two kinds of layers.

@@ -29,20 +29,10 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     )?;
     fields.only("swiglu_alpha", &json!(1.702))?;
     let count = fields.need_integer("num_local_experts", 1..=limits::EXPERTS)?;
-    let mixture = Mixture {
-        count,
-        per_token: experts_per_token(fields, count)?,
-        width: a.ffn_size,
-        routing: Routing::SoftmaxOfChosen,
-        activation: Activation::ClampedSwiglu {
-            limit: fields.float("swiglu_limit", 0.0..=1e6)?.unwrap_or(7.0),
-        },
-        shared_width: 0,
-        shared_gate: false,
-        bias: true,
-        latent: None,
-        routed_scaling_factor: 1.0,
-    };
+    let mixture =
+        Mixture::new(count, experts_per_token(fields, count)?, a.ffn_size, Routing::SoftmaxOfChosen);
+    let limit = fields.float("swiglu_limit", 0.0..=1e6)?.unwrap_or(7.0);
+    let mixture = Mixture { activation: Activation::ClampedSwiglu { limit }, bias: true, ..mixture };
     let tokens = fields.need_integer("sliding_window", 1..=limits::POSITIONS)?;
     let kinds = layer_kinds(fields, a.layers, &KINDS)?
         .ok_or_else(|| fields.missing("layer_types", "the kind of every layer"))?;

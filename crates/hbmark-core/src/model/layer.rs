@@ -368,6 +368,24 @@ fn one() -> f64 {
     1.0
 }
 
+impl Mixture {
+    /// Experts with a SiLU gate, and nothing beside them.
+    pub(super) fn new(count: usize, per_token: usize, width: usize, routing: Routing) -> Self {
+        Self {
+            count,
+            per_token,
+            width,
+            routing,
+            activation: Activation::Silu,
+            shared_width: 0,
+            shared_gate: false,
+            bias: false,
+            latent: None,
+            routed_scaling_factor: 1.0,
+        }
+    }
+}
+
 /// How the experts of a token are chosen and weighed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "score", rename_all = "snake_case")]

@@ -25,18 +25,9 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     let a = decoder(fields, &conventions)?;
     let width = fields.need_integer("intermediate_size", 1..=limits::FFN)?;
     let count = fields.need_integer("num_local_experts", 1..=limits::EXPERTS)?;
-    let mixture = Mixture {
-        count,
-        per_token: experts_per_token(fields, count)?,
-        width,
-        routing: Routing::Sigmoid { correction: false, groups: 1, chosen_groups: 1, renormalised: false },
-        activation: Activation::Silu,
-        shared_width: width,
-        shared_gate: false,
-        bias: false,
-        latent: None,
-        routed_scaling_factor: 1.0,
-    };
+    let routing = Routing::Sigmoid { correction: false, groups: 1, chosen_groups: 1, renormalised: false };
+    let mixture = Mixture::new(count, experts_per_token(fields, count)?, width, routing);
+    let mixture = Mixture { shared_width: width, ..mixture };
     let dense = Dense { width: a.ffn_size, activation: Activation::Silu, bias: false, fused: false };
     let chunk = fields.integer("attention_chunk_size", 1..=limits::POSITIONS)?;
     let normed = if fields.flag("use_qk_norm", true)? { QkNorm::Unweighted } else { QkNorm::None };

@@ -69,23 +69,12 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
 
 fn mixture(fields: &Fields) -> Result<Mixture, ModelError> {
     let count = fields.need_integer("n_routed_experts", 1..=limits::EXPERTS)?;
-    Ok(Mixture {
-        count,
-        per_token: experts_per_token(fields, count)?,
-        width: fields.need_integer("moe_intermediate_size", 1..=limits::FFN)?,
-        routing: Routing::Sigmoid {
-            correction: true,
-            groups: 1,
-            chosen_groups: 1,
-            renormalised: fields.flag("norm_topk_prob", true)?,
-        },
-        activation: Activation::Silu,
-        shared_width: 0,
-        shared_gate: false,
-        bias: false,
-        latent: None,
-        routed_scaling_factor: routed_scaling_factor(fields)?,
-    })
+    let per_token = experts_per_token(fields, count)?;
+    let width = fields.need_integer("moe_intermediate_size", 1..=limits::FFN)?;
+    let renormalised = fields.flag("norm_topk_prob", true)?;
+    let routing = Routing::Sigmoid { correction: true, groups: 1, chosen_groups: 1, renormalised };
+    let routed_scaling_factor = routed_scaling_factor(fields)?;
+    Ok(Mixture { routed_scaling_factor, ..Mixture::new(count, per_token, width, routing) })
 }
 
 /// A 0 or a 1 for each layer.

@@ -4,8 +4,8 @@ use serde_json::json;
 
 use super::config::{Conventions, FamilySpec, Fields, decoder, experts_per_token, limits, rotary_dims};
 use super::{
-    Activation, Architecture, Attention, Experts, Family, FeedForward, Layer, Mixer, Mixture, ModelError,
-    Norms, QkNorm, Rotary, Routing, Stack,
+    Architecture, Attention, Experts, Family, FeedForward, Layer, Mixer, Mixture, ModelError, Norms, QkNorm,
+    Rotary, Routing, Stack,
 };
 
 pub(super) const SPEC: FamilySpec =
@@ -32,23 +32,14 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     };
     let a = decoder(fields, &conventions)?;
     let count = fields.need_integer("num_local_experts", 1..=limits::EXPERTS)?;
-    let mixture = Mixture {
-        count,
-        per_token: experts_per_token(fields, count)?,
-        width: a.ffn_size,
-        routing: Routing::Sigmoid {
-            correction: fields.flag("use_routing_bias", true)?,
-            groups: 1,
-            chosen_groups: 1,
-            renormalised: true,
-        },
-        activation: Activation::Silu,
-        shared_width: 0,
-        shared_gate: false,
-        bias: false,
-        latent: None,
-        routed_scaling_factor: 1.0,
+    let per_token = experts_per_token(fields, count)?;
+    let routing = Routing::Sigmoid {
+        correction: fields.flag("use_routing_bias", true)?,
+        groups: 1,
+        chosen_groups: 1,
+        renormalised: true,
     };
+    let mixture = Mixture::new(count, per_token, a.ffn_size, routing);
     // As published; transformers 5 saves the share of a head in its place.
     let dims = match fields.integer("rotary_dim", 2..=a.head_dim)? {
         Some(dims) if dims.is_multiple_of(2) => dims,

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::config::{Conventions, FamilySpec, Fields, Windows, decoder, experts_per_token, limits};
-use super::{Architecture, Experts, Family, ModelError};
+use super::{Architecture, Family, Mixture, ModelError, Routing};
 
 pub(super) const SPEC: FamilySpec =
     FamilySpec { names: &[("mixtral", "MixtralForCausalLM")], keys: &[], read };
@@ -15,13 +15,8 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
         Conventions { windows: Windows::Everywhere { required: false }, ..Conventions::of(Family::Mixtral) };
     let architecture = decoder(fields, &conventions)?;
     let count = fields.need_integer("num_local_experts", 1..=limits::EXPERTS)?;
-    let experts = Experts {
-        count,
-        per_token: experts_per_token(fields, count)?,
-        ffn_size: architecture.ffn_size,
-        shared_count: 0,
-        shared_ffn_size: 0,
-        dense_layers: Vec::new(),
-    };
-    Ok(Architecture { experts: Some(experts), ..architecture })
+    let per_token = experts_per_token(fields, count)?;
+    let routing = Routing::Softmax { renormalised: true };
+    let mixture = Mixture::new(count, per_token, architecture.ffn_size, routing);
+    Ok(architecture.with_mixture(mixture, Vec::new()))
 }

@@ -77,21 +77,19 @@ fn mixture(fields: &Fields) -> Result<Mixture, ModelError> {
     let groups = fields.integer("n_group", 1..=count)?.unwrap_or(1);
     let shared = fields.integer("n_shared_experts", 0..=64)?.unwrap_or(0);
     let shared_width = fields.integer("moe_shared_expert_intermediate_size", 1..=limits::FFN)?.unwrap_or(0);
+    let per_token = experts_per_token(fields, count)?;
+    let width = fields.need_integer("moe_intermediate_size", 1..=limits::FFN)?;
+    let routing = Routing::Sigmoid {
+        correction: true,
+        groups,
+        chosen_groups: fields.integer("topk_group", 1..=groups)?.unwrap_or(groups),
+        renormalised: fields.flag("norm_topk_prob", true)?,
+    };
     Ok(Mixture {
-        count,
-        per_token: experts_per_token(fields, count)?,
-        width: fields.need_integer("moe_intermediate_size", 1..=limits::FFN)?,
-        routing: Routing::Sigmoid {
-            correction: true,
-            groups,
-            chosen_groups: fields.integer("topk_group", 1..=groups)?.unwrap_or(groups),
-            renormalised: fields.flag("norm_topk_prob", true)?,
-        },
         activation: Activation::SquaredRelu,
         shared_width: shared * shared_width,
-        shared_gate: false,
-        bias: false,
         latent: fields.integer("moe_latent_size", 1..=limits::HIDDEN)?,
         routed_scaling_factor: routed_scaling_factor(fields)?,
+        ..Mixture::new(count, per_token, width, routing)
     })
 }

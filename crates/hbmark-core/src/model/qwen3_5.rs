@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::config::{
-    Conventions, FamilySpec, Fields, Windows, decoder, experts_per_token, layer_kinds, limits, rotary_dims,
+    Conventions, FamilySpec, Fields, Windows, decoder, experts_per_token, full_layers, limits, rotary_dims,
 };
 use super::{
     Activation, Architecture, Attention, DeltaNet, Dense, Experts, Family, FeedForward, Layer, Mixer,
@@ -53,21 +53,14 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
         ..a.attention()
     };
     let delta = delta_net(fields)?;
-    let layers = full_layers(fields, a.layers)?.into_iter().map(|full| Layer {
-        mixer: if full { Mixer::Attention(attention) } else { Mixer::DeltaNet(delta) },
-        feed_forward,
-        norms: Norms::Before,
-    });
+    let layers =
+        full_layers(fields, a.layers, &KINDS, "full_attention_interval", 4)?.into_iter().map(|full| Layer {
+            mixer: if full { Mixer::Attention(attention) } else { Mixer::DeltaNet(delta) },
+            feed_forward,
+            norms: Norms::Before,
+        });
     let stack = Some(Stack::new(layers));
     Ok(Architecture { stack, experts: mixture.map(|mixture| Experts::of(&mixture, Vec::new())), ..a })
-}
-
-fn full_layers(fields: &Fields, layers: usize) -> Result<Vec<bool>, ModelError> {
-    if let Some(kinds) = layer_kinds(fields, layers, &KINDS)? {
-        return Ok(kinds.iter().map(|kind| *kind == KINDS[0]).collect());
-    }
-    let every = fields.integer("full_attention_interval", 1..=limits::LAYERS)?.unwrap_or(4);
-    Ok((0..layers).map(|layer| (layer + 1).is_multiple_of(every)).collect())
 }
 
 fn delta_net(fields: &Fields) -> Result<DeltaNet, ModelError> {
@@ -92,16 +85,10 @@ fn mixture(fields: &Fields) -> Result<Option<Mixture>, ModelError> {
     let Some(count) = fields.integer("num_experts", 0..=limits::EXPERTS)?.filter(|count| *count > 0) else {
         return Ok(None);
     };
-    Ok(Some(Mixture {
-        count,
-        per_token: experts_per_token(fields, count)?,
-        width: fields.need_integer("moe_intermediate_size", 1..=limits::FFN)?,
-        routing: Routing::Softmax { renormalised: fields.flag("norm_topk_prob", true)? },
-        activation: Activation::Silu,
-        shared_width: fields.need_integer("shared_expert_intermediate_size", 1..=limits::FFN)?,
-        shared_gate: true,
-        bias: false,
-        latent: None,
-        routed_scaling_factor: 1.0,
-    }))
+    let per_token = experts_per_token(fields, count)?;
+    let width = fields.need_integer("moe_intermediate_size", 1..=limits::FFN)?;
+    let routing = Routing::Softmax { renormalised: fields.flag("norm_topk_prob", true)? };
+    let shared_width = fields.need_integer("shared_expert_intermediate_size", 1..=limits::FFN)?;
+    let mixture = Mixture::new(count, per_token, width, routing);
+    Ok(Some(Mixture { shared_width, shared_gate: true, ..mixture }))
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::config::{Conventions, FamilySpec, Fields, Windows, decoder, experts_per_token, limits};
-use super::{Activation, Architecture, Biases, Family, Mixture, ModelError, Routing};
+use super::{Architecture, Biases, Family, Mixture, ModelError, Routing};
 
 pub(super) const SPEC: FamilySpec =
     FamilySpec { names: &[("qwen3_moe", "Qwen3MoeForCausalLM")], keys: &[], read };
@@ -27,18 +27,10 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
 /// The experts of Qwen's mixtures, without shared ones.
 pub(super) fn mixture(fields: &Fields) -> Result<Mixture, ModelError> {
     let count = count(fields)?;
-    Ok(Mixture {
-        count,
-        per_token: experts_per_token(fields, count)?,
-        width: fields.need_integer("moe_intermediate_size", 1..=limits::FFN)?,
-        routing: Routing::Softmax { renormalised: fields.flag("norm_topk_prob", false)? },
-        activation: Activation::Silu,
-        shared_width: 0,
-        shared_gate: false,
-        bias: false,
-        latent: None,
-        routed_scaling_factor: 1.0,
-    })
+    let per_token = experts_per_token(fields, count)?;
+    let width = fields.need_integer("moe_intermediate_size", 1..=limits::FFN)?;
+    let routing = Routing::Softmax { renormalised: fields.flag("norm_topk_prob", false)? };
+    Ok(Mixture::new(count, per_token, width, routing))
 }
 
 /// `num_experts`, which transformers 5 writes as `num_local_experts` where it saves a model.

@@ -5,7 +5,7 @@
 use super::architecture::{
     Architecture, Biases, Dtype, Experts, Family, LatentAttention, Multipliers, Rope, RopeScaling,
 };
-use super::{Format, FormatRule, Quantization, Scales};
+use super::{Format, FormatRule, Mixture, Quantization, Routing, Scales};
 
 /// A dense llama-like model; tests change what differs. `shape`: hidden, layers, heads, kv heads, head dim, ffn, vocab.
 pub fn dense(family: Family, shape: [usize; 7]) -> Architecture {
@@ -82,32 +82,18 @@ pub fn qwen3_32b() -> Architecture {
     dense(Family::Qwen3, [5120, 64, 64, 8, 128, 25_600, 151_936])
 }
 
+/// With so many experts in every layer, so many of them a token, and the width of one.
+fn routed(model: Architecture, [count, per_token, width]: [usize; 3]) -> Architecture {
+    let mixture = Mixture::new(count, per_token, width, Routing::Softmax { renormalised: true });
+    model.with_mixture(mixture, Vec::new())
+}
+
 pub fn qwen3_30b_a3b() -> Architecture {
-    Architecture {
-        experts: Some(Experts {
-            count: 128,
-            per_token: 8,
-            ffn_size: 768,
-            shared_count: 0,
-            shared_ffn_size: 0,
-            dense_layers: Vec::new(),
-        }),
-        ..dense(Family::Qwen3Moe, [2048, 48, 32, 4, 128, 6144, 151_936])
-    }
+    routed(dense(Family::Qwen3Moe, [2048, 48, 32, 4, 128, 6144, 151_936]), [128, 8, 768])
 }
 
 pub fn mixtral_8x7b() -> Architecture {
-    Architecture {
-        experts: Some(Experts {
-            count: 8,
-            per_token: 2,
-            ffn_size: 14_336,
-            shared_count: 0,
-            shared_ffn_size: 0,
-            dense_layers: Vec::new(),
-        }),
-        ..dense(Family::Mixtral, [4096, 32, 32, 8, 128, 14_336, 32_000])
-    }
+    routed(dense(Family::Mixtral, [4096, 32, 32, 8, 128, 14_336, 32_000]), [8, 2, 14_336])
 }
 
 pub fn deepseek_v3() -> Architecture {

@@ -67,17 +67,8 @@ fn by_rule(fields: &Fields, layers: usize, rule: Windows) -> Result<Vec<Option<u
 
 /// Whether each layer slides, as `layer_types` lists them.
 fn layer_types(fields: &Fields, layers: usize) -> Result<Option<Vec<bool>>, ModelError> {
-    let key = "layer_types";
-    let Some(types) = fields.list(key, limits::LAYERS)? else { return Ok(None) };
-    if types.len() != layers {
-        return Err(fields.bad(key, format!("a list of `num_hidden_layers` ({layers}) entries")));
-    }
-    let sliding = types.iter().map(|kind| match kind.as_str() {
-        Some("full_attention") => Ok(false),
-        Some("sliding_attention") => Ok(true),
-        _ => Err(fields.unsupported(key, "full_attention, sliding_attention")),
-    });
-    sliding.collect::<Result<_, _>>().map(Some)
+    let kinds = layer_kinds(fields, layers, &["full_attention", "sliding_attention"])?;
+    Ok(kinds.map(|kinds| kinds.iter().map(|kind| *kind == "sliding_attention").collect()))
 }
 
 fn from_layer_types(fields: &Fields, sliding: &[bool]) -> Result<Vec<Option<usize>>, ModelError> {
@@ -91,7 +82,7 @@ fn from_layer_types(fields: &Fields, sliding: &[bool]) -> Result<Vec<Option<usiz
     Ok(sliding.iter().map(|&slides| slides.then_some(window)).collect())
 }
 
-/// `layer_types` of a family whose kinds are more than two, in the family's own words.
+/// `layer_types`, in the family's own words.
 pub(in crate::model) fn layer_kinds<'a>(
     fields: &Fields<'a>,
     layers: usize,
@@ -108,4 +99,19 @@ pub(in crate::model) fn layer_kinds<'a>(
             .ok_or_else(|| fields.unsupported(key, known.join(", ")))
     };
     types.iter().map(kind).collect::<Result<_, _>>().map(Some)
+}
+
+/// The layers of full attention, the first of two kinds: those that `layer_types` names, or every so many-th by the key of the interval.
+pub(in crate::model) fn full_layers(
+    fields: &Fields,
+    layers: usize,
+    kinds: &[&str; 2],
+    interval: &str,
+    every: usize,
+) -> Result<Vec<bool>, ModelError> {
+    if let Some(found) = layer_kinds(fields, layers, kinds)? {
+        return Ok(found.iter().map(|kind| *kind == kinds[0]).collect());
+    }
+    let every = fields.integer(interval, 1..=limits::LAYERS)?.unwrap_or(every);
+    Ok((0..layers).map(|layer| (layer + 1).is_multiple_of(every)).collect())
 }
