@@ -34,6 +34,7 @@ pub use layers::{MixtureNames, NormNames, sinks_name};
 use super::architecture::{Architecture, Biases, Dtype, Family};
 use super::config::limits;
 use super::format::{Format, Layout, Part, Scales};
+use super::gguf::BlockType;
 use super::inventory::{Inventory, Role, TensorInfo};
 use super::quantization::ModuleStorage;
 use crate::units::Bytes;
@@ -147,29 +148,9 @@ enum Matrices {
     Own(ModuleStorage),
     /// One of ggml's block formats, and that of the embedding and the head.
     Ggml {
-        linear: GgmlBlock,
-        tables: GgmlBlock,
+        linear: BlockType,
+        tables: BlockType,
     },
-}
-
-/// A block format of ggml.
-#[derive(Debug, Clone, Copy)]
-struct GgmlBlock {
-    name: &'static str,
-    /// Weights in a block, and its bytes.
-    size: (u64, u64),
-}
-
-impl GgmlBlock {
-    /// An f16 scale and 32 signed bytes (ggml's `block_q8_0`).
-    const Q8_0: Self = Self { name: "q8_0", size: (32, 34) };
-    /// An f16 scale and 32 nibbles (ggml's `block_q4_0`).
-    const Q4_0: Self = Self { name: "q4_0", size: (32, 18) };
-    /// Scales and minima of 6 bits with two f16 scales of theirs, and 4, or 5, bits a weight; 6 bits a weight with 8-bit scales and one f16
-    /// (ggml's `block_q4_K`, `block_q5_K`, `block_q6_K`).
-    const Q4_K: Self = Self { name: "q4_k", size: (256, 144) };
-    const Q5_K: Self = Self { name: "q5_k", size: (256, 176) };
-    const Q6_K: Self = Self { name: "q6_k", size: (256, 210) };
 }
 
 /// How a whole checkpoint is stored.
@@ -191,7 +172,8 @@ impl StorageFormat {
             let float = if architecture.native_dtype == Some(Dtype::F16) { Float::F16 } else { Float::Bf16 };
             return Self { matrices: Matrices::Own(storage), float, own_file: false };
         }
-        let ggml = |linear, tables| Matrices::Ggml { linear, tables };
+        let block = |dtype: Dtype| BlockType::named(dtype.name()).expect("one of ggml's formats");
+        let ggml = |linear, tables| Matrices::Ggml { linear: block(linear), tables: block(tables) };
         let (matrices, float) = match dtype {
             Dtype::F32 => (Matrices::Plain, Float::F32),
             Dtype::Bf16 => (Matrices::Plain, Float::Bf16),
@@ -207,11 +189,11 @@ impl StorageFormat {
             Dtype::Mxfp8 => (Matrices::Uniform(Format::Mxfp8), Float::Bf16),
             Dtype::Mxfp4 => (Matrices::Uniform(Format::Mxfp4), Float::Bf16),
             Dtype::Nvfp4 => (Matrices::Uniform(Format::Nvfp4 { input_scale: false }), Float::Bf16),
-            Dtype::Q8_0 | Dtype::Gguf => (ggml(GgmlBlock::Q8_0, GgmlBlock::Q8_0), Float::F32),
-            Dtype::Q4_0 => (ggml(GgmlBlock::Q4_0, GgmlBlock::Q8_0), Float::F32),
-            Dtype::Q4K => (ggml(GgmlBlock::Q4_K, GgmlBlock::Q6_K), Float::F32),
-            Dtype::Q5K => (ggml(GgmlBlock::Q5_K, GgmlBlock::Q6_K), Float::F32),
-            Dtype::Q6K => (ggml(GgmlBlock::Q6_K, GgmlBlock::Q6_K), Float::F32),
+            Dtype::Q8_0 | Dtype::Gguf => (ggml(Dtype::Q8_0, Dtype::Q8_0), Float::F32),
+            Dtype::Q4_0 => (ggml(Dtype::Q4_0, Dtype::Q8_0), Float::F32),
+            Dtype::Q4K => (ggml(Dtype::Q4K, Dtype::Q6K), Float::F32),
+            Dtype::Q5K => (ggml(Dtype::Q5K, Dtype::Q6K), Float::F32),
+            Dtype::Q6K => (ggml(Dtype::Q6K, Dtype::Q6K), Float::F32),
         };
         Self { matrices, float, own_file: dtype == Dtype::Gguf }
     }
@@ -256,8 +238,9 @@ impl List {
         });
     }
 
-    fn blocks(&mut self, name: String, shape: &[usize; 2], format: GgmlBlock, role: Role) {
-        let bytes = block_bytes(shape[0], shape[1], format.size);
+    fn blocks(&mut self, name: String, shape: &[usize; 2], format: BlockType, role: Role) {
+        // Rows are padded to whole blocks.
+        let bytes = shape[0] as u64 * (shape[1] as u64).div_ceil(format.elements) * format.bytes;
         self.push_stored(name, shape, format.name, bytes, role);
     }
 
@@ -407,11 +390,6 @@ fn scale_role(of: Role) -> Role {
 
 fn elements(shape: &[usize]) -> u64 {
     shape.iter().map(|&dimension| dimension as u64).product()
-}
-
-/// Rows are padded to whole blocks.
-fn block_bytes(rows: usize, columns: usize, (weights, bytes): (u64, u64)) -> u64 {
-    rows as u64 * (columns as u64).div_ceil(weights) * bytes
 }
 
 #[cfg(test)]

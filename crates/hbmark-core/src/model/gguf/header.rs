@@ -460,6 +460,14 @@ pub fn block_type(code: u32) -> Option<BlockType> {
     known.map(|&(_, name, elements, bytes, _)| BlockType { name, elements, bytes })
 }
 
+impl BlockType {
+    /// The format of a name that results have.
+    pub(in crate::model) fn named(name: &str) -> Option<Self> {
+        let known = BLOCK_TYPES.iter().find(|(_, known, ..)| *known == name);
+        known.map(|&(_, name, elements, bytes, _)| Self { name, elements, bytes })
+    }
+}
+
 impl Header {
     /// Refuses block formats that no engine computes with.
     ///
