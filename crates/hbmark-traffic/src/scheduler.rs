@@ -15,6 +15,8 @@ mod adapters;
 use std::collections::BTreeSet;
 
 use adapters::AdapterUse;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::block_pool::{BlockPool, CacheStats, PrefixId};
 use hbmark_core::ledger::RaggedPart;
@@ -50,9 +52,9 @@ pub struct Request {
     Ord,
     Hash,
     thiserror::Error,
-    serde::Serialize,
-    serde::Deserialize,
-    schemars::JsonSchema,
+    Serialize,
+    Deserialize,
+    JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum RejectReason {
@@ -135,7 +137,7 @@ pub struct EmittedToken {
 }
 
 /// The load of a scheduler.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SchedulerLoad {
     pub running: usize,
     pub waiting: usize,

@@ -4,6 +4,7 @@
 //! Leaves: [`Architecture`], which everything else derives from: the tensor inventory, the byte ledger, memory
 //! predictions, the stock engine's configuration and the native forward.
 
+use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -411,18 +412,7 @@ impl Architecture {
 
 /// How numbers are stored: one name for weights, activations and KV on the command line and in results.
 #[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    JsonSchema,
-    clap::ValueEnum,
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema, ValueEnum,
 )]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
@@ -503,7 +493,6 @@ impl std::fmt::Display for Dtype {
 
 #[cfg(test)]
 mod tests {
-    use clap::ValueEnum;
 
     use super::*;
 
