@@ -297,41 +297,35 @@ impl Ledger {
     /// Cost of one step of `tokens` new tokens for each of `batch` sequences with `context` cached positions, with the logits of all of them. The
     /// cache is read once for the tokens of a sequence: of a window, what the first of them sees.
     fn over_cache(&self, batch: usize, context: usize, tokens: usize) -> StepCost {
-        let (sequences, per_sequence) = (batch as u64, tokens as u64);
-        let all = sequences.saturating_mul(per_sequence);
-        let (weights, distinct_experts) = self.weights(batch.saturating_mul(tokens));
-        let state = self.state_bytes();
-        let bytes = StepBytes {
-            weights,
-            kv_read: times(self.read(context) + state, sequences),
-            // The state before the draft tokens is kept at the least: what stands of them can be replayed.
-            kv_write: times(self.kv_bytes_per_token(), all) + times(state, sequences),
-            other: Bytes(all.saturating_mul(self.embedding_row_bytes)),
-            as_implemented: None,
-        };
+        let (sequences, all) = (batch as u64, (batch as u64).saturating_mul(tokens as u64));
+        let read = times(self.read(context) + self.state_bytes(), sequences);
         let linear = (self.linear_flops() + 2.0 * self.head_elements as f64) * tokens as f64;
         let flops = linear + self.mixing_flops(Phase::Decode, context, tokens);
-        StepCost { bytes, flops: Flops(flops * batch as f64), distinct_experts }
+        self.cost(sequences, all, read, flops * batch as f64)
+    }
+
+    /// Cost of a step of so many sequences and new tokens that reads so much of the cache.
+    fn cost(&self, sequences: u64, tokens: u64, kv_read: Bytes, flops: f64) -> StepCost {
+        let (weights, distinct_experts) = self.weights(usize::try_from(tokens).unwrap_or(usize::MAX));
+        let bytes = StepBytes {
+            weights,
+            kv_read,
+            // The state before draft tokens is kept at the least: what stands of them can be replayed.
+            kv_write: times(self.kv_bytes_per_token(), tokens) + times(self.state_bytes(), sequences),
+            other: Bytes(tokens.saturating_mul(self.embedding_row_bytes)),
+            as_implemented: None,
+        };
+        StepCost { bytes, flops: Flops(flops), distinct_experts }
     }
 
     /// Cost of prefilling `batch` prompts of `tokens` each; logits of the last position only.
     #[must_use]
     pub fn prefill(&self, batch: usize, tokens: usize) -> StepCost {
-        let all_tokens = (batch as u64).saturating_mul(tokens as u64);
-        let (weights, distinct_experts) = self.weights(batch.saturating_mul(tokens));
-        let kv = times(self.kv_bytes_per_token(), all_tokens);
-        let state = times(self.state_bytes(), batch as u64);
-        let bytes = StepBytes {
-            weights,
-            kv_read: kv,
-            kv_write: kv + state,
-            other: Bytes(all_tokens.saturating_mul(self.embedding_row_bytes)),
-            as_implemented: None,
-        };
+        let all = (batch as u64).saturating_mul(tokens as u64);
         let per_sequence = self.linear_flops() * tokens as f64
             + 2.0 * self.head_elements as f64
             + self.mixing_flops(Phase::Prefill, 0, tokens);
-        StepCost { bytes, flops: Flops(per_sequence * batch as f64), distinct_experts }
+        self.cost(batch as u64, all, times(self.kv_bytes_per_token(), all), per_sequence * batch as f64)
     }
 
     /// Cost of one step over sequences of any length: each brings `tokens` on top of `cached` positions. One token is a decode as in
@@ -351,18 +345,8 @@ impl Ledger {
             read = read + self.read(cached) + times(self.kv_bytes_per_token(), own as u64);
             flops += self.mixing_flops(phase, cached, tokens);
         }
-        let tokens = usize::try_from(all).unwrap_or(usize::MAX);
-        let (weights, distinct_experts) = self.weights(tokens);
-        let state = times(self.state_bytes(), sequences);
-        let bytes = StepBytes {
-            weights,
-            kv_read: read + state,
-            kv_write: times(self.kv_bytes_per_token(), all) + state,
-            other: Bytes(all.saturating_mul(self.embedding_row_bytes)),
-            as_implemented: None,
-        };
         flops += self.linear_flops() * all as f64 + 2.0 * self.head_elements as f64 * outputs as f64;
-        StepCost { bytes, flops: Flops(flops), distinct_experts }
+        self.cost(sequences, all, read + times(self.state_bytes(), sequences), flops)
     }
 
     /// What stays in memory of a sequence of so many positions: its cache, no more than the window where there is one, and its state.
