@@ -111,9 +111,10 @@ impl<'a> Traffic<'a> {
 }
 
 /// The outcome of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RequestOutcome {
     /// Not done when the run ended.
+    #[default]
     Unfinished,
     Served,
     Rejected(RejectReason),
@@ -122,7 +123,7 @@ pub enum RequestOutcome {
 }
 
 /// Times of one request, since the start of the run.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Record {
     /// Scheduled (`s`); in a closed loop the moment its predecessor finished.
     pub arrival: Nanos,
@@ -246,19 +247,9 @@ impl Record {
     pub fn planned(request: &PlannedRequest) -> Self {
         Self {
             arrival: request.arrival,
-            enqueued: None,
-            lag: Nanos(0.0),
-            started: None,
-            first_token: None,
-            last_token: None,
-            departed: None,
             prompt_tokens: request.prompt_len(),
-            output_tokens: 0,
             first_tokens: 1,
-            preemptions: 0,
-            preempted_wait: Nanos(0.0),
-            cached_tokens: 0,
-            outcome: RequestOutcome::Unfinished,
+            ..Self::default()
         }
     }
 }

@@ -40,7 +40,7 @@ const MOONCAKE_BLOCK: usize = 512;
 const MAX_SECONDS: f64 = 366.0 * 86_400.0;
 
 /// One recorded request.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct TraceRequest {
     /// Since the first request of the trace.
     pub arrival: Nanos,
@@ -66,7 +66,7 @@ pub struct Trace {
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     #[error("cannot read the trace {}: {source}", path.display())]
-    Read { path: PathBuf, source: std::io::Error },
+    Read { path: PathBuf, source: InputError },
     #[error("the trace {} has {bytes} bytes, above the limit of {MAX_BYTES}; cut a window out of it", path.display())]
     TooLarge { path: PathBuf, bytes: u64 },
     #[error("the trace {} is not text", path.display())]
@@ -91,10 +91,7 @@ pub enum TraceError {
 /// When the file cannot be read, or a line is invalid.
 pub fn read(path: &Path, limit: Option<usize>) -> Result<Trace, TraceError> {
     let unreadable = |source| TraceError::Read { path: path.to_path_buf(), source };
-    let (file, bytes) = input::open(path).map_err(|refused| match refused {
-        InputError::Io(source) => unreadable(source),
-        other => unreadable(std::io::Error::other(other)),
-    })?;
+    let (file, bytes) = input::open(path).map_err(unreadable)?;
     if bytes > MAX_BYTES {
         return Err(TraceError::TooLarge { path: path.to_path_buf(), bytes });
     }
@@ -207,7 +204,7 @@ impl<R: BufRead> Lines<R> {
                 }
                 Ok(Some(0..end))
             }
-            Err(source) => Err(TraceError::Read { path: path(), source }),
+            Err(source) => Err(TraceError::Read { path: path(), source: source.into() }),
         }
     }
 }
@@ -241,14 +238,8 @@ impl TraceBuffer {
 
 fn plain(arrival: Nanos, input: u64, output: u64) -> TraceRequest {
     let tokens = |count: u64| usize::try_from(count).expect("bounded when read");
-    TraceRequest {
-        arrival,
-        input_tokens: tokens(input),
-        output_tokens: tokens(output),
-        prefix_ids: Vec::new(),
-        prefix_block: 0,
-        priority: 0,
-    }
+    let (input_tokens, output_tokens) = (tokens(input), tokens(output));
+    TraceRequest { arrival, input_tokens, output_tokens, ..TraceRequest::default() }
 }
 
 fn tokens(what: &str, text: &str) -> Result<u64, String> {

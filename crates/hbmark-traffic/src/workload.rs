@@ -286,7 +286,7 @@ pub enum WorkloadError {
     #[error("--workload `{given}` is neither a .toml file nor one of {}", NAMES.join(", "))]
     Unknown { given: String },
     #[error("cannot read the workload {}: {source}", path.display())]
-    Read { path: PathBuf, source: std::io::Error },
+    Read { path: PathBuf, source: InputError },
     #[error("the workload {} has {bytes} bytes, above the limit of {MAX_FILE}", path.display())]
     TooLarge { path: PathBuf, bytes: u64 },
     #[error("the workload {} does not parse: {problem}", path.display())]
@@ -363,8 +363,7 @@ impl Workload {
             let path = path.to_path_buf();
             match refused {
                 InputError::TooLarge { size, .. } => WorkloadError::TooLarge { path, bytes: size },
-                InputError::Io(source) => WorkloadError::Read { path, source },
-                other => WorkloadError::Read { path, source: std::io::Error::other(other) },
+                source => WorkloadError::Read { path, source },
             }
         })?;
         Self::parse(&text, path)
