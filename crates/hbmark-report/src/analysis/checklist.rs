@@ -76,6 +76,13 @@ pub struct Check {
     pub next: String,
 }
 
+impl Check {
+    /// Whether a result with this answer is invalid.
+    fn invalidates(&self) -> bool {
+        self.essential && matches!(self.outcome, Failed | NotSaid)
+    }
+}
+
 /// All questions of one result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Checklist {
@@ -119,10 +126,7 @@ impl Checklist {
     }
 
     fn new(subject: String, checks: Vec<Check>) -> Self {
-        let bad = |check: &Check| {
-            check.essential && matches!(check.outcome, CheckOutcome::Failed | CheckOutcome::NotSaid)
-        };
-        Self { subject, valid: !checks.iter().any(bad), checks }
+        Self { subject, valid: !checks.iter().any(Check::invalidates), checks }
     }
 
     /// What is wrong or not reported, as findings: for results that keep no samples to explain.
@@ -151,29 +155,35 @@ impl Checklist {
 
     /// Why the result is invalid: the essential questions it does not pass.
     pub fn reasons(&self) -> impl Iterator<Item = &Check> {
-        self.checks
-            .iter()
-            .filter(|c| c.essential && matches!(c.outcome, CheckOutcome::Failed | CheckOutcome::NotSaid))
+        self.checks.iter().filter(|check| check.invalidates())
     }
 }
 
+/// An answer, its evidence, and what to do next.
+type Answer = (CheckOutcome, String, &'static str);
+
 /// A question being answered.
-fn ask(question: &str, essential: bool, (outcome, evidence, next): (CheckOutcome, String, &str)) -> Check {
+fn ask(question: &str, essential: bool, (outcome, evidence, next): Answer) -> Check {
     let next = if matches!(outcome, Passed | Inapplicable) { String::new() } else { next.to_owned() };
     Check { question: question.to_owned(), outcome, essential, evidence, next }
 }
 
 /// Passed or failed, with one sentence for both.
-fn decide(passed: bool, evidence: String, next: &str) -> (CheckOutcome, String, &str) {
+fn decide(passed: bool, evidence: String, next: &'static str) -> Answer {
     (if passed { Passed } else { Failed }, evidence, next)
 }
 
 /// Said or not.
-fn reported<'a>(what: Option<String>, missing: &str, next: &'a str) -> (CheckOutcome, String, &'a str) {
+fn reported(what: Option<String>, missing: &str, next: &'static str) -> Answer {
     match what {
         Some(evidence) => (Passed, evidence, next),
-        None => (NotSaid, missing.to_owned(), next),
+        None => not_said(missing, next),
     }
+}
+
+/// Not said in the result.
+fn not_said(missing: impl Into<String>, next: &'static str) -> Answer {
+    (NotSaid, missing.into(), next)
 }
 
 /// Checks a result of our own.
@@ -202,8 +212,6 @@ pub fn of_report(report: &Report) -> Checklist {
     Checklist::new(subject, checks)
 }
 
-type Answer = (CheckOutcome, String, &'static str);
-
 fn measured(report: &Report) -> Answer {
     let real = report.kind == ReportKind::Run;
     let evidence = if real { "by hbmark run" } else { "a prediction from a data sheet" };
@@ -212,7 +220,7 @@ fn measured(report: &Report) -> Answer {
 
 fn warm_up(report: &Report, cells: &[&CellResult]) -> Answer {
     const NEXT: &str = "hbmark run without --smoke";
-    let Some(protocol) = &report.protocol else { return (NotSaid, "no protocol was kept".to_owned(), NEXT) };
+    let Some(protocol) = &report.protocol else { return not_said("no protocol was kept", NEXT) };
     let unsteady = cells.iter().filter(|cell| cell.status == Status::NoSteadyState).count();
     let enough = protocol.warmup_min_steps >= WARMUP_STEPS
         && protocol.warmup_min_seconds > 0.0
@@ -232,7 +240,7 @@ fn warm_up(report: &Report, cells: &[&CellResult]) -> Answer {
 fn samples(report: &Report, cells: &[&CellResult]) -> Answer {
     const NEXT: &str = "the full protocol for the cells that are not converged";
     let loose = cells.iter().filter(|cell| cell.status == Status::NotConverged).count();
-    let Some(protocol) = &report.protocol else { return (NotSaid, "no protocol was kept".to_owned(), NEXT) };
+    let Some(protocol) = &report.protocol else { return not_said("no protocol was kept", NEXT) };
     let short = protocol.short_of_full();
     let full = short.is_empty() && !protocol.is_smoke();
     let evidence = match (full, loose) {
@@ -270,11 +278,11 @@ fn quality(cells: &[&CellResult]) -> Answer {
     let unchecked = cells.len() - checks.len();
     match (checks.first(), failed, unchecked) {
         (_, 1.., _) => (Failed, format!("wrong outputs in {}", counted(failed, "cell")), NEXT),
-        (None, ..) => (NotSaid, "no outputs were checked".to_owned(), NEXT),
+        (None, ..) => not_said("no outputs were checked", NEXT),
         (Some(first), 0, 0) => (Passed, first.check.clone(), NEXT),
         (Some(_), 0, _) => {
             let of = counted(cells.len(), "cell");
-            (NotSaid, format!("the outputs of {unchecked} of {of} were not checked"), NEXT)
+            not_said(format!("the outputs of {unchecked} of {of} were not checked"), NEXT)
         }
     }
 }
@@ -327,7 +335,7 @@ fn model(name: Option<&String>) -> Answer {
 fn ceilings(report: &Report) -> Answer {
     const NEXT: &str = "hbmark run on an idle machine: ceilings are measured first";
     let Some(ceilings) = &report.ceilings else {
-        return (NotSaid, "no ceiling was kept: nothing shows which times are possible".to_owned(), NEXT);
+        return not_said("no ceiling was kept: nothing shows which times are possible", NEXT);
     };
     let read = BytesPerSecond(ceilings.read_bytes_per_s.median);
     match ceilings.doubt() {
@@ -346,7 +354,7 @@ fn headroom(report: &Report, cells: &[&CellResult]) -> Answer {
     const NEXT: &str = "smaller batches or contexts, until five percent of the memory is free";
     let peak = cells.iter().filter_map(|cell| cell.memory_peak_bytes.or(cell.memory_predicted_bytes)).max();
     let (Some(peak), Some(all)) = (peak, report.environment.device_memory()) else {
-        return (NotSaid, "memory in use or memory in all is not known".to_owned(), NEXT);
+        return not_said("memory in use or memory in all is not known", NEXT);
     };
     let share = peak.as_f64() / all.as_f64();
     let free = (1.0 - share) * 100.0;
@@ -366,7 +374,7 @@ fn tails(cells: &[&CellResult]) -> Answer {
 fn caches(report: &Report, cells: &[&CellResult]) -> Answer {
     const NEXT: &str = "a larger model or batch: from the cache a bandwidth means nothing";
     let Some(cache) = report.ceilings.as_ref().and_then(|c| c.last_cache_bytes) else {
-        return (NotSaid, "the size of the last cache is not known".to_owned(), NEXT);
+        return not_said("the size of the last cache is not known", NEXT);
     };
     let small = cells
         .iter()
@@ -463,7 +471,7 @@ fn load_checks(report: &ServeReport) -> Vec<Check> {
             true,
             match (&invalid, missing_gate(report)) {
                 (Some(label), _) => (Failed, format!("{label} is not valid"), EXPLAIN_AND_AGAIN),
-                (None, Some(missing)) => (NotSaid, missing, RUN_AGAIN),
+                (None, Some(missing)) => not_said(missing, RUN_AGAIN),
                 (None, None) => (Passed, "no point is invalid by its gates".to_owned(), ""),
             },
         ),
@@ -476,7 +484,7 @@ fn load_checks(report: &ServeReport) -> Vec<Check> {
                 let of = counted(results.len(), "point");
                 let evidence =
                     format!("{without_requests} of {of} keep no requests: nothing recomputes them");
-                (NotSaid, evidence, "at most 100,000 requests a point")
+                not_said(evidence, "at most 100,000 requests a point")
             } else {
                 let what = "counts, latencies and objectives, recomputed; rates and gates are the file's own";
                 (Passed, what.to_owned(), "")
@@ -571,9 +579,7 @@ fn undisturbed_points(report: &ServeReport) -> Answer {
         None if report.kind == ServeKind::ServeLive => {
             (Inapplicable, "the server ran on the client's machine, or its load was not seen".to_owned(), "")
         }
-        None => {
-            (NotSaid, format!("the load of other processes is not known for {unseen} of {of}"), RUN_AGAIN)
-        }
+        None => not_said(format!("the load of other processes is not known for {unseen} of {of}"), RUN_AGAIN),
     }
 }
 
@@ -595,9 +601,9 @@ fn keeps_up(report: &ServeReport) -> Check {
     let evidence = format!("{kept} of {of}; {saturated} saturated, {undecided} not judged{invalid_too}");
     let answer = match (kept, undecided, saturated) {
         (1.., ..) => (Passed, evidence, ""),
-        (0, 1.., _) => (NotSaid, evidence, LONGER),
+        (0, 1.., _) => not_said(evidence, LONGER),
         (0, 0, 1..) => (Failed, evidence, LOWER),
-        (0, 0, 0) => (NotSaid, evidence, EXPLAIN_AND_AGAIN),
+        (0, 0, 0) => not_said(evidence, EXPLAIN_AND_AGAIN),
     };
     ask("a point that keeps up", kept == 0 && undecided > 0, answer)
 }
@@ -657,7 +663,7 @@ pub fn of_comparison(found: &Comparison) -> Checklist {
             if floor > 0 {
                 (Passed, format!("the floor of the machine was measured in {}", counted(floor, "cell")), "")
             } else {
-                (NotSaid, "the machine's own differences are not known".to_owned(), "--aa")
+                not_said("the machine's own differences are not known", "--aa")
             },
         ),
         ask("hardware named", true, reported(said(machine), "no machine is named", RUN_AGAIN)),
@@ -670,7 +676,7 @@ pub fn of_comparison(found: &Comparison) -> Checklist {
 fn processes(found: &Comparison) -> Answer {
     const NEXT: &str = "hbmark compare --protocol full";
     match found.protocol.as_deref().map(str::trim) {
-        None | Some("") => (NotSaid, "no protocol is named".to_owned(), NEXT),
+        None | Some("") => not_said("no protocol is named", NEXT),
         Some("smoke") => (Failed, "every cell ran once a process: the times mean nothing".to_owned(), NEXT),
         Some(name) => (Passed, format!("the {name} protocol, by name"), NEXT),
     }
@@ -736,11 +742,7 @@ pub fn of_foreign(result: &ForeignResult, given: &UserOverrides<'_>, engine: Opt
         ask(
             "outputs checked",
             false,
-            (
-                NotSaid,
-                "no program of this kind writes it".to_owned(),
-                "compare logits or answers with a reference",
-            ),
+            not_said("no program of this kind writes it", "compare logits or answers with a reference"),
         ),
         ask("both phases, apart", false, foreign_phases(rows)),
         ask(
@@ -776,9 +778,8 @@ pub fn of_foreign(result: &ForeignResult, given: &UserOverrides<'_>, engine: Opt
             "cache reuse excluded or stated",
             false,
             if served {
-                (
-                    NotSaid,
-                    "the file does not say whether prompts shared a prefix or the cache was on".to_owned(),
+                not_said(
+                    "the file does not say whether prompts shared a prefix or the cache was on",
                     "record it, or use random prompts",
                 )
             } else {
@@ -788,11 +789,7 @@ pub fn of_foreign(result: &ForeignResult, given: &UserOverrides<'_>, engine: Opt
         ask(
             "memory headroom",
             false,
-            (
-                NotSaid,
-                "the file does not say".to_owned(),
-                "record the memory in use beside the memory in all",
-            ),
+            not_said("the file does not say", "record the memory in use beside the memory in all"),
         ),
     ];
     Checklist::new(format!("{} · {} · {}", result.source, format.name(), counted(rows.len(), "row")), checks)
@@ -828,11 +825,9 @@ fn each(
     let stated: Vec<String> = rows.iter().filter_map(|row| of(&row.setup)).collect();
     match stated.first() {
         Some(first) if stated.len() == rows.len() => (Passed, first.clone(), next),
-        _ => (
-            NotSaid,
-            format!("{what}: reported for {} of {}", stated.len(), counted(rows.len(), "row")),
-            next,
-        ),
+        _ => {
+            not_said(format!("{what}: reported for {} of {}", stated.len(), counted(rows.len(), "row")), next)
+        }
     }
 }
 
@@ -842,12 +837,10 @@ fn foreign_warm_up(rows: &[ForeignRow], format: ForeignFormat) -> Answer {
     match (warmed, format) {
         (Some(0), _) => (Failed, "no warm-up".to_owned(), NEXT),
         (Some(count), _) => (Passed, format!("at least {count} before sampling"), NEXT),
-        (None, ForeignFormat::LlamaBench) => (
-            NotSaid,
-            "llama-bench warms up unless that is switched off, and does not record which".to_owned(),
-            NEXT,
-        ),
-        (None, _) => (NotSaid, "the file does not say".to_owned(), NEXT),
+        (None, ForeignFormat::LlamaBench) => {
+            not_said("llama-bench warms up unless that is switched off, and does not record which", NEXT)
+        }
+        (None, _) => not_said("the file does not say", NEXT),
     }
 }
 
@@ -861,14 +854,14 @@ fn foreign_samples(rows: &[ForeignRow], served: bool) -> Answer {
         let claims_tail = rows.iter().any(|row| row.values.iter().any(of_requests));
         let Some(least) = rows.iter().filter_map(|row| row.setup.completed.or(row.setup.requests)).min()
         else {
-            return (NotSaid, "the number of requests is not reported".to_owned(), NEXT);
+            return not_said("the number of requests is not reported", NEXT);
         };
         let enough = !claims_tail || least >= P99_REQUESTS;
         let claim = if claims_tail { "a p99 is claimed of" } else { "no p99 is claimed of" };
         return decide(enough, format!("{claim} {least} requests"), NEXT);
     }
     let Some(least) = rows.iter().filter_map(|row| row.setup.repetitions).min() else {
-        return (NotSaid, "the number of repetitions is not reported".to_owned(), NEXT);
+        return not_said("the number of repetitions is not reported", NEXT);
     };
     decide(least >= 3, format!("at least {least} repetitions"), NEXT)
 }
@@ -892,7 +885,7 @@ fn completion(rows: &[ForeignRow]) -> Answer {
     if known {
         (Passed, "no failed request".to_owned(), NEXT)
     } else {
-        (NotSaid, "failures are not counted".to_owned(), NEXT)
+        not_said("failures are not counted", NEXT)
     }
 }
 
@@ -918,9 +911,7 @@ fn open_loop(rows: &[ForeignRow]) -> Answer {
     let rates: Vec<Rate> = rows.iter().filter_map(|row| row.setup.request_rate).collect();
     let limited = rows.iter().any(|row| row.setup.max_concurrency.is_some());
     match rates.iter().find(|rate| matches!(rate, Rate::PerSecond(_))) {
-        _ if rates.is_empty() && !limited => {
-            (NotSaid, "neither rate nor concurrency is reported".to_owned(), NEXT)
-        }
+        _ if rates.is_empty() && !limited => not_said("neither rate nor concurrency is reported", NEXT),
         Some(_) if limited => (
             Failed,
             "a rate, but no more requests at once than a limit: late ones wait outside the figures"
@@ -941,7 +932,7 @@ fn open_loop(rows: &[ForeignRow]) -> Answer {
 
 fn duration(rows: &[ForeignRow]) -> Answer {
     let Some(least) = rows.iter().filter_map(|row| row.setup.duration_s).reduce(f64::min) else {
-        return (NotSaid, "the duration is not reported".to_owned(), "record it");
+        return not_said("the duration is not reported", "record it");
     };
     decide(
         least >= SHORT_SECONDS,
@@ -954,7 +945,7 @@ fn lengths(rows: &[ForeignRow]) -> Answer {
     const NEXT: &str = "prompts and answers as long as those to be served";
     let known: Vec<f64> = rows.iter().filter_map(|row| row.setup.output_tokens).collect();
     let Some(shortest) = known.iter().copied().reduce(f64::min) else {
-        return (NotSaid, "lengths are not reported".to_owned(), NEXT);
+        return not_said("lengths are not reported", NEXT);
     };
     decide(shortest >= SHORT_TOKENS, format!("at least {shortest:.0} tokens made"), NEXT)
 }

@@ -236,7 +236,7 @@ const RULES: &[Rule<Detector>] = &[
         regime: "compute-bound prefill",
         next: "half the prompt: the time should halve, or fall faster where attention dominates",
         response: "a faster matrix format (fp8, int8 activations), or cache the prefix; bandwidth will not help",
-        detect: compute_bound_prefill,
+        detect: |_, cell| compute_bound(cell).filter(|_| !cell.phase.is_over_cache()),
     },
     Rule {
         name: "compute_bound_decode",
@@ -246,7 +246,7 @@ const RULES: &[Rule<Detector>] = &[
         regime: "compute-bound decode: past the crossover",
         next: "half the batch: the step should get shorter, tokens per second hardly less",
         response: "a larger batch no longer raises throughput; add devices or a faster matrix format",
-        detect: compute_bound_decode,
+        detect: |_, cell| compute_bound(cell).filter(|_| cell.phase.is_over_cache()),
     },
     Rule {
         name: "launch_bound",
@@ -590,14 +590,6 @@ fn memory_bound(report: &Case<'_>, cell: &CellResult) -> Option<String> {
             share * 100.0
         )
     })
-}
-
-fn compute_bound_prefill(_: &Case<'_>, cell: &CellResult) -> Option<String> {
-    compute_bound(cell).filter(|_| !cell.phase.is_over_cache())
-}
-
-fn compute_bound_decode(_: &Case<'_>, cell: &CellResult) -> Option<String> {
-    compute_bound(cell).filter(|_| cell.phase.is_over_cache())
 }
 
 fn compute_bound(cell: &CellResult) -> Option<String> {
