@@ -13,7 +13,7 @@
 use std::time::Instant;
 
 use hbmark::engine::native::cpu::CpuOperations;
-use hbmark::engine::native::operations::{Embedding, FusedLayout, LinearPart, Operations};
+use hbmark::engine::native::operations::{Embedding, FusedLayout, LinearPart, Operations, Storage};
 use hbmark::engine::native::ragged_batch::Rows;
 use hbmark::engine::native::{DEFAULT_BLOCK_SIZE, random_kv};
 use hbmark::machine::environment::last_cache;
@@ -29,8 +29,8 @@ const CACHE_FACTOR: u64 = 3;
 /// Passes over all copies in a round.
 const PASSES: usize = 3;
 
-type Linear = <CpuOperations as Operations>::Linear;
-type Buffer = <CpuOperations as Operations>::Buffer;
+type Linear = <CpuOperations as Storage>::Linear;
+type Buffer = <CpuOperations as Storage>::Buffer;
 
 fn variable(key: &str, default: &str) -> String {
     std::env::var(key).ok().filter(|v| !v.is_empty()).unwrap_or_else(|| default.to_owned())

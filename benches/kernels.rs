@@ -15,7 +15,7 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 
 use hbmark::engine::native::cpu::CpuOperations;
 use hbmark::engine::native::operations::{
-    AttentionWeights, Embedding, FusedLayout, LinearPart, Operation, Operations,
+    AttentionWeights, Embedding, FusedLayout, LinearPart, Operation, Operations, Storage,
 };
 use hbmark::engine::native::ragged_batch::Rows;
 use hbmark::engine::native::rope::RopeTables;
@@ -29,9 +29,9 @@ use hbmark_core::model::{Architecture, Dtype};
 /// All copies together are at least this many times the last cache.
 const CACHE_FACTOR: u64 = 3;
 
-type Linear = <CpuOperations as Operations>::Linear;
-type Buffer = <CpuOperations as Operations>::Buffer;
-type Pool = <CpuOperations as Operations>::Pool;
+type Linear = <CpuOperations as Storage>::Linear;
+type Buffer = <CpuOperations as Storage>::Buffer;
+type Pool = <CpuOperations as Storage>::Pool;
 
 fn variable(key: &str, default: &str) -> String {
     std::env::var(key).ok().filter(|v| !v.is_empty()).unwrap_or_else(|| default.to_owned())

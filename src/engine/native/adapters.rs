@@ -5,7 +5,7 @@
 //! scale is multiplied into `B` when it is packed.
 
 use super::forward::ModelWidths;
-use super::operations::{FusedLayout, LinearPart, Operations};
+use super::operations::{FusedLayout, LinearPart, Operations, Storage};
 use super::ragged_batch::Rows;
 use crate::engine::EngineError;
 use crate::weights::{Adapter, Packing, StoredMatrix};
@@ -51,7 +51,7 @@ impl LoraSite {
 
 /// What one adapter adds to one fused layer.
 #[derive(Debug)]
-pub struct LoraWeights<O: Operations + ?Sized> {
+pub struct LoraWeights<O: Storage + ?Sized> {
     /// `A` of each part, `[rank, inputs]`.
     pub a: O::Linear,
     /// `B` of each part with the scale in it, `[outputs, rank]`.

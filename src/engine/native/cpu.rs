@@ -16,6 +16,7 @@ mod linear;
 mod lora;
 mod packed_activations;
 mod packed_matrix;
+mod storage;
 pub mod thread_team;
 
 use attention::{Attention, AttentionPlan};
@@ -26,25 +27,23 @@ use huge_pages::Arena;
 use lora::{Added, LoraDelta};
 use packed_activations::{InputShape, PackedActivations};
 use packed_matrix::PackedMatrix;
-use thread_team::{DisjointSlice, Team, Worker, owned};
+use thread_team::{DisjointSlice, Team, Worker};
 
 use hbmark_cpu_kernels::element::Element;
 use hbmark_cpu_kernels::elementwise::bend;
 use hbmark_cpu_kernels::simd::LANES;
 
-use super::adapters::LoraWeights;
 use super::kv_format;
 use super::operations::{
-    AttentionWeights, DraftWeights, Embedding, ExpertMlp, ExpertWeights, FusedLayout, LatentWeights,
-    LinearPart, Operations, StepLaunch,
+    AttentionWeights, DraftWeights, Embedding, FusedLayout, LinearPart, Operations, StepLaunch, Steps,
+    Storage,
 };
 use super::ragged_batch::Rows;
 use super::ranks::Rank;
 use super::rope::{RopeTables, rotate};
-use super::shapes::{AttentionShape, ExpertsMet, Gate, LatentForm, LatentShape, PoolShape};
+use super::shapes::{AttentionShape, ExpertsMet, Gate};
 use crate::engine::EngineError;
 use crate::weights::{Packing, StoredMatrix};
-use hbmark_core::model::Dtype;
 use hbmark_core::units::Bytes;
 
 pub use cache::CachePool;
@@ -234,160 +233,14 @@ unsafe fn store_sums(
     }
 }
 
-impl Operations for CpuOperations {
-    type Linear = FusedMatrix;
-    type Vector = Vec<f32>;
-    type Table = StoredMatrix;
-    type Buffer = CpuBuffer;
-    type Pool = CachePool;
-    type ExpertTable = ();
-
-    fn linear(&mut self, parts: Vec<LinearPart>, layout: FusedLayout) -> Result<FusedMatrix, EngineError> {
-        let interleaved = layout == FusedLayout::Interleaved;
-        let mut fused = FusedMatrix { parts: Vec::new(), biases: Vec::new(), interleaved, alike: true };
-        for part in parts {
-            let team = &mut self.team;
-            let packed = PackedMatrix::new(&mut self.arena, &part.matrix, |bytes, panel_bytes| {
-                let panels = bytes.len() / panel_bytes.max(1);
-                let bytes = DisjointSlice::new(bytes);
-                team.run_on_all(&|worker: &Worker<'_>| {
-                    let own = owned(worker.index, worker.count, panels);
-                    // SAFETY: members own different panels.
-                    unsafe { bytes.part(own.start * panel_bytes..own.end * panel_bytes) }.fill(0);
-                });
-            })?;
-            if let Some(first) = fused.parts.first() {
-                let same = |a: &PackedMatrix| a.format.precision() == packed.format.precision();
-                if !same(first) || (interleaved && first.rows != packed.rows) {
-                    return Err(EngineError::Unsupported {
-                        engine: "native".into(),
-                        what: format!("{:?} beside {:?} in one fused layer", first.format, packed.format),
-                        why: "the matrices of a fused layer must meet activations of one precision".into(),
-                    });
-                }
-            }
-            self.kernels.meet(&packed);
-            fused.alike &= fused.parts.first().is_none_or(|first| first.panels() == packed.panels());
-            fused.parts.push(packed);
-            fused.biases.push(part.bias);
-        }
-        Ok(fused)
-    }
-
-    fn vector(&mut self, values: Vec<f32>) -> Result<Vec<f32>, EngineError> {
-        Ok(values)
-    }
-
-    fn table(&mut self, matrix: StoredMatrix) -> Result<StoredMatrix, EngineError> {
-        Ok(matrix)
-    }
-
-    fn expert_table(
-        &mut self,
-        routed: &[ExpertMlp<Self>],
-        shared: Option<&ExpertMlp<Self>>,
-    ) -> Result<(), EngineError> {
-        // Rows are packed once for all experts.
-        let inputs = |matrix: &FusedMatrix| {
-            let part = &matrix.parts[0];
-            (part.format.precision(), part.padded_columns())
-        };
-        let alike =
-            |experts: Vec<&FusedMatrix>| experts.windows(2).all(|two| inputs(two[0]) == inputs(two[1]));
-        let gate_up = routed.iter().chain(shared).map(|expert| &expert.gate_up).collect();
-        let down = routed.iter().map(|expert| &expert.down).collect();
-        if alike(gate_up) && alike(down) { Ok(()) } else { super::refuse_mixed_experts() }
-    }
-
-    fn buffer(&mut self, rows: usize, width: usize) -> Result<CpuBuffer, EngineError> {
-        let mut values = Vec::new();
-        values.try_reserve_exact(rows * width).map_err(|_| EngineError::OutOfMemory {
-            device: "cpu".into(),
-            detail: format!("activations of {rows} × {width}"),
-        })?;
-        values.resize(rows * width, 0.0);
-        Ok(CpuBuffer { width, values })
-    }
-
-    fn pool(&mut self, shape: PoolShape) -> Result<CachePool, EngineError> {
-        CachePool::new(shape)
-    }
-
-    fn expanded_pool(&mut self, shape: &LatentShape, latents: &CachePool) -> Result<CachePool, EngineError> {
-        // Nothing is rounded that the absorbed form does not round.
-        CachePool::new(PoolShape { dtype: Dtype::F32, ..shape.expanded_pool(&latents.shape) })
-    }
-
-    fn set_width(buffer: &mut CpuBuffer, width: usize) {
-        buffer.width = width;
-    }
-
-    fn reserve(&mut self, pool: &mut CachePool, blocks: usize) -> Result<(), EngineError> {
-        let new = pool.reserve(blocks)?;
-        if !new.is_empty() {
-            // Each member touches its own part, so that the memory is local to it.
-            let pool = &*pool;
-            self.team.run_on_all(&|worker: &Worker<'_>| {
-                worker.parallel_for(PREPARE, pool.pages(&new), |page| pool.touch(&new, page));
-            });
-        }
-        Ok(())
-    }
-
-    fn fill_blocks(&mut self, pool: &mut CachePool, blocks: &[u32], seed: u64) -> Result<(), EngineError> {
-        let shape = pool.shape;
-        let pool = &*pool;
-        let scales = [super::random_kv::int8_scale(); 2];
-        self.team.run(&|worker: &Worker<'_>| {
-            let [mut keys, mut values] = shape.block_parts().map(|elements| vec![0.0; elements]);
-            worker.parallel_for(PREPARE, blocks.len() * shape.layers, |unit| {
-                let (number, layer) = (unit / shape.layers, unit % shape.layers);
-                let block = blocks[number];
-                super::random_kv::fill(seed, layer, number, false, &mut keys);
-                if pool.is_latent() {
-                    for (slot, latent) in keys.chunks_exact(shape.head_dim).enumerate() {
-                        with_element!(shape.dtype, E => {
-                            // SAFETY: members have different blocks or layers, and `E` is the pool's dtype.
-                            unsafe { pool.write_latent::<E>(layer, (block as usize, slot), latent) };
-                        });
-                    }
-                    return;
-                }
-                super::random_kv::fill(seed, layer, number, true, &mut values);
-                let rows = keys.chunks_exact(shape.head_dim).zip(values.chunks_exact(shape.head_dim));
-                for (index, (key, value)) in rows.enumerate() {
-                    let (head, slot) = (index / shape.block_size, index % shape.block_size);
-                    with_element!(shape.dtype, E => {
-                        // SAFETY: members have different blocks or layers, and `E` is the pool's dtype.
-                        unsafe { pool.write::<E>(layer, (block as usize, slot), head, [key, value], scales) };
-                    });
-                }
-            });
-        });
-        Ok(())
-    }
-
+impl Steps for CpuOperations {
     fn begin(&mut self, _: &Rows, _: &RopeTables, _: &Self::Pool) -> Result<StepLaunch, EngineError> {
         self.plan_stale = true;
         Ok(StepLaunch::PerOperation)
     }
+}
 
-    fn supports_lora(&self) -> bool {
-        true
-    }
-
-    fn lora(
-        &mut self,
-        rows: &Rows,
-        adapters: &[Option<LoraWeights<Self>>],
-        width: usize,
-        norm: Option<(&Vec<f32>, f32)>,
-        input: &CpuBuffer,
-    ) -> Result<(), EngineError> {
-        self.compute_delta(rows, adapters, width, norm, input);
-        Ok(())
-    }
-
+impl Operations for CpuOperations {
     fn embed(
         &mut self,
         rows: &Rows,
@@ -540,61 +393,6 @@ impl Operations for CpuOperations {
         Ok(())
     }
 
-    fn latent_down(
-        &mut self,
-        rows: &Rows,
-        shape: &AttentionShape,
-        weights: &LatentWeights<Self>,
-        ropes: &RopeTables,
-        layer: usize,
-        hidden: &CpuBuffer,
-        pool: &mut CachePool,
-        compressed: &mut CpuBuffer,
-    ) -> Result<(), EngineError> {
-        self.keep_latents(rows, shape, weights, ropes, layer, hidden, pool, compressed);
-        Ok(())
-    }
-
-    fn latent_query(
-        &mut self,
-        rows: &Rows,
-        shape: &AttentionShape,
-        weights: &LatentWeights<Self>,
-        ropes: &RopeTables,
-        form: LatentForm,
-        compressed: &CpuBuffer,
-        query: &mut CpuBuffer,
-    ) -> Result<(), EngineError> {
-        match form {
-            LatentForm::Absorbed => self.absorb_queries(rows, shape, weights, ropes, compressed, query),
-            LatentForm::Expanded => self.turn_queries(rows, shape, weights, ropes, compressed, query),
-        }
-        Ok(())
-    }
-
-    fn latent_expand(
-        &mut self,
-        rows: &Rows,
-        weights: &LatentWeights<Self>,
-        layer: usize,
-        pool: &CachePool,
-        expanded: &mut CachePool,
-    ) -> Result<(), EngineError> {
-        self.expand_latents(rows, weights, layer, pool, expanded);
-        Ok(())
-    }
-
-    fn latent_value(
-        &mut self,
-        rows: &Rows,
-        weights: &LatentWeights<Self>,
-        attended: &CpuBuffer,
-        values: &mut CpuBuffer,
-    ) -> Result<(), EngineError> {
-        self.values_of_latents(rows, weights, attended, values);
-        Ok(())
-    }
-
     fn attention(
         &mut self,
         rows: &Rows,
@@ -711,45 +509,6 @@ impl Operations for CpuOperations {
         Ok(())
     }
 
-    fn route(
-        &mut self,
-        rows: &Rows,
-        norm: (&Vec<f32>, f32),
-        experts: &ExpertWeights<Self>,
-        scripted: Option<&[u32]>,
-        hidden: &CpuBuffer,
-    ) -> Result<(), EngineError> {
-        self.choose_experts(rows.len(), norm, experts, scripted, hidden);
-        Ok(())
-    }
-
-    fn expert_gate_up(
-        &mut self,
-        rows: &Rows,
-        norm: (&Vec<f32>, f32),
-        experts: &ExpertWeights<Self>,
-        hidden: &CpuBuffer,
-        inner: &mut CpuBuffer,
-    ) -> Result<(), EngineError> {
-        self.gate_up_of_experts(rows.len(), norm, experts, hidden, inner);
-        Ok(())
-    }
-
-    fn expert_down(
-        &mut self,
-        rows: &Rows,
-        experts: &ExpertWeights<Self>,
-        inner: &CpuBuffer,
-        hidden: &mut CpuBuffer,
-    ) -> Result<(), EngineError> {
-        self.down_of_experts(rows.len(), experts, inner, hidden);
-        Ok(())
-    }
-
-    fn take_experts_met(&mut self) -> ExpertsMet {
-        std::mem::take(&mut self.met)
-    }
-
     fn head(
         &mut self,
         rows: &Rows,
@@ -854,10 +613,6 @@ impl Operations for CpuOperations {
         next: &mut Vec<u32>,
     ) -> Result<(), EngineError> {
         rank.first_largest(first, next, |output, token| logits.row(output)[token])
-    }
-
-    fn read(&mut self, buffer: &CpuBuffer, rows: usize) -> Result<Vec<Vec<f32>>, EngineError> {
-        Ok((0..rows).map(|row| buffer.row(row).to_vec()).collect())
     }
 
     fn take_bytes_moved(&mut self) -> Bytes {

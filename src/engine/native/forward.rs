@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::adapters::{Adapters, LoraSite};
 use super::operations::{
     AttentionWeights, DraftWeights, Embedding, ExpertWeights, LatentWeights, Operation, Operations,
-    StepLaunch,
+    StepLaunch, Storage,
 };
 use super::ragged_batch::Rows;
 use super::ranks::Rank;
@@ -21,7 +21,7 @@ use hbmark_core::model::{Architecture, FeedForward};
 
 /// One layer.
 #[derive(Debug)]
-pub struct LayerWeights<O: Operations> {
+pub struct LayerWeights<O: Storage> {
     pub shape: AttentionShape,
     pub attention: Projections<O>,
     /// A score of each head that every token attends to.
@@ -40,7 +40,7 @@ pub struct LayerWeights<O: Operations> {
 
 /// What makes queries, keys and values of a layer.
 #[derive(Debug)]
-pub enum Projections<O: Operations> {
+pub enum Projections<O: Storage> {
     /// Of each head.
     Heads(AttentionWeights<O>),
     Latent(LatentWeights<O>),
@@ -48,7 +48,7 @@ pub enum Projections<O: Operations> {
 
 /// The feed-forward of a layer.
 #[derive(Debug)]
-pub enum Mlp<O: Operations> {
+pub enum Mlp<O: Storage> {
     Dense {
         /// Gate and up interleaved.
         gate_up: O::Linear,
@@ -60,7 +60,7 @@ pub enum Mlp<O: Operations> {
 
 /// A whole model, packed for a device.
 #[derive(Debug)]
-pub struct ModelWeights<O: Operations> {
+pub struct ModelWeights<O: Storage> {
     /// `None` when the head is also the table.
     pub table: Option<O::Table>,
     /// What its rows are multiplied with.
@@ -458,7 +458,7 @@ fn member(rank: &mut Option<(Rank, usize)>) -> Option<&mut Rank> {
 }
 
 /// Weights of a norm and its ε.
-type Norm<'a, O> = Option<(&'a <O as Operations>::Vector, f32)>;
+type Norm<'a, O> = Option<(&'a <O as Storage>::Vector, f32)>;
 
 /// Before something is added to the residual that all ranks of a tensor parallel group have alike. Its norm is taken away: that is of the sum.
 fn begin_sum<'a, O: Operations>(

@@ -106,7 +106,7 @@ pub enum FusedLayout {
 
 /// Where the rows of the embedding come from.
 #[derive(Debug)]
-pub enum Embedding<'a, O: Operations + ?Sized> {
+pub enum Embedding<'a, O: Storage + ?Sized> {
     /// A separate table.
     Table(&'a O::Table),
     /// The head is also the table.
@@ -115,7 +115,7 @@ pub enum Embedding<'a, O: Operations + ?Sized> {
 
 /// The weights of one attention layer.
 #[derive(Debug)]
-pub struct AttentionWeights<O: Operations + ?Sized> {
+pub struct AttentionWeights<O: Storage + ?Sized> {
     /// `None` where the input is not normed.
     pub norm: Option<O::Vector>,
     /// Q, K and V stacked.
@@ -126,7 +126,7 @@ pub struct AttentionWeights<O: Operations + ?Sized> {
 
 /// The weights of one layer of latent attention, with K and V absorbed: queries are brought to the latent, and what they attend to from it.
 #[derive(Debug)]
-pub struct LatentWeights<O: Operations + ?Sized> {
+pub struct LatentWeights<O: Storage + ?Sized> {
     pub shape: LatentShape,
     pub norm: O::Vector,
     /// What stands for the queries, the latent and the key stacked.
@@ -144,7 +144,7 @@ pub struct LatentWeights<O: Operations + ?Sized> {
 
 /// What makes the input of a layer that drafts for a model.
 #[derive(Debug)]
-pub struct DraftWeights<O: Operations + ?Sized> {
+pub struct DraftWeights<O: Storage + ?Sized> {
     /// Of the embedding and of the hidden state, where they are normed.
     pub norms: Option<[O::Vector; 2]>,
     /// The model's hidden state, of every row. There is no model beside the layer, so it is noise.
@@ -155,7 +155,7 @@ pub struct DraftWeights<O: Operations + ?Sized> {
 
 /// Gate, up and down of one expert.
 #[derive(Debug)]
-pub struct ExpertMlp<O: Operations + ?Sized> {
+pub struct ExpertMlp<O: Storage + ?Sized> {
     /// Gate and up interleaved.
     pub gate_up: O::Linear,
     pub down: O::Linear,
@@ -163,7 +163,7 @@ pub struct ExpertMlp<O: Operations + ?Sized> {
 
 /// The weights of a layer with experts.
 #[derive(Debug)]
-pub struct ExpertWeights<O: Operations + ?Sized> {
+pub struct ExpertWeights<O: Storage + ?Sized> {
     pub shape: ExpertShape,
     /// A row for each expert; then, where the shared expert has a gate of its own, one for that.
     pub router: O::Linear,
@@ -185,8 +185,8 @@ pub enum StepLaunch {
     WholeGraph,
 }
 
-/// The native forward's operations on a device. Every operation is enqueued or done when it returns; none waits for a device.
-pub trait Operations: std::fmt::Debug + Send {
+/// What a device keeps, of a model and of its steps, and how that gets there and back.
+pub trait Storage: std::fmt::Debug + Send {
     /// A fused linear layer, packed for streaming.
     type Linear: std::fmt::Debug + Send;
     /// A vector of f32: a norm's weights.
@@ -253,26 +253,23 @@ pub trait Operations: std::fmt::Debug + Send {
     /// # Errors
     /// When the device fails.
     fn fill_blocks(&mut self, pool: &mut Self::Pool, blocks: &[u32], seed: u64) -> Result<(), EngineError>;
-
-    /// Before [`begin`](Self::begin) of a model with experts: those that a script picks in the next step, layer by layer, or none. A device that
-    /// launches whole steps takes them to where a recorded one finds them.
-    ///
-    /// # Errors
-    /// When memory runs out or the device fails.
-    fn take_script(&mut self, _chosen: Option<&[u32]>) -> Result<(), EngineError> {
-        Ok(())
-    }
-    /// Copies the rows of the next step to the device, with the angles of their positions and the places of their blocks. Returns
-    /// [`StepLaunch::WholeGraph`] where the device launched the whole step as a recorded graph.
+    /// Waits, and copies the first `rows` rows of a buffer to the host.
     ///
     /// # Errors
     /// When the device fails.
-    fn begin(
-        &mut self,
-        rows: &Rows,
-        ropes: &RopeTables,
-        pool: &Self::Pool,
-    ) -> Result<StepLaunch, EngineError>;
+    fn read(&mut self, buffer: &Self::Buffer, rows: usize) -> Result<Vec<Vec<f32>>, EngineError>;
+    /// As in results: `cpu`, `cuda:0`.
+    fn device_name(&self) -> String {
+        "cpu".into()
+    }
+    /// Whether its buffers lie in the memory of this process.
+    fn in_host_memory(&self) -> bool {
+        true
+    }
+}
+
+/// What adapters add to linear layers.
+pub trait LoraOperations: Storage {
     /// Whether [`lora`](Self::lora) is implemented.
     fn supports_lora(&self) -> bool {
         false
@@ -295,61 +292,10 @@ pub trait Operations: std::fmt::Debug + Send {
             "only its operations on a CPU add them; choose --device cpu",
         )
     }
-    /// The last operation of a step was enqueued.
-    ///
-    /// # Errors
-    /// When the device fails.
-    fn end(&mut self, _rows: &Rows) -> Result<(), EngineError> {
-        Ok(())
-    }
-    /// Leaves a step that failed after [`begin`](Self::begin), so that whatever comes next finds the device as between steps.
-    fn abandon(&mut self) {}
-    /// The number of rows with padding, where steps of nearby sizes share a recorded graph.
-    fn padded(&self, rows: &Rows) -> usize {
-        rows.len()
-    }
-    /// Whether steps may be launched as one graph. While they may not, every operation is enqueued by itself and can be timed.
-    fn allow_whole_graph(&mut self, _allowed: bool) {}
-    /// `hidden[row] = scale · table[token of row]`.
-    ///
-    /// # Errors
-    /// When the device fails.
-    fn embed(
-        &mut self,
-        rows: &Rows,
-        embedding: Embedding<'_, Self>,
-        scale: f32,
-        hidden: &mut Self::Buffer,
-    ) -> Result<(), EngineError>;
-    /// `joined[row] = [norm(hidden[row]); norm(state)]`, each as it is where there are no norms; `hidden` is zeros then, for
-    /// [`project_add`](Self::project_add) to add to.
-    ///
-    /// # Errors
-    /// When the device fails.
-    fn join_state(
-        &mut self,
-        rows: &Rows,
-        draft: &DraftWeights<Self>,
-        norm_eps: f32,
-        hidden: &mut Self::Buffer,
-        joined: &mut Self::Buffer,
-    ) -> Result<(), EngineError>;
-    /// `q, k, v = rope(head_norm(W · norm(hidden) + b))`; k and v go to the pool, q is returned.
-    ///
-    /// # Errors
-    /// When the device fails.
-    #[expect(clippy::too_many_arguments, reason = "one fused operation")]
-    fn norm_qkv(
-        &mut self,
-        rows: &Rows,
-        shape: &AttentionShape,
-        weights: &AttentionWeights<Self>,
-        ropes: &RopeTables,
-        layer: usize,
-        hidden: &Self::Buffer,
-        pool: &mut Self::Pool,
-        query: &mut Self::Buffer,
-    ) -> Result<(), EngineError>;
+}
+
+/// The operations around latent attention.
+pub trait LatentOperations: Storage {
     /// `q, c, k = W · norm(hidden) + b`; `norm(c)` and `rope(k)` go to the pool as one vector, and what stands for the queries to `compressed` as `norm(q)`;
     /// queries themselves as they are.
     ///
@@ -414,6 +360,141 @@ pub trait Operations: std::fmt::Debug + Send {
         attended: &Self::Buffer,
         values: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
+}
+
+/// The operations of layers with experts.
+pub trait ExpertOperations: Storage {
+    /// Before [`begin`](Steps::begin) of a model with experts: those that a script picks in the next step, layer by layer, or none. A device that
+    /// launches whole steps takes them to where a recorded one finds them.
+    ///
+    /// # Errors
+    /// When memory runs out or the device fails.
+    fn take_script(&mut self, _chosen: Option<&[u32]>) -> Result<(), EngineError> {
+        Ok(())
+    }
+    /// Chooses the experts of each row: those with the largest scores of `router · norm(hidden)`, the first of equal ones, with their scores as
+    /// shares ([`ExpertShape`]); or `scripted` ones, so many per row, with the shares that the router gives them: the next ones of those
+    /// that [`take_script`](Self::take_script) was given. The choice is kept for the two operations that follow.
+    ///
+    /// # Errors
+    /// When memory runs out or the device fails.
+    fn route(
+        &mut self,
+        rows: &Rows,
+        norm: (&Self::Vector, f32),
+        experts: &ExpertWeights<Self>,
+        scripted: Option<&[u32]>,
+        hidden: &Self::Buffer,
+    ) -> Result<(), EngineError>;
+    /// `inner[row][i] = gate(G · norm(hidden) + b) ∘ (U · norm(hidden) + b)` of the i-th expert of each row, by its number, then of the shared one; norm
+    /// and rows are those that were routed.
+    ///
+    /// # Errors
+    /// As [`route`](Self::route).
+    fn expert_gate_up(
+        &mut self,
+        rows: &Rows,
+        norm: (&Self::Vector, f32),
+        experts: &ExpertWeights<Self>,
+        hidden: &Self::Buffer,
+        inner: &mut Self::Buffer,
+    ) -> Result<(), EngineError>;
+    /// `hidden += Σ share · (down · inner[row][i] + b)` over the experts of each row and the shared one.
+    ///
+    /// # Errors
+    /// As [`route`](Self::route).
+    fn expert_down(
+        &mut self,
+        rows: &Rows,
+        experts: &ExpertWeights<Self>,
+        inner: &Self::Buffer,
+        hidden: &mut Self::Buffer,
+    ) -> Result<(), EngineError>;
+    /// Waits, and returns the experts that rows were routed to since the last call.
+    fn take_experts_met(&mut self) -> ExpertsMet;
+    /// Waits, and returns the bytes of routed experts that the last step read in [`expert_gate_up`](Self::expert_gate_up) and in
+    /// [`expert_down`](Self::expert_down), where [`take_bytes_moved`](Operations::take_bytes_moved) could not count them without waiting.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn await_expert_bytes(&mut self) -> Result<[Bytes; 2], EngineError> {
+        Ok([Bytes(0); 2])
+    }
+}
+
+/// How a step begins and ends.
+pub trait Steps: Storage {
+    /// Copies the rows of the next step to the device, with the angles of their positions and the places of their blocks. Returns
+    /// [`StepLaunch::WholeGraph`] where the device launched the whole step as a recorded graph.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn begin(
+        &mut self,
+        rows: &Rows,
+        ropes: &RopeTables,
+        pool: &Self::Pool,
+    ) -> Result<StepLaunch, EngineError>;
+    /// The last operation of a step was enqueued.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn end(&mut self, _rows: &Rows) -> Result<(), EngineError> {
+        Ok(())
+    }
+    /// Leaves a step that failed after [`begin`](Self::begin), so that whatever comes next finds the device as between steps.
+    fn abandon(&mut self) {}
+    /// The number of rows with padding, where steps of nearby sizes share a recorded graph.
+    fn padded(&self, rows: &Rows) -> usize {
+        rows.len()
+    }
+    /// Whether steps may be launched as one graph. While they may not, every operation is enqueued by itself and can be timed.
+    fn allow_whole_graph(&mut self, _allowed: bool) {}
+}
+
+/// The native forward's operations on a device: those of every layer, and with them all others. Every operation is enqueued or done when it
+/// returns; none waits for a device.
+pub trait Operations: Steps + LoraOperations + LatentOperations + ExpertOperations {
+    /// `hidden[row] = scale · table[token of row]`.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn embed(
+        &mut self,
+        rows: &Rows,
+        embedding: Embedding<'_, Self>,
+        scale: f32,
+        hidden: &mut Self::Buffer,
+    ) -> Result<(), EngineError>;
+    /// `joined[row] = [norm(hidden[row]); norm(state)]`, each as it is where there are no norms; `hidden` is zeros then, for
+    /// [`project_add`](Self::project_add) to add to.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn join_state(
+        &mut self,
+        rows: &Rows,
+        draft: &DraftWeights<Self>,
+        norm_eps: f32,
+        hidden: &mut Self::Buffer,
+        joined: &mut Self::Buffer,
+    ) -> Result<(), EngineError>;
+    /// `q, k, v = rope(head_norm(W · norm(hidden) + b))`; k and v go to the pool, q is returned.
+    ///
+    /// # Errors
+    /// When the device fails.
+    #[expect(clippy::too_many_arguments, reason = "one fused operation")]
+    fn norm_qkv(
+        &mut self,
+        rows: &Rows,
+        shape: &AttentionShape,
+        weights: &AttentionWeights<Self>,
+        ropes: &RopeTables,
+        layer: usize,
+        hidden: &Self::Buffer,
+        pool: &mut Self::Pool,
+        query: &mut Self::Buffer,
+    ) -> Result<(), EngineError>;
     /// `out = softmax(bend(scale · q · Kᵀ)) · V` over the positions up to each row's own, no further back than the window; a head's sink is
     /// one more score, whose V is zero.
     ///
@@ -456,54 +537,6 @@ pub trait Operations: std::fmt::Debug + Send {
         hidden: &Self::Buffer,
         out: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
-    /// Chooses the experts of each row: those with the largest scores of `router · norm(hidden)`, the first of equal ones, with their scores as
-    /// shares ([`ExpertShape`]); or `scripted` ones, so many per row, with the shares that the router gives them: the next ones of those
-    /// that [`take_script`](Self::take_script) was given. The choice is kept for the two operations that follow.
-    ///
-    /// # Errors
-    /// When memory runs out or the device fails.
-    fn route(
-        &mut self,
-        rows: &Rows,
-        norm: (&Self::Vector, f32),
-        experts: &ExpertWeights<Self>,
-        scripted: Option<&[u32]>,
-        hidden: &Self::Buffer,
-    ) -> Result<(), EngineError>;
-    /// `inner[row][i] = gate(G · norm(hidden) + b) ∘ (U · norm(hidden) + b)` of the i-th expert of each row, by its number, then of the shared one; norm
-    /// and rows are those that were routed.
-    ///
-    /// # Errors
-    /// As [`route`](Self::route).
-    fn expert_gate_up(
-        &mut self,
-        rows: &Rows,
-        norm: (&Self::Vector, f32),
-        experts: &ExpertWeights<Self>,
-        hidden: &Self::Buffer,
-        inner: &mut Self::Buffer,
-    ) -> Result<(), EngineError>;
-    /// `hidden += Σ share · (down · inner[row][i] + b)` over the experts of each row and the shared one.
-    ///
-    /// # Errors
-    /// As [`route`](Self::route).
-    fn expert_down(
-        &mut self,
-        rows: &Rows,
-        experts: &ExpertWeights<Self>,
-        inner: &Self::Buffer,
-        hidden: &mut Self::Buffer,
-    ) -> Result<(), EngineError>;
-    /// Waits, and returns the experts that rows were routed to since the last call.
-    fn take_experts_met(&mut self) -> ExpertsMet;
-    /// Waits, and returns the bytes of routed experts that the last step read in [`expert_gate_up`](Self::expert_gate_up) and in
-    /// [`expert_down`](Self::expert_down), where [`take_bytes_moved`](Self::take_bytes_moved) could not count them without waiting.
-    ///
-    /// # Errors
-    /// When the device fails.
-    fn await_expert_bytes(&mut self) -> Result<[Bytes; 2], EngineError> {
-        Ok([Bytes(0); 2])
-    }
     /// `logits[output] = head · norm(hidden[row of output])` ([`Rows::outputs`]), bent towards `softcap` where there is one, and its first
     /// largest entry.
     ///
@@ -521,21 +554,12 @@ pub trait Operations: std::fmt::Debug + Send {
         logits: &mut Self::Buffer,
         next: &mut Vec<u32>,
     ) -> Result<(), EngineError>;
-
     /// Waits, and returns the largest entries of the last head where [`Self::head`] could not give them without waiting.
     ///
     /// # Errors
     /// When the device fails.
     fn await_next(&mut self, _next: &mut Vec<u32>) -> Result<(), EngineError> {
         Ok(())
-    }
-    /// As in results: `cpu`, `cuda:0`.
-    fn device_name(&self) -> String {
-        "cpu".into()
-    }
-    /// Whether its buffers lie in the memory of this process.
-    fn in_host_memory(&self) -> bool {
-        true
     }
     /// Marks in the order of the operations.
     fn timeline(&self) -> Box<dyn Timeline + Send> {
@@ -576,11 +600,6 @@ pub trait Operations: std::fmt::Debug + Send {
         logits: &Self::Buffer,
         next: &mut Vec<u32>,
     ) -> Result<(), EngineError>;
-    /// Waits, and copies the first `rows` rows of a buffer to the host.
-    ///
-    /// # Errors
-    /// When the device fails.
-    fn read(&mut self, buffer: &Self::Buffer, rows: usize) -> Result<Vec<Vec<f32>>, EngineError>;
     /// Bytes read and written by the operations since the last call, counted where they ran, without waiting; activations are not.
     fn take_bytes_moved(&mut self) -> Bytes;
     /// Instruction sets of a CPU's kernels by name.

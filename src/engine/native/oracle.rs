@@ -12,19 +12,15 @@ use std::ops::Range;
 
 use half::bf16;
 
-use latent::by_head;
-
 use super::adapters::LoraWeights;
 use super::operations::{
-    ACTIVATION_GROUP, AttentionWeights, DraftWeights, Embedding, ExpertMlp, ExpertWeights, FusedLayout,
-    LatentWeights, LinearPart, Operations, StepLaunch,
+    ACTIVATION_GROUP, AttentionWeights, DraftWeights, Embedding, ExpertMlp, FusedLayout, LinearPart,
+    LoraOperations, Operations, StepLaunch, Steps, Storage,
 };
 use super::ragged_batch::{Rows, SequenceRows};
 use super::ranks::Rank;
 use super::rope::{RopeTables, rotate, to_f32};
-use super::shapes::{
-    AttentionShape, CLAMPED_SWIGLU_SLOPE, ExpertsMet, Gate, LatentForm, LatentShape, PoolShape,
-};
+use super::shapes::{AttentionShape, CLAMPED_SWIGLU_SLOPE, ExpertsMet, Gate, LatentShape, PoolShape};
 use super::{kv_format, random_kv};
 use crate::engine::EngineError;
 use crate::weights::{StoredData, StoredMatrix};
@@ -205,7 +201,7 @@ impl Oracle {
     }
 }
 
-impl Operations for Oracle {
+impl Storage for Oracle {
     type Linear = Vec<LinearPart>;
     type Vector = Vec<f32>;
     type Table = StoredMatrix;
@@ -277,14 +273,12 @@ impl Operations for Oracle {
         Ok(())
     }
 
-    fn begin(&mut self, rows: &Rows, _: &RopeTables, _: &Self::Pool) -> Result<StepLaunch, EngineError> {
-        if let Some(planted) = &mut self.fault {
-            planted.now = (planted.when)(rows);
-            planted.begun |= planted.now;
-        }
-        Ok(StepLaunch::PerOperation)
+    fn read(&mut self, buffer: &PlainBuffer, rows: usize) -> Result<Vec<Vec<f32>>, EngineError> {
+        Ok((0..rows).map(|row| buffer.row(row).to_vec()).collect())
     }
+}
 
+impl LoraOperations for Oracle {
     fn supports_lora(&self) -> bool {
         true
     }
@@ -324,7 +318,19 @@ impl Operations for Oracle {
         self.delta = Some(delta);
         Ok(())
     }
+}
 
+impl Steps for Oracle {
+    fn begin(&mut self, rows: &Rows, _: &RopeTables, _: &Self::Pool) -> Result<StepLaunch, EngineError> {
+        if let Some(planted) = &mut self.fault {
+            planted.now = (planted.when)(rows);
+            planted.begun |= planted.now;
+        }
+        Ok(StepLaunch::PerOperation)
+    }
+}
+
+impl Operations for Oracle {
     fn embed(
         &mut self,
         rows: &Rows,
@@ -416,70 +422,6 @@ impl Operations for Oracle {
         }
         let norms = head_norms.map_or(0, |(query, key)| query.len() + key.len());
         self.moved += (4 * norms + rows.len() * pool.shape.position_bytes()) as u64;
-        Ok(())
-    }
-
-    fn latent_down(
-        &mut self,
-        rows: &Rows,
-        shape: &AttentionShape,
-        weights: &LatentWeights<Self>,
-        ropes: &RopeTables,
-        layer: usize,
-        hidden: &PlainBuffer,
-        pool: &mut PlainPool,
-        compressed: &mut PlainBuffer,
-    ) -> Result<(), EngineError> {
-        self.latents(rows, shape, weights, ropes, (layer, pool), hidden, compressed);
-        Ok(())
-    }
-
-    // What the other form is held against.
-    fn latent_form(&self, _: &Rows, _: &LatentWeights<Self>, _: &PlainPool) -> LatentForm {
-        LatentForm::Absorbed
-    }
-
-    fn latent_query(
-        &mut self,
-        rows: &Rows,
-        shape: &AttentionShape,
-        weights: &LatentWeights<Self>,
-        ropes: &RopeTables,
-        form: LatentForm,
-        compressed: &PlainBuffer,
-        query: &mut PlainBuffer,
-    ) -> Result<(), EngineError> {
-        self.queries_of_latents(rows, shape, weights, ropes, form, compressed, query);
-        Ok(())
-    }
-
-    fn latent_expand(
-        &mut self,
-        rows: &Rows,
-        weights: &LatentWeights<Self>,
-        layer: usize,
-        pool: &PlainPool,
-        expanded: &mut PlainPool,
-    ) -> Result<(), EngineError> {
-        self.keys_and_values(rows, weights, (layer, pool), expanded);
-        Ok(())
-    }
-
-    fn latent_value(
-        &mut self,
-        rows: &Rows,
-        weights: &LatentWeights<Self>,
-        attended: &PlainBuffer,
-        values: &mut PlainBuffer,
-    ) -> Result<(), EngineError> {
-        let LatentShape { heads, kv_rank, value_dim, .. } = weights.shape;
-        let first = self.is_faulty(Fault::LatentValue).then(|| vec![weights.value_up[0].clone(); heads]);
-        let parts = first.as_ref().unwrap_or(&weights.value_up);
-        for row in 0..rows.len() {
-            let of_heads = attended.row(row).chunks_exact(kv_rank);
-            by_head(parts, of_heads, values.row_mut(row).chunks_exact_mut(value_dim));
-        }
-        self.moved += bytes_of(&weights.value_up);
         Ok(())
     }
 
@@ -624,45 +566,6 @@ impl Operations for Oracle {
         Ok(())
     }
 
-    fn route(
-        &mut self,
-        rows: &Rows,
-        norm: (&Vec<f32>, f32),
-        experts: &ExpertWeights<Self>,
-        scripted: Option<&[u32]>,
-        hidden: &PlainBuffer,
-    ) -> Result<(), EngineError> {
-        self.choose_experts(rows.len(), norm, experts, scripted, hidden);
-        Ok(())
-    }
-
-    fn expert_gate_up(
-        &mut self,
-        rows: &Rows,
-        norm: (&Vec<f32>, f32),
-        experts: &ExpertWeights<Self>,
-        hidden: &PlainBuffer,
-        inner: &mut PlainBuffer,
-    ) -> Result<(), EngineError> {
-        self.gate_up_of_experts(rows.len(), norm, experts, hidden, inner);
-        Ok(())
-    }
-
-    fn expert_down(
-        &mut self,
-        rows: &Rows,
-        experts: &ExpertWeights<Self>,
-        inner: &PlainBuffer,
-        hidden: &mut PlainBuffer,
-    ) -> Result<(), EngineError> {
-        self.down_of_experts(rows.len(), experts, inner, hidden);
-        Ok(())
-    }
-
-    fn take_experts_met(&mut self) -> ExpertsMet {
-        std::mem::take(&mut self.met)
-    }
-
     fn head(
         &mut self,
         rows: &Rows,
@@ -686,10 +589,6 @@ impl Operations for Oracle {
             next.push(first_largest(logits));
         }
         Ok(())
-    }
-
-    fn read(&mut self, buffer: &PlainBuffer, rows: usize) -> Result<Vec<Vec<f32>>, EngineError> {
-        Ok((0..rows).map(|row| buffer.row(row).to_vec()).collect())
     }
 
     fn take_bytes_moved(&mut self) -> Bytes {

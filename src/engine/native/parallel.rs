@@ -14,7 +14,7 @@ use super::cpu::{CpuOperations, KernelChoice};
 #[cfg(any(test, feature = "cuda"))]
 use super::cuda::{CudaOperations, Device};
 use super::forward::ModelWeights;
-use super::operations::Operations;
+use super::operations::{Operations, Storage};
 use super::ranks::Rank;
 use super::weights::Assembly;
 use super::{NativeSession, kv_format, refuse};
@@ -187,7 +187,7 @@ fn load<O: Operations>(
     shapes: &RankShapes,
     loaded: &mut dyn FnMut(Bytes),
 ) -> Result<(Vec<Loaded<O>>, Inventory), EngineError> {
-    let device = operations.first().map(Operations::device_name).unwrap_or_default();
+    let device = operations.first().map(Storage::device_name).unwrap_or_default();
     let mut ranks = Vec::with_capacity(operations.len());
     let parts = shapes.architectures.iter().zip(&shapes.vocabulary);
     for (operations, (architecture, vocabulary)) in operations.into_iter().zip(parts) {

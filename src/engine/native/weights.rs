@@ -8,8 +8,7 @@ use std::ops::Range;
 
 use super::forward::{LayerWeights, Mlp, ModelWeights, Projections};
 use super::operations::{
-    AttentionWeights, DraftWeights, ExpertMlp, ExpertWeights, FusedLayout, LatentWeights, LinearPart,
-    Operations,
+    AttentionWeights, DraftWeights, ExpertMlp, ExpertWeights, FusedLayout, LatentWeights, LinearPart, Storage,
 };
 use super::random_kv;
 use super::rope::{rotary_of_latents, to_f32};
@@ -29,7 +28,7 @@ const MODEL: &str = "model";
 ///
 /// # Errors
 /// When the weights cannot be read, or memory runs out.
-pub fn load<O: Operations>(
+pub fn load<O: Storage>(
     operations: &mut O,
     model: &OpenModel,
     dtype: Dtype,
@@ -58,7 +57,7 @@ pub fn load<O: Operations>(
 ///
 /// # Errors
 /// When memory runs out.
-pub fn assemble<O: Operations>(
+pub fn assemble<O: Storage>(
     operations: &mut O,
     architecture: &Architecture,
     tensors: impl IntoIterator<Item = (String, StoredTensor)>,
@@ -80,7 +79,7 @@ pub fn dequantised(tensor: StoredTensor) -> StoredTensor {
 }
 
 /// Layers in the making.
-pub(super) struct Assembly<'a, O: Operations> {
+pub(super) struct Assembly<'a, O: Storage> {
     architecture: &'a Architecture,
     /// Tensors whose layer is not complete.
     waiting: HashMap<String, StoredTensor>,
@@ -92,7 +91,7 @@ pub(super) struct Assembly<'a, O: Operations> {
     vocabulary: Option<Range<usize>>,
 }
 
-impl<'a, O: Operations> Assembly<'a, O> {
+impl<'a, O: Storage> Assembly<'a, O> {
     pub(super) fn new(architecture: &'a Architecture) -> Self {
         Self {
             architecture,

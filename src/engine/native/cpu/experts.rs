@@ -13,14 +13,18 @@ use std::ops::Range;
 
 use hbmark_cpu_kernels::simd::LANES;
 
-use super::super::operations::{ExpertMlp, ExpertWeights};
-use super::super::shapes::{ExpertGroups, ExpertScores, ExpertShape, MAX_EXPERT_GROUPS, SMALLEST_SUM};
+use super::super::operations::{ExpertMlp, ExpertOperations, ExpertWeights};
+use super::super::ragged_batch::Rows;
+use super::super::shapes::{
+    ExpertGroups, ExpertScores, ExpertShape, ExpertsMet, MAX_EXPERT_GROUPS, SMALLEST_SUM,
+};
 use super::gates::activated;
 use super::linear::{self, FusedMatrix, multiply_picked, panels_per_unit};
 use super::lora::Added;
 use super::packed_activations::PackedActivations;
 use super::thread_team::{DisjointSlice, Worker};
 use super::{CpuBuffer, CpuOperations, FINISH, MULTIPLY, PREPARE, bias_of, store_sums, valid_rows};
+use crate::engine::EngineError;
 
 /// An expert of a row, and its share in the sum.
 #[derive(Debug, Clone, Copy, Default)]
@@ -221,17 +225,16 @@ fn bytes_of(
     met.chain(&experts.shared).map(|expert| matrix(expert).bytes() as u64).sum()
 }
 
-impl CpuOperations {
-    /// Routes the rows of a step.
-    pub(super) fn choose_experts(
+impl ExpertOperations for CpuOperations {
+    fn route(
         &mut self,
-        count: usize,
+        rows: &Rows,
         (norm, norm_eps): (&Vec<f32>, f32),
         experts: &ExpertWeights<Self>,
         scripted: Option<&[u32]>,
         hidden: &CpuBuffer,
-    ) {
-        let (kernels, router, shape) = (self.kernels, &experts.router, &experts.shape);
+    ) -> Result<(), EngineError> {
+        let (kernels, router, shape, count) = (self.kernels, &experts.router, &experts.shape, rows.len());
         let bias = experts.router_bias.as_deref();
         let by_softmax = bias.filter(|_| shape.scores == ExpertScores::Softmax);
         let per_row = shape.per_row;
@@ -276,18 +279,18 @@ impl CpuOperations {
         self.met.experts += self.routed.met.len() as u64;
         self.met.layers += 1;
         self.moved += (router.bytes() + 4 * norm.len() + 4 * bias.map_or(0, <[f32]>::len)) as u64;
+        Ok(())
     }
 
-    /// Gate and up of the experts of every row.
-    pub(super) fn gate_up_of_experts(
+    fn expert_gate_up(
         &mut self,
-        count: usize,
+        rows: &Rows,
         (norm, norm_eps): (&Vec<f32>, f32),
         experts: &ExpertWeights<Self>,
         hidden: &CpuBuffer,
         inner: &mut CpuBuffer,
-    ) {
-        let (kernels, shape, width) = (self.kernels, &experts.shape, inner.width);
+    ) -> Result<(), EngineError> {
+        let (kernels, shape, count, width) = (self.kernels, &experts.shape, rows.len(), inner.width);
         let routed = &self.routed;
         let writer = self.inputs.writer(Self::input_shape(&experts.routed[0].gate_up, count));
         let out = DisjointSlice::new(&mut inner.values);
@@ -339,17 +342,17 @@ impl CpuOperations {
             });
         });
         self.moved += bytes_of(&self.routed, experts, |expert| &expert.gate_up);
+        Ok(())
     }
 
-    /// Down of the experts of every row, added to the residual.
-    pub(super) fn down_of_experts(
+    fn expert_down(
         &mut self,
-        count: usize,
+        rows: &Rows,
         experts: &ExpertWeights<Self>,
         inner: &CpuBuffer,
         hidden: &mut CpuBuffer,
-    ) {
-        let (kernels, shape, width) = (self.kernels, &experts.shape, hidden.width);
+    ) -> Result<(), EngineError> {
+        let (kernels, shape, count, width) = (self.kernels, &experts.shape, rows.len(), hidden.width);
         let per_row = shape.per_row;
         let choices = count * per_row;
         let writer = self.inputs.writer(Self::input_shape(&experts.routed[0].down, choices));
@@ -412,6 +415,11 @@ impl CpuOperations {
         });
         self.routed.shared_inputs = shared_inputs;
         self.moved += bytes_of(&self.routed, experts, |expert| &expert.down);
+        Ok(())
+    }
+
+    fn take_experts_met(&mut self) -> ExpertsMet {
+        std::mem::take(&mut self.met)
     }
 }
 

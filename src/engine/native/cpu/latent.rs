@@ -8,10 +8,10 @@
 use hbmark_cpu_kernels::element::Element;
 use hbmark_cpu_kernels::simd::LANES;
 
-use super::super::operations::LatentWeights;
+use super::super::operations::{LatentOperations, LatentWeights};
 use super::super::ragged_batch::Rows;
 use super::super::rope::{RopeTables, rotate};
-use super::super::shapes::{AttentionShape, LatentShape};
+use super::super::shapes::{AttentionShape, LatentForm, LatentShape};
 use super::cache::with_element;
 use super::kernel_choice::KernelChoice;
 use super::linear::{self, FusedMatrix, panels_per_unit};
@@ -21,6 +21,7 @@ use super::thread_team::{DisjointSlice, Worker};
 use super::{
     CachePool, CpuBuffer, CpuOperations, FINISH, MULTIPLY, NORM, PREPARE, norm_factor, store_sums, valid_rows,
 };
+use crate::engine::EngineError;
 
 /// The product of each head's input with its own part of a matrix.
 #[derive(Clone, Copy)]
@@ -64,10 +65,8 @@ impl ByHead<'_> {
     }
 }
 
-impl CpuOperations {
-    /// Projects hidden states, and keeps the vector of each row.
-    #[expect(clippy::too_many_arguments, reason = "one fused operation")]
-    pub(super) fn keep_latents(
+impl LatentOperations for CpuOperations {
+    fn latent_down(
         &mut self,
         rows: &Rows,
         shape: &AttentionShape,
@@ -75,9 +74,9 @@ impl CpuOperations {
         ropes: &RopeTables,
         layer: usize,
         hidden: &CpuBuffer,
-        pool: &CachePool,
+        pool: &mut CachePool,
         compressed: &mut CpuBuffer,
-    ) {
+    ) -> Result<(), EngineError> {
         let (kernels, count, matrix) = (self.kernels, rows.len(), &weights.down);
         let (queries, kv_rank) = (weights.shape.query_part(), weights.shape.kv_rank);
         let width = queries + weights.shape.cached();
@@ -130,126 +129,34 @@ impl CpuOperations {
         let norms = weights.norm.len() + weights.latent_norm.len() + of_queries;
         let written = count * pool.shape.position_bytes();
         self.moved += (matrix.bytes() + 4 * norms + written) as u64;
+        Ok(())
     }
 
-    /// Projects queries, where what was kept for them is not them already, and gives each of them to `finish(row, head, query)`. `behind` runs when all
-    /// of that is done.
-    fn each_query(
-        &mut self,
-        rows: &Rows,
-        weights: &LatentWeights<Self>,
-        compressed: &CpuBuffer,
-        finish: &(impl Fn(usize, usize, &[f32]) + Sync),
-        behind: &(impl Fn(&Worker<'_>) + Sync),
-    ) {
-        let (heads, query_dim) = (weights.shape.heads, weights.shape.query_dim());
-        let (kernels, count, width) = (self.kernels, rows.len(), weights.shape.query_width());
-        self.projected.resize(self.projected.len().max(count * width), 0.0);
-        let projected = DisjointSlice::new(&mut self.projected);
-        let projection = weights
-            .query
-            .as_ref()
-            .map(|(_, matrix)| (matrix, self.inputs.writer(Self::input_shape(matrix, count))));
-        self.team.run(&|worker: &Worker<'_>| {
-            if let Some((matrix, writer)) = &projection {
-                worker.parallel_for(PREPARE, count, |row| {
-                    // SAFETY: members have different rows; the set is this processor's.
-                    unsafe { writer.pack(kernels.general, row, compressed.row(row), None) };
-                });
-                worker.barrier();
-                let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
-                    // SAFETY: members have different panels.
-                    unsafe { store_sums(matrix, projected, width, &Added::NONE, (first, row), sums) };
-                };
-                // SAFETY: the rows were packed before the barrier, for this matrix.
-                unsafe { linear::multiply(&kernels, worker, MULTIPLY, matrix, writer, count, store) };
-                worker.barrier();
-            }
-            worker.parallel_for(FINISH, count * heads, |unit| {
-                let (row, head) = (unit / heads, unit % heads);
-                let all = if projection.is_some() {
-                    // SAFETY: behind the barrier what was projected is only read.
-                    unsafe { &projected.whole()[row * width..(row + 1) * width] }
-                } else {
-                    compressed.row(row)
-                };
-                finish(row, head, &all[head * query_dim..(head + 1) * query_dim]);
-            });
-            worker.barrier();
-            behind(worker);
-        });
-        self.moved += weights.query.as_ref().map_or(0, |(_, matrix)| matrix.bytes()) as u64;
-    }
-
-    /// Makes the queries that meet those vectors.
-    pub(super) fn absorb_queries(
+    fn latent_query(
         &mut self,
         rows: &Rows,
         shape: &AttentionShape,
         weights: &LatentWeights<Self>,
         ropes: &RopeTables,
+        form: LatentForm,
         compressed: &CpuBuffer,
         query: &mut CpuBuffer,
-    ) {
-        let LatentShape { heads, kv_rank, nope_dim, .. } = weights.shape;
-        let (kernels, count, cached) = (self.kernels, rows.len(), weights.shape.cached());
-        let of_heads = self.head_inputs.writer(Self::input_shape(&weights.key_up, count * heads));
-        let out = DisjointSlice::new(&mut query.values);
-        let up = ByHead { matrix: &weights.key_up, inputs: &of_heads, rows: count, out, stride: cached };
-        let finish = |row: usize, head: usize, query: &[f32]| {
-            let unit = row * heads + head;
-            let (unturned, turned) = query.split_at(nope_dim);
-            // SAFETY: every head of a row belongs to one unit; the set is this processor's.
-            let key = unsafe {
-                of_heads.pack(kernels.general, unit, unturned, None);
-                out.part(unit * cached + kv_rank..(unit + 1) * cached)
-            };
-            key.copy_from_slice(turned);
-            if let Some((cosines, sines)) = ropes.at(shape.rope, rows.positions[row] as usize) {
-                rotate(key, cosines, sines);
-            }
-        };
-        self.each_query(rows, weights, compressed, &finish, &|worker| {
-            // SAFETY: the rows were packed before the barrier, for these matrices.
-            unsafe { up.run(&kernels, worker, NORM) };
-        });
-        self.moved += weights.key_up.bytes() as u64;
+    ) -> Result<(), EngineError> {
+        match form {
+            LatentForm::Absorbed => self.absorb_queries(rows, shape, weights, ropes, compressed, query),
+            LatentForm::Expanded => self.turn_queries(rows, shape, weights, ropes, compressed, query),
+        }
+        Ok(())
     }
 
-    /// Makes the queries that meet the keys of each head.
-    pub(super) fn turn_queries(
-        &mut self,
-        rows: &Rows,
-        shape: &AttentionShape,
-        weights: &LatentWeights<Self>,
-        ropes: &RopeTables,
-        compressed: &CpuBuffer,
-        query: &mut CpuBuffer,
-    ) {
-        let LatentShape { heads, nope_dim, .. } = weights.shape;
-        let dim = weights.shape.query_dim();
-        let out = DisjointSlice::new(&mut query.values);
-        let finish = |row: usize, head: usize, query: &[f32]| {
-            let unit = row * heads + head;
-            // SAFETY: every head of a row belongs to one unit.
-            let out = unsafe { out.part(unit * dim..(unit + 1) * dim) };
-            out.copy_from_slice(query);
-            if let Some((cosines, sines)) = ropes.at(shape.rope, rows.positions[row] as usize) {
-                rotate(&mut out[nope_dim..], cosines, sines);
-            }
-        };
-        self.each_query(rows, weights, compressed, &finish, &|_| {});
-    }
-
-    /// Makes K and V of each head of the vectors that a layer keeps.
-    pub(super) fn expand_latents(
+    fn latent_expand(
         &mut self,
         rows: &Rows,
         weights: &LatentWeights<Self>,
         layer: usize,
         pool: &CachePool,
-        expanded: &CachePool,
-    ) {
+        expanded: &mut CachePool,
+    ) -> Result<(), EngineError> {
         let LatentShape { heads, kv_rank, nope_dim, .. } = weights.shape;
         let (key, value) = (&weights.key, &weights.value_up);
         let (kernels, dim) = (self.kernels, weights.shape.query_dim());
@@ -310,16 +217,16 @@ impl CpuOperations {
         });
         let bytes = |pool: &CachePool| count * pool.shape.position_bytes();
         self.moved += (key.bytes() + value.bytes() + bytes(pool) + bytes(expanded)) as u64;
+        Ok(())
     }
 
-    /// Makes values of what the queries attended to.
-    pub(super) fn values_of_latents(
+    fn latent_value(
         &mut self,
         rows: &Rows,
         weights: &LatentWeights<Self>,
         attended: &CpuBuffer,
         values: &mut CpuBuffer,
-    ) {
+    ) -> Result<(), EngineError> {
         let LatentShape { heads, kv_rank, value_dim, .. } = weights.shape;
         let (kernels, count, matrix) = (self.kernels, rows.len(), &weights.value_up);
         let inputs = self.head_inputs.writer(Self::input_shape(matrix, count * heads));
@@ -337,5 +244,117 @@ impl CpuOperations {
             unsafe { up.run(&kernels, worker, MULTIPLY) };
         });
         self.moved += matrix.bytes() as u64;
+        Ok(())
+    }
+}
+
+impl CpuOperations {
+    /// Projects queries, where what was kept for them is not them already, and gives each of them to `finish(row, head, query)`. `behind` runs when all
+    /// of that is done.
+    fn each_query(
+        &mut self,
+        rows: &Rows,
+        weights: &LatentWeights<Self>,
+        compressed: &CpuBuffer,
+        finish: &(impl Fn(usize, usize, &[f32]) + Sync),
+        behind: &(impl Fn(&Worker<'_>) + Sync),
+    ) {
+        let (heads, query_dim) = (weights.shape.heads, weights.shape.query_dim());
+        let (kernels, count, width) = (self.kernels, rows.len(), weights.shape.query_width());
+        self.projected.resize(self.projected.len().max(count * width), 0.0);
+        let projected = DisjointSlice::new(&mut self.projected);
+        let projection = weights
+            .query
+            .as_ref()
+            .map(|(_, matrix)| (matrix, self.inputs.writer(Self::input_shape(matrix, count))));
+        self.team.run(&|worker: &Worker<'_>| {
+            if let Some((matrix, writer)) = &projection {
+                worker.parallel_for(PREPARE, count, |row| {
+                    // SAFETY: members have different rows; the set is this processor's.
+                    unsafe { writer.pack(kernels.general, row, compressed.row(row), None) };
+                });
+                worker.barrier();
+                let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
+                    // SAFETY: members have different panels.
+                    unsafe { store_sums(matrix, projected, width, &Added::NONE, (first, row), sums) };
+                };
+                // SAFETY: the rows were packed before the barrier, for this matrix.
+                unsafe { linear::multiply(&kernels, worker, MULTIPLY, matrix, writer, count, store) };
+                worker.barrier();
+            }
+            worker.parallel_for(FINISH, count * heads, |unit| {
+                let (row, head) = (unit / heads, unit % heads);
+                let all = if projection.is_some() {
+                    // SAFETY: behind the barrier what was projected is only read.
+                    unsafe { &projected.whole()[row * width..(row + 1) * width] }
+                } else {
+                    compressed.row(row)
+                };
+                finish(row, head, &all[head * query_dim..(head + 1) * query_dim]);
+            });
+            worker.barrier();
+            behind(worker);
+        });
+        self.moved += weights.query.as_ref().map_or(0, |(_, matrix)| matrix.bytes()) as u64;
+    }
+
+    /// Makes the queries that meet those vectors.
+    fn absorb_queries(
+        &mut self,
+        rows: &Rows,
+        shape: &AttentionShape,
+        weights: &LatentWeights<Self>,
+        ropes: &RopeTables,
+        compressed: &CpuBuffer,
+        query: &mut CpuBuffer,
+    ) {
+        let LatentShape { heads, kv_rank, nope_dim, .. } = weights.shape;
+        let (kernels, count, cached) = (self.kernels, rows.len(), weights.shape.cached());
+        let of_heads = self.head_inputs.writer(Self::input_shape(&weights.key_up, count * heads));
+        let out = DisjointSlice::new(&mut query.values);
+        let up = ByHead { matrix: &weights.key_up, inputs: &of_heads, rows: count, out, stride: cached };
+        let finish = |row: usize, head: usize, query: &[f32]| {
+            let unit = row * heads + head;
+            let (unturned, turned) = query.split_at(nope_dim);
+            // SAFETY: every head of a row belongs to one unit; the set is this processor's.
+            let key = unsafe {
+                of_heads.pack(kernels.general, unit, unturned, None);
+                out.part(unit * cached + kv_rank..(unit + 1) * cached)
+            };
+            key.copy_from_slice(turned);
+            if let Some((cosines, sines)) = ropes.at(shape.rope, rows.positions[row] as usize) {
+                rotate(key, cosines, sines);
+            }
+        };
+        self.each_query(rows, weights, compressed, &finish, &|worker| {
+            // SAFETY: the rows were packed before the barrier, for these matrices.
+            unsafe { up.run(&kernels, worker, NORM) };
+        });
+        self.moved += weights.key_up.bytes() as u64;
+    }
+
+    /// Makes the queries that meet the keys of each head.
+    fn turn_queries(
+        &mut self,
+        rows: &Rows,
+        shape: &AttentionShape,
+        weights: &LatentWeights<Self>,
+        ropes: &RopeTables,
+        compressed: &CpuBuffer,
+        query: &mut CpuBuffer,
+    ) {
+        let LatentShape { heads, nope_dim, .. } = weights.shape;
+        let dim = weights.shape.query_dim();
+        let out = DisjointSlice::new(&mut query.values);
+        let finish = |row: usize, head: usize, query: &[f32]| {
+            let unit = row * heads + head;
+            // SAFETY: every head of a row belongs to one unit.
+            let out = unsafe { out.part(unit * dim..(unit + 1) * dim) };
+            out.copy_from_slice(query);
+            if let Some((cosines, sines)) = ropes.at(shape.rope, rows.positions[row] as usize) {
+                rotate(&mut out[nope_dim..], cosines, sines);
+            }
+        };
+        self.each_query(rows, weights, compressed, &finish, &|_| {});
     }
 }

@@ -9,11 +9,13 @@
 use hbmark_cpu_kernels::simd::LANES;
 
 use super::super::adapters::LoraWeights;
+use super::super::operations::LoraOperations;
 use super::linear::{self, FusedMatrix};
 use super::packed_activations::{InputShape, PackedActivations};
 use super::packed_matrix::PackedMatrix;
 use super::thread_team::{DisjointSlice, Worker};
 use super::{CpuBuffer, CpuOperations, Rows, valid_rows};
+use crate::engine::EngineError;
 
 /// Phases of the job's shared work.
 const PREPARE: usize = 0;
@@ -88,16 +90,19 @@ fn nth_panel<'a>(
     unreachable!("a unit below the number of panels")
 }
 
-impl CpuOperations {
-    /// Computes the delta of the next linear layer.
-    pub(super) fn compute_delta(
+impl LoraOperations for CpuOperations {
+    fn supports_lora(&self) -> bool {
+        true
+    }
+
+    fn lora(
         &mut self,
         rows: &Rows,
         adapters: &[Option<LoraWeights<Self>>],
         width: usize,
         norm: Option<(&Vec<f32>, f32)>,
         input: &CpuBuffer,
-    ) {
+    ) -> Result<(), EngineError> {
         let groups =
             || rows.adapters.iter().filter_map(|g| Some((adapters[g.adapter].as_ref()?, g.rows.clone())));
         let mut extent = Extent::default();
@@ -111,7 +116,7 @@ impl CpuOperations {
             up_panels += low.b.panels();
             bytes += low.a.bytes() + low.b.bytes();
         }
-        let Some((first, _)) = groups().next() else { return };
+        let Some((first, _)) = groups().next() else { return Ok(()) };
         let (kernels, count, slots) = (self.kernels, rows.len(), rows.adapted.len());
         let outer = self.inputs.writer(Self::input_shape(&first.a, slots));
         let LoraDelta { values, inner, packed, .. } = &mut self.delta;
@@ -184,5 +189,6 @@ impl CpuOperations {
         self.delta.width = width;
         self.delta.ready = true;
         self.moved += bytes as u64;
+        Ok(())
     }
 }

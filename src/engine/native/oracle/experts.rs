@@ -1,21 +1,22 @@
 //! The experts of a layer as formulas, one expert after another.
 
-use super::super::operations::{ExpertMlp, ExpertWeights};
+use super::super::operations::{ExpertMlp, ExpertOperations, ExpertWeights};
+use super::super::ragged_batch::Rows;
 use super::super::rope::to_f32;
-use super::super::shapes::{ExpertScores, ExpertShape, SMALLEST_SUM};
+use super::super::shapes::{ExpertScores, ExpertShape, ExpertsMet, SMALLEST_SUM};
 use super::{Fault, Oracle, PlainBuffer, gated, normed, sigmoid, softmax};
+use crate::engine::EngineError;
 
-impl Oracle {
-    /// Routes the rows of a step.
-    pub(super) fn choose_experts(
+impl ExpertOperations for Oracle {
+    fn route(
         &mut self,
-        count: usize,
+        rows: &Rows,
         (norm, norm_eps): (&Vec<f32>, f32),
         experts: &ExpertWeights<Self>,
         scripted: Option<&[u32]>,
         hidden: &PlainBuffer,
-    ) {
-        let inputs = self.norm(hidden, 0..count, Some((norm, norm_eps)));
+    ) -> Result<(), EngineError> {
+        let inputs = self.norm(hidden, 0..rows.len(), Some((norm, norm_eps)));
         let (number, per_row) = (experts.shape.count, experts.shape.per_row);
         let shift = usize::from(self.is_faulty(Fault::Router));
         self.routed.clear();
@@ -36,17 +37,17 @@ impl Oracle {
         let met = (0..number).filter(|expert| !self.rows_of(*expert).is_empty()).count();
         self.met.experts += met as u64;
         self.met.layers += 1;
+        Ok(())
     }
 
-    /// Gate and up of the experts of every row.
-    pub(super) fn gate_up_of_experts(
+    fn expert_gate_up(
         &mut self,
-        count: usize,
+        rows: &Rows,
         (norm, norm_eps): (&Vec<f32>, f32),
         experts: &ExpertWeights<Self>,
         hidden: &PlainBuffer,
         inner: &mut PlainBuffer,
-    ) {
+    ) -> Result<(), EngineError> {
         let (shape, eps) = (&experts.shape, self.eps(Fault::ExpertGateUp, norm_eps));
         // The norm's weights are counted with the router.
         let input = |row: usize| normed(hidden.row(row), norm, eps);
@@ -61,23 +62,23 @@ impl Oracle {
             }
         }
         if let Some(shared) = &experts.shared {
-            let inputs: Vec<Vec<f32>> = (0..count).map(input).collect();
+            let inputs: Vec<Vec<f32>> = (0..rows.len()).map(input).collect();
             for (row, output) in self.gated(shape, shared, &inputs).iter().enumerate() {
                 inner.row_mut(row)[shape.per_row * shape.width..].copy_from_slice(output);
             }
         }
+        Ok(())
     }
 
-    /// Down of the experts of every row, added to the residual.
-    pub(super) fn down_of_experts(
+    fn expert_down(
         &mut self,
-        count: usize,
+        rows: &Rows,
         experts: &ExpertWeights<Self>,
         inner: &PlainBuffer,
         hidden: &mut PlainBuffer,
-    ) {
+    ) -> Result<(), EngineError> {
         let (shape, times) = (&experts.shape, if self.is_faulty(Fault::ExpertDown) { 2.0 } else { 1.0 });
-        let mut sums = vec![vec![0.0; hidden.width]; count];
+        let mut sums = vec![vec![0.0; hidden.width]; rows.len()];
         let mut add = |row: usize, share: f64, output: &[f64]| {
             sums[row].iter_mut().zip(output).for_each(|(sum, output)| *sum += share * output);
         };
@@ -96,7 +97,7 @@ impl Oracle {
         }
         if let Some(shared) = &experts.shared {
             let of = |row: usize| inner.row(row)[shape.per_row * shape.width..].to_vec();
-            let inputs: Vec<Vec<f32>> = (0..count).map(of).collect();
+            let inputs: Vec<Vec<f32>> = (0..rows.len()).map(of).collect();
             for (row, output) in self.multiply(&shared.down, &inputs).iter().enumerate() {
                 add(row, self.routed[row].1, output);
             }
@@ -106,8 +107,15 @@ impl Oracle {
                 *hidden = to_f32(f64::from(*hidden) + sum);
             }
         }
+        Ok(())
     }
 
+    fn take_experts_met(&mut self) -> ExpertsMet {
+        std::mem::take(&mut self.met)
+    }
+}
+
+impl Oracle {
     /// `gate(gate) ∘ up` of an expert for some inputs, as f32.
     fn gated(&mut self, shape: &ExpertShape, expert: &ExpertMlp<Self>, inputs: &[Vec<f32>]) -> Vec<Vec<f32>> {
         let split = expert.gate_up[0].matrix.rows;

@@ -1,24 +1,25 @@
 //! Latent attention as formulas: what is kept of a token, and the queries that meet it.
 
 use super::{Fault, Oracle, PlainBuffer, PlainPool, as_multiplied, bytes_of, dot, normed, to_f32};
+use crate::engine::EngineError;
 use crate::engine::native::kv_format;
-use crate::engine::native::operations::{LatentWeights, LinearPart};
+use crate::engine::native::operations::{LatentOperations, LatentWeights, LinearPart};
 use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::rope::{RopeTables, rotate};
 use crate::engine::native::shapes::{AttentionShape, LatentForm, LatentShape};
 
-impl Oracle {
-    #[expect(clippy::too_many_arguments, reason = "one fused operation")]
-    pub(super) fn latents(
+impl LatentOperations for Oracle {
+    fn latent_down(
         &mut self,
         rows: &Rows,
         shape: &AttentionShape,
         weights: &LatentWeights<Self>,
         ropes: &RopeTables,
-        (layer, pool): (usize, &mut PlainPool),
+        layer: usize,
         hidden: &PlainBuffer,
+        pool: &mut PlainPool,
         compressed: &mut PlainBuffer,
-    ) {
+    ) -> Result<(), EngineError> {
         let LatentShape { kv_rank, .. } = weights.shape;
         let eps = self.eps(Fault::NormQkv, shape.norm_eps);
         let inputs = self.norm(hidden, 0..rows.len(), Some((&weights.norm, eps)));
@@ -45,10 +46,15 @@ impl Oracle {
         let written = rows.len() * pool.shape.position_bytes();
         let norms = weights.latent_norm.len() + weights.query.as_ref().map_or(0, |(norm, _)| norm.len());
         self.moved += (4 * norms + written) as u64;
+        Ok(())
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one fused operation")]
-    pub(super) fn queries_of_latents(
+    // What the other form is held against.
+    fn latent_form(&self, _: &Rows, _: &LatentWeights<Self>, _: &PlainPool) -> LatentForm {
+        LatentForm::Absorbed
+    }
+
+    fn latent_query(
         &mut self,
         rows: &Rows,
         shape: &AttentionShape,
@@ -57,7 +63,7 @@ impl Oracle {
         form: LatentForm,
         compressed: &PlainBuffer,
         query: &mut PlainBuffer,
-    ) {
+    ) -> Result<(), EngineError> {
         let own @ LatentShape { kv_rank, nope_dim, .. } = weights.shape;
         let inputs = self.norm(compressed, 0..rows.len(), None);
         let projected = match &weights.query {
@@ -95,15 +101,17 @@ impl Oracle {
         if form == LatentForm::Absorbed {
             self.moved += bytes_of(&weights.key_up);
         }
+        Ok(())
     }
 
-    pub(super) fn keys_and_values(
+    fn latent_expand(
         &mut self,
         rows: &Rows,
         weights: &LatentWeights<Self>,
-        (layer, pool): (usize, &PlainPool),
+        layer: usize,
+        pool: &PlainPool,
         expanded: &mut PlainPool,
-    ) {
+    ) -> Result<(), EngineError> {
         let LatentShape { heads, kv_rank, nope_dim, value_dim, .. } = weights.shape;
         let [kept, _] = &pool.layers[layer];
         for (block, slot) in rows.seen() {
@@ -120,11 +128,30 @@ impl Oracle {
             self.moved += (pool.shape.position_bytes() + expanded.shape.position_bytes()) as u64;
         }
         self.moved += bytes_of(&weights.key) + bytes_of(&weights.value_up);
+        Ok(())
+    }
+
+    fn latent_value(
+        &mut self,
+        rows: &Rows,
+        weights: &LatentWeights<Self>,
+        attended: &PlainBuffer,
+        values: &mut PlainBuffer,
+    ) -> Result<(), EngineError> {
+        let LatentShape { heads, kv_rank, value_dim, .. } = weights.shape;
+        let first = self.is_faulty(Fault::LatentValue).then(|| vec![weights.value_up[0].clone(); heads]);
+        let parts = first.as_ref().unwrap_or(&weights.value_up);
+        for row in 0..rows.len() {
+            let of_heads = attended.row(row).chunks_exact(kv_rank);
+            by_head(parts, of_heads, values.row_mut(row).chunks_exact_mut(value_dim));
+        }
+        self.moved += bytes_of(&weights.value_up);
+        Ok(())
     }
 }
 
 /// The product of each head with its own part.
-pub(super) fn by_head<'a>(
+fn by_head<'a>(
     parts: &[LinearPart],
     inputs: impl IntoIterator<Item = &'a [f32]>,
     outputs: impl IntoIterator<Item = &'a mut [f32]>,

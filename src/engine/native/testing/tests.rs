@@ -5,6 +5,7 @@
 use super::sample::DTYPES;
 use super::scenario::{BLOCK_SIZES, Script, ragged};
 use super::*;
+use crate::engine::native::operations::ExpertOperations;
 use crate::engine::native::oracle::Oracle;
 use crate::engine::native::shapes::AttentionShape;
 use hbmark_core::ledger::Ledger;

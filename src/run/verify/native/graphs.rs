@@ -10,7 +10,7 @@ use super::{Check, Kind, THREADS};
 use crate::engine::EngineError;
 use crate::engine::native::cuda::device::Device;
 use crate::engine::native::cuda::operations::CudaOperations;
-use crate::engine::native::operations::Operations;
+use crate::engine::native::operations::{Steps, Storage};
 use crate::engine::native::testing::scenario::{decode, verify};
 use crate::engine::native::testing::{Runner, worst};
 

@@ -8,7 +8,7 @@ use super::super::operations::CudaOperations;
 use super::SMALL;
 use crate::engine::native::NativeSession;
 use crate::engine::native::cpu::CpuOperations;
-use crate::engine::native::operations::Operations;
+use crate::engine::native::operations::{ExpertOperations, Operations};
 use crate::engine::native::oracle::Oracle;
 use crate::engine::relative_error;
 use crate::engine::{DeviceChoice, ScriptedRouting, SequenceId, Session, StepBatch};

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::super::device::{Device, Gemm, GemmOperands, KernelLaunch};
 use super::super::operations::CudaOperations;
-use crate::engine::native::operations::{Operation, Operations};
+use crate::engine::native::operations::{Operation, Operations, Steps, Storage};
 use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::shapes::PoolShape;
 use crate::engine::native::testing::forward_of;

@@ -13,7 +13,7 @@ use super::super::operations::{CudaOperations, narrow_into};
 use super::{SMALL, latent};
 use crate::engine::DeviceChoice;
 use crate::engine::native::cpu::CpuOperations;
-use crate::engine::native::operations::{Embedding, FusedLayout, LinearPart, Operation, Operations};
+use crate::engine::native::operations::{Embedding, FusedLayout, LinearPart, Operation, Operations, Storage};
 use crate::engine::native::oracle::Oracle;
 use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::rope::RopeTables;
