@@ -24,6 +24,7 @@ use cache::with_element;
 use experts::RoutedRows;
 use gates::activated;
 use huge_pages::Arena;
+use linear::Product;
 use lora::{Added, LoraDelta};
 use packed_activations::{InputShape, PackedActivations};
 use packed_matrix::PackedMatrix;
@@ -154,6 +155,12 @@ impl CpuOperations {
     #[must_use]
     pub fn threads(&self) -> usize {
         self.team.members()
+    }
+
+    /// The product of so many rows with a matrix.
+    fn product<'a>(&mut self, matrix: &'a FusedMatrix, rows: usize) -> Product<'a> {
+        let inputs = self.inputs.writer(Self::input_shape(matrix, rows));
+        Product { kernels: self.kernels, matrix, inputs, rows }
     }
 
     fn input_shape(weights: &FusedMatrix, rows: usize) -> InputShape {
@@ -325,8 +332,7 @@ impl Operations for CpuOperations {
         pool: &mut CachePool,
         query: &mut CpuBuffer,
     ) -> Result<(), EngineError> {
-        let (kernels, count) = (self.kernels, rows.len());
-        let matrix = &weights.qkv;
+        let (matrix, count) = (&weights.qkv, rows.len());
         let width = shape.query_width() + 2 * shape.kv_width();
         if self.projected.len() < count * width {
             self.projected.resize(count * width, 0.0);
@@ -337,24 +343,19 @@ impl Operations for CpuOperations {
             self.factors.resize(count.max(self.factors.len()), [1.0; 2]);
         }
         let factors = DisjointSlice::new(&mut self.factors);
+        let product = self.product(matrix, count);
         let delta = self.delta.take();
-        let writer = self.inputs.writer(Self::input_shape(matrix, count));
         let query_out = DisjointSlice::new(&mut query.values);
         let pool = &*pool;
         let offsets = [0, shape.query_width(), shape.query_width() + shape.kv_width()];
         self.team.run(&|worker: &Worker<'_>| {
             let norm = weights.norm.as_ref().map(|norm| (norm.as_slice(), shape.norm_eps));
-            worker.parallel_for(PREPARE, count, |row| {
-                // SAFETY: members have different rows; the set is this processor's.
-                unsafe { writer.pack(kernels.general, row, hidden.row(row), norm) };
-            });
-            worker.barrier();
             let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
                 // SAFETY: members have different panels.
                 unsafe { store_sums(matrix, projected, width, &delta, (first, row), sums) };
             };
-            // SAFETY: the rows were packed before the barrier, for this matrix.
-            unsafe { linear::multiply(&kernels, worker, MULTIPLY, matrix, &writer, count, store) };
+            // SAFETY: room was made for this matrix; the set is this processor's.
+            unsafe { product.run(worker, |row| hidden.row(row), norm, store) };
             worker.barrier();
             if joint.is_some() {
                 worker.parallel_for(NORM, count, |row| {
@@ -441,16 +442,11 @@ impl Operations for CpuOperations {
             self.project_add_normed(rows, weights, norm, input, hidden);
             return Ok(());
         }
-        let (kernels, count, width) = (self.kernels, rows.len(), hidden.width);
+        let (count, width) = (rows.len(), hidden.width);
+        let product = self.product(weights, count);
         let delta = self.delta.take();
-        let writer = self.inputs.writer(Self::input_shape(weights, count));
         let out = DisjointSlice::new(&mut hidden.values);
         self.team.run(&|worker: &Worker<'_>| {
-            worker.parallel_for(PREPARE, count, |row| {
-                // SAFETY: members have different rows; the set is this processor's.
-                unsafe { writer.pack(kernels.general, row, input.row(row), None) };
-            });
-            worker.barrier();
             let add = |first: usize, row: usize, sums: &[[f32; LANES]]| {
                 for (i, sums) in sums.iter().enumerate() {
                     let place = weights.place(first + i);
@@ -462,8 +458,8 @@ impl Operations for CpuOperations {
                     delta.add(row, place.panel * LANES, out);
                 }
             };
-            // SAFETY: the rows were packed before the barrier, for this matrix.
-            unsafe { linear::multiply(&kernels, worker, MULTIPLY, weights, &writer, count, add) };
+            // SAFETY: room was made for this matrix; the set is this processor's.
+            unsafe { product.run(worker, |row| input.row(row), None, add) };
         });
         self.moved += weights.bytes() as u64;
         Ok(())
@@ -480,15 +476,10 @@ impl Operations for CpuOperations {
     ) -> Result<(), EngineError> {
         let (kernels, count, width) = (self.kernels, rows.len(), out.width);
         let norm = norm.map(|(norm, eps)| (norm.as_slice(), eps));
+        let product = self.product(weights, count);
         let delta = self.delta.take();
-        let writer = self.inputs.writer(Self::input_shape(weights, count));
         let out = DisjointSlice::new(&mut out.values);
         self.team.run(&|worker: &Worker<'_>| {
-            worker.parallel_for(PREPARE, count, |row| {
-                // SAFETY: members have different rows; the set is this processor's.
-                unsafe { writer.pack(kernels.general, row, hidden.row(row), norm) };
-            });
-            worker.barrier();
             let activate = |first: usize, row: usize, sums: &[[f32; LANES]]| {
                 let adapt = |column: usize, gate: &mut [f32], up: &mut [f32]| {
                     delta.add(row, column, gate);
@@ -502,8 +493,8 @@ impl Operations for CpuOperations {
                     unsafe { out.part(at..at + valid) }.copy_from_slice(&product[..valid]);
                 }
             };
-            // SAFETY: the rows were packed before the barrier, for this matrix.
-            unsafe { linear::multiply(&kernels, worker, MULTIPLY, weights, &writer, count, activate) };
+            // SAFETY: room was made for this matrix; the set is this processor's.
+            unsafe { product.run(worker, |row| hidden.row(row), norm, activate) };
         });
         self.moved += (weights.bytes() + norm.map_or(0, |(norm, _)| 4 * norm.len())) as u64;
         Ok(())
@@ -525,15 +516,11 @@ impl Operations for CpuOperations {
         self.largest.clear();
         self.largest.resize(count * panels, (f32::NEG_INFINITY, 0));
         let largest = DisjointSlice::new(&mut self.largest);
-        let writer = self.inputs.writer(Self::input_shape(head, count));
+        let product = self.product(head, count);
         let out = DisjointSlice::new(&mut logits.values);
         self.team.run(&|worker: &Worker<'_>| {
-            worker.parallel_for(PREPARE, count, |output| {
-                let row = rows.outputs[output] as usize;
-                // SAFETY: members have different rows; the set is this processor's.
-                unsafe { writer.pack(kernels.general, output, hidden.row(row), Some((norm, norm_eps))) };
-            });
-            worker.barrier();
+            let row = |output: usize| hidden.row(rows.outputs[output] as usize);
+            let norm = Some((norm.as_slice(), norm_eps));
             let keep = |first: usize, output: usize, sums: &[[f32; LANES]]| {
                 for (i, sums) in sums.iter().enumerate() {
                     let place = head.place(first + i);
@@ -553,8 +540,8 @@ impl Operations for CpuOperations {
                     }
                 }
             };
-            // SAFETY: the rows were packed before the barrier, for this matrix.
-            unsafe { linear::multiply(&kernels, worker, MULTIPLY, head, &writer, count, keep) };
+            // SAFETY: room was made for this matrix; the set is this processor's.
+            unsafe { product.run(worker, row, norm, keep) };
         });
         next.clear();
         next.extend(self.largest.chunks_exact(panels).map(|panels| {
@@ -634,24 +621,19 @@ impl CpuOperations {
         input: &CpuBuffer,
         hidden: &mut CpuBuffer,
     ) {
-        let (kernels, count, width) = (self.kernels, rows.len(), hidden.width);
+        let (count, width) = (rows.len(), hidden.width);
         self.projected.resize(self.projected.len().max(count * width), 0.0);
         let projected = DisjointSlice::new(&mut self.projected);
+        let product = self.product(weights, count);
         let delta = self.delta.take();
-        let writer = self.inputs.writer(Self::input_shape(weights, count));
         let out = DisjointSlice::new(&mut hidden.values);
         self.team.run(&|worker: &Worker<'_>| {
-            worker.parallel_for(PREPARE, count, |row| {
-                // SAFETY: members have different rows; the set is this processor's.
-                unsafe { writer.pack(kernels.general, row, input.row(row), None) };
-            });
-            worker.barrier();
             let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
                 // SAFETY: members have different panels.
                 unsafe { store_sums(weights, projected, width, &delta, (first, row), sums) };
             };
-            // SAFETY: the rows were packed before the barrier, for this matrix.
-            unsafe { linear::multiply(&kernels, worker, MULTIPLY, weights, &writer, count, store) };
+            // SAFETY: room was made for this matrix; the set is this processor's.
+            unsafe { product.run(worker, |row| input.row(row), None, store) };
             worker.barrier();
             worker.parallel_for(FINISH, count, |row| {
                 let row = row * width..(row + 1) * width;

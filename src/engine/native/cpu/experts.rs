@@ -19,7 +19,7 @@ use super::super::shapes::{
     ExpertGroups, ExpertScores, ExpertShape, ExpertsMet, MAX_EXPERT_GROUPS, SMALLEST_SUM,
 };
 use super::gates::activated;
-use super::linear::{self, FusedMatrix, multiply_picked, panels_per_unit};
+use super::linear::{FusedMatrix, multiply_picked, panels_per_unit};
 use super::lora::Added;
 use super::packed_activations::PackedActivations;
 use super::thread_team::{DisjointSlice, Worker};
@@ -234,12 +234,12 @@ impl ExpertOperations for CpuOperations {
         scripted: Option<&[u32]>,
         hidden: &CpuBuffer,
     ) -> Result<(), EngineError> {
-        let (kernels, router, shape, count) = (self.kernels, &experts.router, &experts.shape, rows.len());
+        let (router, shape, count) = (&experts.router, &experts.shape, rows.len());
         let bias = experts.router_bias.as_deref();
         let by_softmax = bias.filter(|_| shape.scores == ExpertScores::Softmax);
         let per_row = shape.per_row;
         let width = shape.count + usize::from(shape.shared_gate);
-        let writer = self.inputs.writer(Self::input_shape(router, count));
+        let product = self.product(router, count);
         let RoutedRows { logits, chosen, shared_share, .. } = &mut self.routed;
         // Buffers only grow, so a steady decode finds them there.
         logits.resize(logits.len().max(count * width), 0.0);
@@ -249,17 +249,13 @@ impl ExpertOperations for CpuOperations {
         let chosen = DisjointSlice::new(chosen);
         let shared_share = DisjointSlice::new(shared_share);
         self.team.run(&|worker: &Worker<'_>| {
-            worker.parallel_for(PREPARE, count, |row| {
-                // SAFETY: members have different rows; the set is this processor's.
-                unsafe { writer.pack(kernels.general, row, hidden.row(row), Some((norm, norm_eps))) };
-            });
-            worker.barrier();
+            let norm = Some((norm.as_slice(), norm_eps));
             let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
                 // SAFETY: members have different panels.
                 unsafe { store_sums(router, logits, width, &Added::NONE, (first, row), sums) };
             };
-            // SAFETY: the rows were packed before the barrier, for this matrix.
-            unsafe { linear::multiply(&kernels, worker, MULTIPLY, router, &writer, count, store) };
+            // SAFETY: room was made for this matrix; the set is this processor's.
+            unsafe { product.run(worker, |row| hidden.row(row), norm, store) };
             worker.barrier();
             worker.parallel_for(FINISH, count, |row| {
                 let scripted = scripted.map(|experts| &experts[row * per_row..(row + 1) * per_row]);

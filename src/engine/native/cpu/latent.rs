@@ -77,27 +77,22 @@ impl LatentOperations for CpuOperations {
         pool: &mut CachePool,
         compressed: &mut CpuBuffer,
     ) -> Result<(), EngineError> {
-        let (kernels, count, matrix) = (self.kernels, rows.len(), &weights.down);
+        let (count, matrix) = (rows.len(), &weights.down);
         let (queries, kv_rank) = (weights.shape.query_part(), weights.shape.kv_rank);
         let width = queries + weights.shape.cached();
         self.projected.resize(self.projected.len().max(count * width), 0.0);
         let projected = DisjointSlice::new(&mut self.projected);
-        let writer = self.inputs.writer(Self::input_shape(matrix, count));
+        let product = self.product(matrix, count);
         let out_width = compressed.width;
         let out = DisjointSlice::new(&mut compressed.values);
         self.team.run(&|worker: &Worker<'_>| {
-            worker.parallel_for(PREPARE, count, |row| {
-                let norm = Some((weights.norm.as_slice(), shape.norm_eps));
-                // SAFETY: members have different rows; the set is this processor's.
-                unsafe { writer.pack(kernels.general, row, hidden.row(row), norm) };
-            });
-            worker.barrier();
+            let norm = Some((weights.norm.as_slice(), shape.norm_eps));
             let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
                 // SAFETY: members have different panels.
                 unsafe { store_sums(matrix, projected, width, &Added::NONE, (first, row), sums) };
             };
-            // SAFETY: the rows were packed before the barrier, for this matrix.
-            unsafe { linear::multiply(&kernels, worker, MULTIPLY, matrix, &writer, count, store) };
+            // SAFETY: room was made for this matrix; the set is this processor's.
+            unsafe { product.run(worker, |row| hidden.row(row), norm, store) };
             worker.barrier();
             worker.parallel_for(FINISH, count, |row| {
                 // SAFETY: behind the barrier every row belongs to one unit.
@@ -260,26 +255,18 @@ impl CpuOperations {
         behind: &(impl Fn(&Worker<'_>) + Sync),
     ) {
         let (heads, query_dim) = (weights.shape.heads, weights.shape.query_dim());
-        let (kernels, count, width) = (self.kernels, rows.len(), weights.shape.query_width());
+        let (count, width) = (rows.len(), weights.shape.query_width());
         self.projected.resize(self.projected.len().max(count * width), 0.0);
         let projected = DisjointSlice::new(&mut self.projected);
-        let projection = weights
-            .query
-            .as_ref()
-            .map(|(_, matrix)| (matrix, self.inputs.writer(Self::input_shape(matrix, count))));
+        let projection = weights.query.as_ref().map(|(_, matrix)| self.product(matrix, count));
         self.team.run(&|worker: &Worker<'_>| {
-            if let Some((matrix, writer)) = &projection {
-                worker.parallel_for(PREPARE, count, |row| {
-                    // SAFETY: members have different rows; the set is this processor's.
-                    unsafe { writer.pack(kernels.general, row, compressed.row(row), None) };
-                });
-                worker.barrier();
+            if let Some(product) = &projection {
                 let store = |first: usize, row: usize, sums: &[[f32; LANES]]| {
                     // SAFETY: members have different panels.
-                    unsafe { store_sums(matrix, projected, width, &Added::NONE, (first, row), sums) };
+                    unsafe { store_sums(product.matrix, projected, width, &Added::NONE, (first, row), sums) };
                 };
-                // SAFETY: the rows were packed before the barrier, for this matrix.
-                unsafe { linear::multiply(&kernels, worker, MULTIPLY, matrix, writer, count, store) };
+                // SAFETY: room was made for this matrix; the set is this processor's.
+                unsafe { product.run(worker, |row| compressed.row(row), None, store) };
                 worker.barrier();
             }
             worker.parallel_for(FINISH, count * heads, |unit| {

@@ -16,6 +16,7 @@ use super::kernel_choice::KernelChoice;
 use super::packed_activations::InputWriter;
 use super::packed_matrix::PackedMatrix;
 use super::thread_team::Worker;
+use super::{MULTIPLY, PREPARE};
 
 /// Units that each member should have at the least, for an even share.
 const UNITS_PER_MEMBER: usize = 8;
@@ -104,6 +105,39 @@ pub unsafe fn multiply(
             neighbours(kernels, matrix, first..(first + per_unit).min(panels), rows, &row, &mut finish);
         };
     });
+}
+
+/// A product of so many rows with a matrix, and the room in which they are packed for it.
+#[derive(Clone, Copy)]
+pub struct Product<'a> {
+    pub kernels: KernelChoice,
+    pub matrix: &'a FusedMatrix,
+    pub inputs: InputWriter,
+    pub rows: usize,
+}
+
+impl Product<'_> {
+    /// Does a member's share: packs rows, of which `row` is the i-th, normed first where there is a norm, and behind a barrier multiplies them as
+    /// [`multiply`] does.
+    ///
+    /// # Safety
+    /// The room is for such rows, and nothing else uses it meanwhile; the set is available.
+    pub unsafe fn run<'r>(
+        &self,
+        worker: &Worker<'_>,
+        row: impl Fn(usize) -> &'r [f32],
+        norm: Option<(&[f32], f32)>,
+        finish: impl FnMut(usize, usize, &[[f32; LANES]]),
+    ) {
+        let Self { kernels, matrix, inputs, rows } = self;
+        worker.parallel_for(PREPARE, *rows, |i| {
+            // SAFETY: members have different rows; the rest is the caller's promise.
+            unsafe { inputs.pack(kernels.general, i, row(i), norm) };
+        });
+        worker.barrier();
+        // SAFETY: the rows were packed before the barrier, for this matrix.
+        unsafe { multiply(kernels, worker, MULTIPLY, matrix, inputs, *rows, finish) };
+    }
 }
 
 /// Panels that a unit of work has, of so many that a job has in all.
