@@ -163,16 +163,6 @@ impl<D: Device> DecodeAttention<'_, D> {
     }
 }
 
-impl KvSplitPlan {
-    /// Bytes of K and V that single rows read.
-    #[must_use]
-    pub fn bytes(&self, rows: &Rows, window: Option<usize>, pool: &PoolShape) -> u64 {
-        let seen = |position: u32| (position as usize + 1).min(window.unwrap_or(usize::MAX));
-        let positions: usize = rows.positions.iter().map(|position| seen(*position)).sum();
-        (positions * self.chunks * pool.position_bytes()) as u64
-    }
-}
-
 /// How an attention is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttentionCut {
@@ -189,15 +179,22 @@ impl AttentionCut {
     #[must_use]
     pub fn bytes(&self, rows: &Rows, window: Option<usize>, pool: &PoolShape) -> u64 {
         match self {
-            Self::Rows(cut) => cut.bytes(rows, window, pool),
-            Self::Tiles { group } => tile_bytes(rows, *group, window, pool),
+            Self::Rows(cut) => row_bytes(rows, cut.chunks, window, pool.position_bytes()),
+            Self::Tiles { group } => tile_bytes(rows, *group, window, pool.position_bytes()),
             Self::Latents(cut) => cut.bytes(rows, pool.position_bytes()),
         }
     }
 }
 
+/// Bytes of the positions that single rows see, in one layer, each loaded so many times.
+pub(super) fn row_bytes(rows: &Rows, loads: usize, window: Option<usize>, position_bytes: usize) -> u64 {
+    let seen = |position: u32| (position as usize + 1).min(window.unwrap_or(usize::MAX));
+    let positions: usize = rows.positions.iter().map(|position| seen(*position)).sum();
+    (positions * loads * position_bytes) as u64
+}
+
 /// Bytes of one position in one layer, for each tile of queries that sees it; whole tiles of positions before it count.
-fn tile_bytes(rows: &Rows, group: usize, window: Option<usize>, pool: &PoolShape) -> u64 {
+pub(super) fn tile_bytes(rows: &Rows, group: usize, window: Option<usize>, position_bytes: usize) -> u64 {
     let of_sequence = |sequence: &SequenceRows| {
         let (queries, start) = (sequence.rows.len() * group, sequence.start_position);
         let of_tile = |first: usize| {
@@ -208,7 +205,7 @@ fn tile_bytes(rows: &Rows, group: usize, window: Option<usize>, pool: &PoolShape
         (0..queries).step_by(QUERIES).map(of_tile).sum::<usize>()
     };
     let positions: usize = rows.sequences.iter().map(of_sequence).sum();
-    (positions * pool.position_bytes()) as u64
+    (positions * position_bytes) as u64
 }
 
 /// Attention of all rows of each sequence together.

@@ -8,8 +8,8 @@ use Argument::{Address, F32};
 use super::device::{Argument, Device, KernelLaunch, MAX_GRID_YZ};
 use super::device_matrix::{KernelFormat, Matrix};
 use super::kernels::{
-    BLOCKS_PER_MULTIPROCESSOR, DeviceTensor, THREADS, Tuning, WARPS, gate_arguments, launch_mismatch,
-    rows_at_once, size, staged_inputs, stream, word,
+    BLOCKS_PER_MULTIPROCESSOR, DeviceTensor, THREADS, Tuning, WARPS, enqueue, gate_arguments,
+    launch_mismatch, rows_at_once, size, staged_inputs, stream, word,
 };
 use super::operations::CudaOperations;
 use super::step::Scratch;
@@ -459,22 +459,18 @@ impl<D: Device> ExpertDown<'_, D> {
             let sizes = (weights.outputs.div_ceil(2), weights.vectors.max(shared_vectors));
             plan.stream(device, "experts_down", weights.format, sizes, tuning, arguments)?;
         }
-        device.launch(&KernelLaunch {
-            kernel: "experts_combine".into(),
-            grid: [word(plan.rows), word(hidden.width.div_ceil(THREADS as usize)), 1],
-            threads: THREADS,
-            shared_bytes: 0,
-            arguments: vec![
-                Address(*parts),
-                Address(*into),
-                Address(*work),
-                Address(*real_rows),
-                size(plan.rows),
-                size(shape.per_row),
-                size(usize::from(shared.is_some())),
-                size(hidden.width),
-            ],
-        })?;
+        let arguments = vec![
+            Address(*parts),
+            Address(*into),
+            Address(*work),
+            Address(*real_rows),
+            size(plan.rows),
+            size(shape.per_row),
+            size(usize::from(shared.is_some())),
+            size(hidden.width),
+        ];
+        let grid = [word(plan.rows), word(hidden.width.div_ceil(THREADS as usize)), 1];
+        enqueue(device, "experts_combine", grid, arguments)?;
         Ok(shared.map_or(0, |shared| plan.shared_tiles as u64 * shared.bytes()))
     }
 }

@@ -16,8 +16,8 @@ use crate::engine::native::random_kv;
 use crate::engine::native::shapes::{AttentionShape, Gate};
 use hbmark_core::model::Dtype;
 
-/// Threads of a block of the streaming product, its warps, 16-byte vectors of a row that a warp takes in a step, and shared memory for weights on
-/// their way (`linear.cuh`).
+/// Threads of a block of the streaming product, as of most kernels beside it; its warps, 16-byte vectors of a row that a warp takes in a step, and
+/// shared memory for weights on their way (`linear.cuh`).
 pub(super) const THREADS: u32 = 256;
 pub(super) const WARPS: usize = 8;
 const STEP: usize = 32;
@@ -157,6 +157,16 @@ pub(super) fn staged_inputs(
     (chunk, word(RING_BYTES + scales + (rows_at_once * chunk * input).div_ceil(32)))
 }
 
+/// Enqueues a kernel in blocks of [`THREADS`] without dynamic shared memory.
+pub(super) fn enqueue(
+    device: &mut impl Device,
+    kernel: impl Into<String>,
+    grid: [u32; 3],
+    arguments: Vec<Argument>,
+) -> Result<(), EngineError> {
+    device.launch(&KernelLaunch { kernel: kernel.into(), grid, threads: THREADS, shared_bytes: 0, arguments })
+}
+
 /// Enqueues a streaming product: `arguments`, then the sizes that every such kernel takes. Returns the bytes of weights read.
 pub(super) fn stream<D: Device>(
     device: &mut D,
@@ -209,26 +219,22 @@ impl<D: Device> FillKv<'_, D> {
         if !elements.is_multiple_of(DRAWS_OF_THREAD) {
             return launch_mismatch(device, "fill_kv", format!("blocks of {elements} elements"));
         }
-        device.launch(&KernelLaunch {
-            kernel: format!("fill_kv_{}", 8 * pool.shape.element_bytes()),
-            grid: [
-                word(*count),
-                word(parts * pool.shape.layers),
-                word(elements.div_ceil(DRAWS_OF_THREAD * THREADS as usize)),
-            ],
-            threads: THREADS,
-            shared_bytes: 0,
-            arguments: vec![
-                Address(D::address(quantiles)),
-                Address(D::address(blocks)),
-                U64(*seed),
-                U64(pool.layer_bytes() as u64),
-                size(elements),
-                size(parts),
-                size(pool.shape.head_dim),
-                F32(if pool.shape.scale_bytes() > 0 { random_kv::int8_scale() } else { 0.0 }),
-            ],
-        })
+        let arguments = vec![
+            Address(D::address(quantiles)),
+            Address(D::address(blocks)),
+            U64(*seed),
+            U64(pool.layer_bytes() as u64),
+            size(elements),
+            size(parts),
+            size(pool.shape.head_dim),
+            F32(if pool.shape.scale_bytes() > 0 { random_kv::int8_scale() } else { 0.0 }),
+        ];
+        let grid = [
+            word(*count),
+            word(parts * pool.shape.layers),
+            word(elements.div_ceil(DRAWS_OF_THREAD * THREADS as usize)),
+        ];
+        enqueue(device, format!("fill_kv_{}", 8 * pool.shape.element_bytes()), grid, arguments)
     }
 }
 
@@ -256,22 +262,17 @@ impl<D: Device> Embed<'_, D> {
                 format!("{} × {} for {rows} × {}", hidden.rows, hidden.width, table.columns),
             );
         }
-        device.launch(&KernelLaunch {
-            kernel: format!("embed_{}", table.format.name()),
-            grid: [word(*rows), 1, 1],
-            threads: THREADS,
-            shared_bytes: 0,
-            arguments: vec![
-                Address(D::address(&table.data)),
-                optional::<D>(table.scales.as_ref()),
-                Address(step.tokens()),
-                Address(D::address(&hidden.memory)),
-                F32(*scale),
-                size(table.columns),
-                size(table.vectors),
-                size(table.outputs),
-            ],
-        })?;
+        let arguments = vec![
+            Address(D::address(&table.data)),
+            optional::<D>(table.scales.as_ref()),
+            Address(step.tokens()),
+            Address(D::address(&hidden.memory)),
+            F32(*scale),
+            size(table.columns),
+            size(table.vectors),
+            size(table.outputs),
+        ];
+        enqueue(device, format!("embed_{}", table.format.name()), [word(*rows), 1, 1], arguments)?;
         Ok(*rows as u64 * table.bytes() / table.outputs as u64)
     }
 }
@@ -358,20 +359,15 @@ impl<D: Device> AddNormed<'_, D> {
             let what = format!("{rows} rows of {}, a norm of {}", hidden.width, norm.width);
             return launch_mismatch(device, "add_normed", what);
         }
-        device.launch(&KernelLaunch {
-            kernel: "add_normed".into(),
-            grid: [word(*rows), 1, 1],
-            threads: THREADS,
-            shared_bytes: 0,
-            arguments: vec![
-                Address(*sums),
-                Address(D::address(&norm.memory)),
-                F32(*norm_eps),
-                Address(D::address(&hidden.memory)),
-                size(*rows),
-                size(hidden.width),
-            ],
-        })?;
+        let arguments = vec![
+            Address(*sums),
+            Address(D::address(&norm.memory)),
+            F32(*norm_eps),
+            Address(D::address(&hidden.memory)),
+            size(*rows),
+            size(hidden.width),
+        ];
+        enqueue(device, "add_normed", [word(*rows), 1, 1], arguments)?;
         Ok(4 * norm.width as u64)
     }
 }
@@ -402,22 +398,17 @@ impl<D: Device> JoinState<'_, D> {
         }
         let [of_hidden, of_state] =
             norms.map_or([0; 2], |norms| norms.each_ref().map(|norm| D::address(&norm.memory)));
-        device.launch(&KernelLaunch {
-            kernel: "join_state".into(),
-            grid: [word(*rows), 1, 1],
-            threads: THREADS,
-            shared_bytes: 0,
-            arguments: vec![
-                Address(D::address(&hidden.memory)),
-                Address(D::address(&state.memory)),
-                Address(of_hidden),
-                Address(of_state),
-                F32(*norm_eps),
-                Address(D::address(&joined.memory)),
-                size(*rows),
-                size(hidden.width),
-            ],
-        })?;
+        let arguments = vec![
+            Address(D::address(&hidden.memory)),
+            Address(D::address(&state.memory)),
+            Address(of_hidden),
+            Address(of_state),
+            F32(*norm_eps),
+            Address(D::address(&joined.memory)),
+            size(*rows),
+            size(hidden.width),
+        ];
+        enqueue(device, "join_state", [word(*rows), 1, 1], arguments)?;
         Ok(norms.iter().flat_map(|norms| norms.iter()).map(|norm| 4 * norm.width as u64).sum())
     }
 }
@@ -475,17 +466,10 @@ impl<D: Device> GateUp<'_, D> {
             }
             let bytes =
                 tensor_core_linear::multiply_by_library(device, *rows, weights, workspace, *sums, false)?;
-            device.launch(&KernelLaunch {
-                kernel: "finish_gate_up".into(),
-                grid: [word(*rows), word(out.width.div_ceil(THREADS as usize)), 1],
-                threads: THREADS,
-                shared_bytes: 0,
-                arguments: [Address(*sums), out_address]
-                    .into_iter()
-                    .chain(gate)
-                    .chain([size(out.width)])
-                    .collect(),
-            })?;
+            let arguments =
+                [Address(*sums), out_address].into_iter().chain(gate).chain([size(out.width)]).collect();
+            let grid = [word(*rows), word(out.width.div_ceil(THREADS as usize)), 1];
+            enqueue(device, "finish_gate_up", grid, arguments)?;
             return Ok(bytes + norm_bytes(*norm));
         }
         let mut arguments = vec![
@@ -561,20 +545,16 @@ impl<D: Device> Head<'_, D> {
             } else {
                 tensor_core_linear::multiply(device, "head", *outputs, weights, prepared, vec![logits])?
             };
-            device.launch(&KernelLaunch {
-                kernel: "first_largest".into(),
-                grid: [word(weights.outputs.div_ceil(LOGITS_AT_ONCE)), word(*outputs), 1],
-                threads: THREADS,
-                shared_bytes: 0,
-                arguments: vec![
-                    logits,
-                    Address(*best),
-                    Address(*arrived),
-                    Address(*next),
-                    softcap,
-                    size(weights.outputs),
-                ],
-            })?;
+            let arguments = vec![
+                logits,
+                Address(*best),
+                Address(*arrived),
+                Address(*next),
+                softcap,
+                size(weights.outputs),
+            ];
+            let grid = [word(weights.outputs.div_ceil(LOGITS_AT_ONCE)), word(*outputs), 1];
+            enqueue(device, "first_largest", grid, arguments)?;
             return Ok(bytes + 4 * norm.width as u64);
         }
         let arguments = vec![
@@ -741,13 +721,8 @@ impl<D: Device> NormQkv<'_, D> {
         let Self { rows, shape, weights, .. } = self;
         let mut arguments = self.head_arguments();
         arguments.extend([I32(i32::from(shape.joint_norms)), size(weights.all_outputs())]);
-        device.launch(&KernelLaunch {
-            kernel: format!("finish_heads_{}", self.pool.shape.dtype),
-            grid: [word(*rows), word((shape.heads + 2 * shape.kv_heads).div_ceil(WARPS)), 1],
-            threads: THREADS,
-            shared_bytes: 0,
-            arguments,
-        })
+        let grid = [word(*rows), word((shape.heads + 2 * shape.kv_heads).div_ceil(WARPS)), 1];
+        enqueue(device, format!("finish_heads_{}", self.pool.shape.dtype), grid, arguments)
     }
 }
 

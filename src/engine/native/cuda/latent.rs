@@ -7,17 +7,17 @@
 
 use Argument::{Address, F32, I32, U64};
 
-use super::attention::{PrefillAttention, QUERIES, QueryTiles, most_rows, splits};
+use super::attention::{PrefillAttention, QUERIES, QueryTiles, most_rows, row_bytes, splits, tile_bytes};
 use super::device::{Argument, Device, KernelLaunch, MAX_GRID_YZ};
 use super::device_matrix::{KernelFormat, Matrix};
 use super::kernels::{
-    BLOCKS_PER_MULTIPROCESSOR, DeviceTensor, THREADS, Tuning, launch_mismatch, norm_bytes, norm_width,
-    optional, rows_at_once, size, staged_inputs, stream, word,
+    BLOCKS_PER_MULTIPROCESSOR, DeviceTensor, THREADS, Tuning, enqueue, launch_mismatch, norm_bytes,
+    norm_width, optional, rows_at_once, size, staged_inputs, stream, word,
 };
 use super::step::{Pool, StepState};
 use super::tensor_core_linear::{self, Prepare, RowParts, TiledWorkspace};
 use crate::engine::EngineError;
-use crate::engine::native::ragged_batch::{Rows, SequenceRows};
+use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::shapes::{AttentionShape, LatentForm, LatentShape, PoolShape};
 use hbmark_core::model::Dtype;
 
@@ -210,17 +210,11 @@ pub struct HeadProduct<'a, D: Device> {
     /// The same of outputs.
     pub out: &'a DeviceTensor<D>,
     pub out_apart: usize,
-    /// Room for a product of [`Self::prepared_rows`] on tensor cores; `None` streams.
+    /// Room for a product on tensor cores, which take each head of a row as one; `None` streams.
     pub workspace: Option<TiledWorkspace>,
 }
 
 impl<D: Device> HeadProduct<'_, D> {
-    /// Rows that tensor cores take: each head of a row is one.
-    #[must_use]
-    pub fn prepared_rows(&self) -> usize {
-        self.rows * self.heads
-    }
-
     /// Whether there are kernels for a format.
     #[must_use]
     pub fn has(format: KernelFormat) -> bool {
@@ -258,7 +252,7 @@ impl<D: Device> HeadProduct<'_, D> {
         let out_places = [size(out.width), size(*out_apart)];
         if let Some(TiledWorkspace { prepared, .. }) = *workspace {
             let parts = RowParts { count: *heads, apart: *input_apart, stride: input.width };
-            Prepare { rows: self.prepared_rows(), input: from, row_of: 0, norm: None, parts: Some(parts) }
+            Prepare { rows: rows * heads, input: from, row_of: 0, norm: None, parts: Some(parts) }
                 .launch(device, weights, prepared)?;
             let mut arguments = vec![to];
             arguments.extend(out_places);
@@ -330,25 +324,20 @@ impl<D: Device> TurnQueries<'_, D> {
             LatentForm::Expanded => (shape.nope_dim, shape.nope_dim),
         };
         let pairs = shape.heads * shape.rope_dim / 2;
-        device.launch(&KernelLaunch {
-            kernel: "latent_turn".into(),
-            grid: [word(*rows), word(pairs.div_ceil(THREADS as usize)), 1],
-            threads: THREADS,
-            shared_bytes: 0,
-            arguments: vec![
-                Address(queries.address),
-                Address(cosines),
-                Address(sines),
-                Address(step.positions()),
-                Address(D::address(&out.memory)),
-                size(shape.heads),
-                size(shape.nope_dim),
-                size(shape.rope_dim),
-                size(before),
-                size(copied),
-                size(queries.width),
-            ],
-        })
+        let arguments = vec![
+            Address(queries.address),
+            Address(cosines),
+            Address(sines),
+            Address(step.positions()),
+            Address(D::address(&out.memory)),
+            size(shape.heads),
+            size(shape.nope_dim),
+            size(shape.rope_dim),
+            size(before),
+            size(copied),
+            size(queries.width),
+        ];
+        enqueue(device, "latent_turn", [word(*rows), word(pairs.div_ceil(THREADS as usize)), 1], arguments)
     }
 }
 
@@ -417,24 +406,19 @@ impl<D: Device> ExpandLatents<'_, D> {
             return launch_mismatch(device, "latent_expand", what);
         }
         let tables = Address(expanded.tables(step));
-        device.launch(&KernelLaunch {
-            kernel: format!("latent_gather_{}", pool.shape.dtype),
-            grid: [word(positions), 1, 1],
-            threads: THREADS,
-            shared_bytes: 0,
-            arguments: vec![
-                Address(step.tables()),
-                U64(pool.layer_bytes() as u64),
-                size(*layer),
-                size(shape.cached()),
-                size(kv_rank),
-                size(pool.block_shift() as usize),
-                Address(*latents),
-                tables,
-                size(heads),
-                size(shape.query_dim()),
-            ],
-        })?;
+        let arguments = vec![
+            Address(step.tables()),
+            U64(pool.layer_bytes() as u64),
+            size(*layer),
+            size(shape.cached()),
+            size(kv_rank),
+            size(pool.block_shift() as usize),
+            Address(*latents),
+            tables,
+            size(heads),
+            size(shape.query_dim()),
+        ];
+        enqueue(device, format!("latent_gather_{}", pool.shape.dtype), [word(positions), 1, 1], arguments)?;
         Prepare { rows: positions, input: *latents, row_of: 0, norm: None, parts: None }
             .launch(device, key, *prepared)?;
         let values_begin = heads * shape.query_dim() * pool.shape.block_size;
@@ -514,24 +498,10 @@ impl LatentCut {
     /// Bytes of the cache that the rows of a step read, of so many for each position.
     #[must_use]
     pub fn bytes(self, rows: &Rows, position_bytes: usize) -> u64 {
-        let positions: usize = match self {
-            Self::Rows { heads, .. } => {
-                let seen: usize = rows.positions.iter().map(|position| *position as usize + 1).sum();
-                seen * heads.div_ceil(SHARED_HEADS)
-            }
-            Self::Tiles { heads, .. } => {
-                let of_sequence = |sequence: &SequenceRows| {
-                    let queries = sequence.rows.len() * heads;
-                    let last = |first: usize| (queries.min(first + QUERIES) - 1) / heads;
-                    (0..queries)
-                        .step_by(QUERIES)
-                        .map(|first| sequence.start_position + last(first) + 1)
-                        .sum::<usize>()
-                };
-                rows.sequences.iter().map(of_sequence).sum()
-            }
-        };
-        (positions * position_bytes) as u64
+        match self {
+            Self::Rows { heads, .. } => row_bytes(rows, heads.div_ceil(SHARED_HEADS), None, position_bytes),
+            Self::Tiles { heads, .. } => tile_bytes(rows, heads, None, position_bytes),
+        }
     }
 }
 

@@ -6,8 +6,8 @@
 
 use Argument::{Address, U64};
 
-use super::device::{Argument, Device, KernelLaunch};
-use super::kernels::{DeviceTensor, THREADS, Tuning, launch_mismatch, size, word};
+use super::device::{Argument, Device};
+use super::kernels::{DeviceTensor, THREADS, Tuning, enqueue, launch_mismatch, size, word};
 use crate::engine::EngineError;
 use crate::engine::native::MAX_GPU_RANKS;
 use crate::engine::native::ranks::Rank;
@@ -147,13 +147,7 @@ impl<D: Device> PeerBuffer<D> {
             U64(u64::try_from(tuning.rank_timeout.as_nanos()).unwrap_or(u64::MAX)),
         ];
         arguments.extend(rest);
-        device.launch(&KernelLaunch {
-            kernel: kernel.into(),
-            grid: [blocks, 1, 1],
-            threads: THREADS,
-            shared_bytes: 0,
-            arguments,
-        })
+        enqueue(device, kernel, [blocks, 1, 1], arguments)
     }
 
     /// `to += Σ sums` over the ranks, of so many rows and columns of f32.

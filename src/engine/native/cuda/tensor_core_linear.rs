@@ -9,11 +9,8 @@ use Argument::{Address, F32};
 
 use super::device::{Argument, Device, Gemm, GemmOperands, KernelLaunch};
 use super::device_matrix::{KernelFormat, Matrix, VECTOR};
-use super::kernels::{DeviceTensor, launch_mismatch, size, word};
+use super::kernels::{DeviceTensor, enqueue, launch_mismatch, size, word};
 use crate::engine::EngineError;
-
-/// Threads of a block of `prepare_rows.cu`.
-const THREADS: u32 = 256;
 
 /// One of the tilings of `tiled.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -179,25 +176,21 @@ impl<D: Device> Prepare<'_, D> {
     /// When the device refuses.
     pub fn launch(&self, device: &mut D, weights: &Matrix<D>, prepared: u64) -> Result<(), EngineError> {
         let parts = self.parts.unwrap_or(RowParts { count: 1, apart: 0, stride: 0 });
-        device.launch(&KernelLaunch {
-            kernel: format!("prepare_rows_{}", weights.format.of_inputs().name()),
-            grid: [word(self.rows), 1, 1],
-            threads: THREADS,
-            shared_bytes: 0,
-            arguments: vec![
-                Address(self.input),
-                Address(self.row_of),
-                Address(self.norm.map_or(0, |(norm, _)| D::address(&norm.memory))),
-                F32(self.norm.map_or(0.0, |(_, eps)| eps)),
-                Address(prepared),
-                size(self.rows),
-                size(weights.columns),
-                size(weights.input_vectors()),
-                size(parts.count),
-                size(parts.apart),
-                size(parts.stride),
-            ],
-        })
+        let arguments = vec![
+            Address(self.input),
+            Address(self.row_of),
+            Address(self.norm.map_or(0, |(norm, _)| D::address(&norm.memory))),
+            F32(self.norm.map_or(0.0, |(_, eps)| eps)),
+            Address(prepared),
+            size(self.rows),
+            size(weights.columns),
+            size(weights.input_vectors()),
+            size(parts.count),
+            size(parts.apart),
+            size(parts.stride),
+        ];
+        let grid = [word(self.rows), 1, 1];
+        enqueue(device, format!("prepare_rows_{}", weights.format.of_inputs().name()), grid, arguments)
     }
 }
 
@@ -236,22 +229,34 @@ pub fn multiply_by_library<D: Device>(
 fn widen<D: Device>(device: &mut D, weights: &Matrix<D>, to: u64) -> Result<u64, EngineError> {
     let mut at = to;
     for run in weights.runs() {
-        device.launch(&KernelLaunch {
-            kernel: format!("widen_{}", run.format.name()),
-            grid: [word(run.outputs), 1, 1],
-            threads: THREADS,
-            shared_bytes: 0,
-            arguments: vec![
-                Address(D::address(&run.data)),
-                Address(run.scales.as_ref().map_or(0, D::address)),
-                Address(at),
-                size(run.outputs),
-                size(run.vectors),
-            ],
-        })?;
+        let arguments = vec![
+            Address(D::address(&run.data)),
+            Address(run.scales.as_ref().map_or(0, D::address)),
+            Address(at),
+            size(run.outputs),
+            size(run.vectors),
+        ];
+        enqueue(device, format!("widen_{}", run.format.name()), [word(run.outputs), 1, 1], arguments)?;
         at += (run.outputs * run.input_vectors() * VECTOR) as u64;
     }
     Ok(weights.runs().map(Matrix::bytes).sum::<u64>() + 2 * (at - to))
+}
+
+/// The tiling of a product, and how its rows are prepared.
+fn tiling_of(
+    device: &impl Device,
+    operation: &str,
+    rows: usize,
+    format: KernelFormat,
+) -> Result<(Inputs, Tiling), EngineError> {
+    let Some(inputs) = Inputs::of(format) else {
+        return launch_mismatch(device, operation, format!("{} on tensor cores", format.name()));
+    };
+    let Some(tiling) = Tiling::of(operation, rows, inputs, device.shared_bytes()) else {
+        let what = format!("no tile fits {} bytes of shared memory", device.shared_bytes());
+        return launch_mismatch(device, operation, what);
+    };
+    Ok((inputs, tiling))
 }
 
 /// Enqueues a tiled product of prepared rows, with the arguments of its operation first; bytes of weights.
@@ -266,13 +271,7 @@ pub fn multiply<D: Device>(
     prepared: u64,
     mut arguments: Vec<Argument>,
 ) -> Result<u64, EngineError> {
-    let Some(inputs) = Inputs::of(weights.format) else {
-        return launch_mismatch(device, operation, format!("{} on tensor cores", weights.format.name()));
-    };
-    let Some(tiling) = Tiling::of(operation, rows, inputs, device.shared_bytes()) else {
-        let what = format!("no tile fits {} bytes of shared memory", device.shared_bytes());
-        return launch_mismatch(device, operation, what);
-    };
+    let (inputs, tiling) = tiling_of(device, operation, rows, weights.format)?;
     let passes = rows.div_ceil(tiling.rows);
     arguments.extend([
         Address(prepared),
@@ -307,13 +306,7 @@ pub fn multiply_heads<D: Device>(
     prepared: u64,
     mut arguments: Vec<Argument>,
 ) -> Result<u64, EngineError> {
-    let Some(inputs) = Inputs::of(weights.format) else {
-        return launch_mismatch(device, operation, format!("{} on tensor cores", weights.format.name()));
-    };
-    let Some(tiling) = Tiling::of(operation, rows, inputs, device.shared_bytes()) else {
-        let what = format!("no tile fits {} bytes of shared memory", device.shared_bytes());
-        return launch_mismatch(device, operation, what);
-    };
+    let (inputs, tiling) = tiling_of(device, operation, rows, weights.format)?;
     let (outputs, passes) = (weights.outputs / heads, rows.div_ceil(tiling.rows));
     arguments.extend([
         Address(prepared),
