@@ -373,54 +373,34 @@ pub fn open(
     check_model_on_device(model, dtype, device)?;
     let block_size = options.block_size.unwrap_or(DEFAULT_BLOCK_SIZE);
     let dtypes = (dtype, options.kv_dtype.unwrap_or_else(|| kv_dtype(dtype)));
-    if ranks > 1 {
-        let mut session = open_group(model, dtypes, (device, ranks), options, block_size, loaded)?;
-        session.script_experts(options.scripted_routing);
-        return Ok(session);
-    }
-    match device {
-        DeviceChoice::Cpu => {
-            let operations = CpuOperations::new(options.threads.unwrap_or_else(usable_threads))?;
-            let mut session = NativeSession::load_with_cache(operations, model, dtypes, block_size, loaded)?;
-            session.script_experts(options.scripted_routing);
-            Ok(Box::new(session))
+    let threads = options.threads.unwrap_or_else(usable_threads);
+    let mut session: Box<dyn Session> = match (device, ranks) {
+        (DeviceChoice::Cpu, ..=1) => {
+            let operations = CpuOperations::new(threads)?;
+            Box::new(NativeSession::load_with_cache(operations, model, dtypes, block_size, loaded)?)
+        }
+        (DeviceChoice::Cpu, _) => {
+            Box::new(ParallelSession::on_cpu(model, dtypes, (ranks, threads), block_size, loaded)?)
         }
         #[cfg(feature = "cuda")]
-        DeviceChoice::Cuda(index) => {
+        (DeviceChoice::Cuda(index), ..=1) => {
             let operations = cuda::CudaOperations::new(cuda::driver::Driver::open(index)?);
-            let mut session = NativeSession::load_with_cache(operations, model, dtypes, block_size, loaded)?;
-            session.script_experts(options.scripted_routing);
-            Ok(Box::new(session))
-        }
-        #[cfg(not(feature = "cuda"))]
-        DeviceChoice::Cuda(_) => Err(EngineError::NotBuiltForCuda { asked: device.to_string() }),
-    }
-}
-
-fn open_group(
-    model: &OpenModel,
-    dtypes: (Dtype, Dtype),
-    (device, ranks): (DeviceChoice, usize),
-    options: DeviceOptions,
-    block_size: usize,
-    loaded: &mut dyn FnMut(Bytes),
-) -> Result<Box<dyn Session>, EngineError> {
-    match device {
-        DeviceChoice::Cpu => {
-            let threads = options.threads.unwrap_or_else(usable_threads);
-            let session = ParallelSession::on_cpu(model, dtypes, (ranks, threads), block_size, loaded)?;
-            Ok(Box::new(session))
+            Box::new(NativeSession::load_with_cache(operations, model, dtypes, block_size, loaded)?)
         }
         #[cfg(feature = "cuda")]
-        DeviceChoice::Cuda(first) => {
-            check_ranks(model, dtypes.0, device, ranks)?;
+        (DeviceChoice::Cuda(first), _) => {
+            check_ranks(model, dtype, device, ranks)?;
             let drivers = cuda::driver::Driver::open_group(first, ranks)?;
             let operations = drivers.into_iter().map(cuda::CudaOperations::new).collect();
-            Ok(Box::new(ParallelSession::on_gpus(model, dtypes, operations, block_size, loaded)?))
+            Box::new(ParallelSession::on_gpus(model, dtypes, operations, block_size, loaded)?)
         }
         #[cfg(not(feature = "cuda"))]
-        DeviceChoice::Cuda(_) => Err(EngineError::NotBuiltForCuda { asked: device.to_string() }),
-    }
+        (DeviceChoice::Cuda(_), _) => {
+            return Err(EngineError::NotBuiltForCuda { asked: device.to_string() });
+        }
+    };
+    session.script_experts(options.scripted_routing);
+    Ok(session)
 }
 
 /// Loads quantised weights dequantised to f32: the reference of their quality.
