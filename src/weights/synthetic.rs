@@ -64,26 +64,6 @@ fn generate_on(
     }
 }
 
-/// Makes the tensors that a step reads one after another, and calls `progress` with the bytes of each.
-fn each(
-    expected: &Inventory,
-    progress: &mut dyn FnMut(Bytes),
-    make: impl Fn(&TensorInfo) -> Result<Tensor, WeightsError>,
-) -> Result<HashMap<String, Tensor>, WeightsError> {
-    made(expected)
-        .map(|info| {
-            let tensor = make(info)?;
-            progress(Bytes(info.elements() * tensor.dtype().size_in_bytes() as u64));
-            Ok((info.name.clone(), tensor))
-        })
-        .collect()
-}
-
-/// The tensors that a step reads.
-fn made(expected: &Inventory) -> impl Iterator<Item = &TensorInfo> {
-    expected.tensors.iter().filter(|info| info.role != Role::Unused)
-}
-
 /// What the values of a tensor scatter around.
 fn mean(info: &TensorInfo) -> Result<f32, WeightsError> {
     match info.role {
@@ -169,6 +149,7 @@ impl<T: PlainFloat> HostGenerator<T> {
     }
 }
 
+/// The tensors that a step reads, one after another.
 fn on_host<T: PlainFloat>(
     expected: &Inventory,
     seed: u64,
@@ -177,10 +158,14 @@ fn on_host<T: PlainFloat>(
     progress: &mut dyn FnMut(Bytes),
 ) -> Result<HashMap<String, Tensor>, WeightsError> {
     let generator = HostGenerator::<T>::on_threads(seed, threads);
-    each(expected, progress, |info| {
-        Tensor::from_vec(generator.values(info)?, info.shape.as_slice(), device)
-            .map_err(|error| WeightsError::Device { name: info.name.clone(), error })
+    let read = expected.tensors.iter().filter(|info| info.role != Role::Unused);
+    read.map(|info| {
+        let tensor = Tensor::from_vec(generator.values(info)?, info.shape.as_slice(), device)
+            .map_err(|error| WeightsError::Device { name: info.name.clone(), error })?;
+        progress(Bytes(info.elements() * size_of::<T>() as u64));
+        Ok((info.name.clone(), tensor))
     })
+    .collect()
 }
 
 /// Draws the values of a tensor, each thread a run of chunks.
