@@ -53,38 +53,28 @@ pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Res
     if quantized && !matches!(a.family, Family::Llama | Family::Qwen3) {
         return refuse(format!("GGUF files of {:?}", a.family), "only llama and qwen3 are wired up");
     }
-    let window = (0..a.layers).filter_map(|layer| a.window(layer)).min();
     let mut limits = Limits { max_positions: a.max_positions, reason: None, quantized };
-    if let Some(window) = window
-        && window < limits.max_positions
-    {
-        limits = Limits {
-            quantized,
-            max_positions: window,
-            reason: Some(format!(
-                "sliding window of {window}: beyond it candle's decode attends to the whole cache"
-            )),
-        };
+    let mut lower_to = |positions: usize, reason: String| {
+        if positions < limits.max_positions {
+            (limits.max_positions, limits.reason) = (positions, Some(reason));
+        }
+    };
+    if let Some(window) = (0..a.layers).filter_map(|layer| a.window(layer)).min() {
+        lower_to(
+            window,
+            format!("sliding window of {window}: beyond it candle's decode attends to the whole cache"),
+        );
     }
-    if quantized && a.family == Family::Llama && QUANTIZED_LLAMA_POSITIONS < limits.max_positions {
-        limits = Limits {
-            quantized,
-            max_positions: QUANTIZED_LLAMA_POSITIONS,
-            reason: Some(format!(
-                "candle's quantised llama has rotary tables for {QUANTIZED_LLAMA_POSITIONS} positions"
-            )),
-        };
+    if quantized && a.family == Family::Llama {
+        let positions = QUANTIZED_LLAMA_POSITIONS;
+        lower_to(positions, format!("candle's quantised llama has rotary tables for {positions} positions"));
     }
-    let whole_numbers = if quantized { usize::MAX } else { whole_numbers(a.family, dtype) };
-    if whole_numbers < limits.max_positions {
-        limits = Limits {
-            quantized,
-            max_positions: whole_numbers,
-            reason: Some(format!(
-                "candle's {:?} counts positions in {dtype}, which holds no odd number above {whole_numbers}; choose --dtype f32",
-                a.family
-            )),
-        };
+    if !quantized && let Some(whole) = whole_numbers(a.family, dtype) {
+        let reason = format!(
+            "candle's {:?} counts positions in {dtype}, which holds no odd number above {whole}; choose --dtype f32",
+            a.family
+        );
+        lower_to(whole, reason);
     }
     Ok(limits)
 }
@@ -186,12 +176,12 @@ fn check_shape(a: &Architecture, quantized: bool) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// Positions that candle counts exactly, where it counts them in the dtype of the weights.
-fn whole_numbers(family: Family, dtype: Dtype) -> usize {
+/// Positions that candle counts exactly, where it counts them in a dtype of the weights that has not all of them.
+fn whole_numbers(family: Family, dtype: Dtype) -> Option<usize> {
     match (family, dtype) {
-        (Family::Qwen2 | Family::Phi3, Dtype::Bf16) => 256,
-        (Family::Qwen2 | Family::Phi3, Dtype::F16) => 2048,
-        _ => usize::MAX,
+        (Family::Qwen2 | Family::Phi3, Dtype::Bf16) => Some(256),
+        (Family::Qwen2 | Family::Phi3, Dtype::F16) => Some(2048),
+        _ => None,
     }
 }
 
