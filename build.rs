@@ -73,10 +73,22 @@ fn output(command: &mut Command) -> Option<String> {
 /// The short commit, marked when tracked files differ from it: of the repository whose root this is, or as `cargo package` wrote it down. A
 /// repository further up is another project's.
 fn git_revision() -> Option<String> {
-    let root = output(Command::new("git").args(["rev-parse", "--show-toplevel"]));
-    let own =
-        root.is_some_and(|root| Path::new(&root).canonicalize().ok() == Path::new(".").canonicalize().ok());
-    if own { repository_revision() } else { packaged_revision() }
+    // Without the lock, `status` does not rewrite the index, which is watched below: the next build would start from nothing.
+    let git = |arguments: &[&str]| output(Command::new("git").arg("--no-optional-locks").args(arguments));
+    let told = git(&["rev-parse", "--show-toplevel", "--git-dir", "--short=12", "HEAD"]).unwrap_or_default();
+    let [root, folder, commit] = told.lines().collect::<Vec<_>>()[..] else { return packaged_revision() };
+    if Path::new(root).canonicalize().ok() != Path::new(".").canonicalize().ok() {
+        return packaged_revision();
+    }
+    for name in ["HEAD", "index"] {
+        println!("cargo::rerun-if-changed={}", Path::new(folder).join(name).display());
+    }
+    // An edit that is not staged changes none of git's files, and must still be told.
+    for name in ["src", "crates", "kernels", "models", "Cargo.toml", "Cargo.lock"] {
+        println!("cargo::rerun-if-changed={name}");
+    }
+    let dirty = git(&["status", "--porcelain", "--untracked-files=no"]).is_some();
+    Some(if dirty { format!("{commit}-dirty") } else { commit.to_owned() })
 }
 
 fn packaged_revision() -> Option<String> {
@@ -84,22 +96,6 @@ fn packaged_revision() -> Option<String> {
     let commit = text.split('"').skip_while(|word| *word != "sha1").nth(2)?;
     let dirty = if text.contains("\"dirty\": true") { "-dirty" } else { "" };
     Some(format!("{}{dirty}", commit.get(..12)?))
-}
-
-fn repository_revision() -> Option<String> {
-    // Without the lock, `status` does not rewrite the index, which is watched below: the next build would start from nothing.
-    let git = |arguments: &[&str]| output(Command::new("git").arg("--no-optional-locks").args(arguments));
-    let folder = PathBuf::from(git(&["rev-parse", "--git-dir"])?);
-    for name in ["HEAD", "index"] {
-        println!("cargo::rerun-if-changed={}", folder.join(name).display());
-    }
-    // An edit that is not staged changes none of git's files, and must still be told.
-    for name in ["src", "crates", "kernels", "models", "Cargo.toml", "Cargo.lock"] {
-        println!("cargo::rerun-if-changed={name}");
-    }
-    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
-    let dirty = git(&["status", "--porcelain", "--untracked-files=no"]).is_some();
-    Some(if dirty { format!("{commit}-dirty") } else { commit })
 }
 
 /// Compiles each kernel file to a fatbin of the same name in the output folder.
