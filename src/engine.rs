@@ -148,16 +148,35 @@ pub struct OperationTime {
     pub bytes: Bytes,
 }
 
+/// A model as a session has it, and what the session can do with it.
+#[derive(Debug, Clone)]
+pub struct LoadedModel {
+    pub capabilities: Capabilities,
+    pub architecture: Architecture,
+    pub inventory: Inventory,
+    pub kv_dtype: Dtype,
+}
+
 /// A loaded model that can be stepped.
 pub trait Session {
+    /// What is loaded.
+    fn model(&self) -> &LoadedModel;
     /// What this session can do.
-    fn capabilities(&self) -> &Capabilities;
+    fn capabilities(&self) -> &Capabilities {
+        &self.model().capabilities
+    }
     /// The model's dimensions.
-    fn architecture(&self) -> &Architecture;
+    fn architecture(&self) -> &Architecture {
+        &self.model().architecture
+    }
     /// The tensors as loaded: the source of the byte ledger.
-    fn inventory(&self) -> &Inventory;
+    fn inventory(&self) -> &Inventory {
+        &self.model().inventory
+    }
     /// Storage of the KV cache.
-    fn kv_dtype(&self) -> Dtype;
+    fn kv_dtype(&self) -> Dtype {
+        self.model().kv_dtype
+    }
     /// Runs or enqueues one step and does not wait for it.
     ///
     /// # Errors
@@ -196,7 +215,9 @@ pub trait Session {
     /// Forgets a sequence and frees its KV.
     fn release(&mut self, sequence: SequenceId);
     /// What is held on the device; reading it resets the peak.
-    fn memory(&mut self) -> MemoryUse;
+    fn memory(&mut self) -> MemoryUse {
+        MemoryUse { weights: self.inventory().total_bytes(), peak: None }
+    }
     /// Bytes the last step moved, counted by its operations; `None` where the engine does not count.
     fn bytes_moved(&mut self) -> Option<Bytes> {
         None

@@ -37,7 +37,7 @@ use rope::{RopeTables, distinct_ropes};
 use shapes::{ExpertShape, Gate, LatentShape, PoolShape};
 
 use super::{
-    AdapterId, DeviceChoice, DeviceOptions, EngineError, MemoryUse, OperationTime, ScriptedRouting,
+    AdapterId, DeviceChoice, DeviceOptions, EngineError, LoadedModel, OperationTime, ScriptedRouting,
     SequenceId, Session, StepBatch, Timeline,
 };
 use crate::engine::{LoraSession, StepProfiler, SyntheticKv};
@@ -435,9 +435,7 @@ pub struct NativeSession<O: Operations> {
     pool_shape: PoolShape,
     tables: BlockTables,
     rows: Rows,
-    architecture: Architecture,
-    inventory: Inventory,
-    capabilities: Capabilities,
+    model: LoadedModel,
     timeline: Box<dyn Timeline + Send>,
     moved: Option<Bytes>,
     /// The adapters of the sequences that have one.
@@ -513,13 +511,16 @@ impl<O: Operations> NativeSession<O> {
             pool_shape,
             tables: BlockTables::new(block_size),
             rows: Rows::new(block_size),
-            capabilities: Capabilities {
-                kernels: operations.kernels(),
-                ..capabilities(&architecture, &operations.device_name(), operations.in_host_memory())
+            model: LoadedModel {
+                capabilities: Capabilities {
+                    kernels: operations.kernels(),
+                    ..capabilities(&architecture, &operations.device_name(), operations.in_host_memory())
+                },
+                architecture,
+                inventory,
+                kv_dtype,
             },
             timeline: operations.timeline(),
-            architecture,
-            inventory,
             operations,
             moved: None,
             adapted: HashMap::new(),
@@ -534,30 +535,31 @@ impl<O: Operations> NativeSession<O> {
     }
 
     fn check_batch(&self, batch: &StepBatch) -> Result<(), EngineError> {
+        let LoadedModel { capabilities, architecture, .. } = &self.model;
         if batch.sequences.is_empty() {
             return refuse("an empty batch", "a step needs at least one sequence");
         }
-        if batch.sequences.len() > self.capabilities.max_batch {
+        if batch.sequences.len() > capabilities.max_batch {
             return refuse(
                 format!("a batch of {}", batch.sequences.len()),
-                format!("the limit is {}", self.capabilities.max_batch),
+                format!("the limit is {}", capabilities.max_batch),
             );
         }
         for step in &batch.sequences {
             if step.tokens.is_empty() {
                 return refuse("a step without tokens", "every sequence must bring one");
             }
-            if let Some(token) = step.tokens.iter().find(|t| **t as usize >= self.architecture.vocab_size) {
+            if let Some(token) = step.tokens.iter().find(|t| **t as usize >= architecture.vocab_size) {
                 return refuse(
                     format!("token {token}"),
-                    format!("the vocabulary ends at {}", self.architecture.vocab_size),
+                    format!("the vocabulary ends at {}", architecture.vocab_size),
                 );
             }
             let end = step.start_position + step.tokens.len();
-            if end > self.capabilities.max_positions {
+            if end > capabilities.max_positions {
                 return refuse(
                     format!("position {end}"),
-                    format!("the limit is {}", self.capabilities.max_positions),
+                    format!("the limit is {}", capabilities.max_positions),
                 );
             }
         }
@@ -583,17 +585,8 @@ impl<O: Operations> NativeSession<O> {
 }
 
 impl<O: Operations> Session for NativeSession<O> {
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
-    fn architecture(&self) -> &Architecture {
-        &self.architecture
-    }
-    fn inventory(&self) -> &Inventory {
-        &self.inventory
-    }
-    fn kv_dtype(&self) -> Dtype {
-        self.pool_shape.dtype
+    fn model(&self) -> &LoadedModel {
+        &self.model
     }
 
     fn step(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
@@ -631,10 +624,6 @@ impl<O: Operations> Session for NativeSession<O> {
         Some(self)
     }
 
-    fn memory(&mut self) -> MemoryUse {
-        MemoryUse { weights: self.inventory.total_bytes(), peak: None }
-    }
-
     fn bytes_moved(&mut self) -> Option<Bytes> {
         let [gate_up, down] = self.operations.await_expert_bytes().ok()?;
         self.moved.map(|moved| moved + gate_up + down)
@@ -663,20 +652,19 @@ impl<O: Operations> LoraSession for NativeSession<O> {
     fn load_adapter(&mut self, adapter: &Adapter) -> Result<(AdapterId, Bytes), EngineError> {
         // As precise as K and V: plain floats keep their dtype, adapters of quantised weights are 16-bit.
         let packing = Packing::of(self.pool_shape.dtype, 0).unwrap_or(Packing::Bf16);
-        let widths = ModelWidths::of(&self.architecture);
+        let architecture = &self.model.architecture;
+        let widths = ModelWidths::of(architecture);
         let mlp = [Target::GateProj, Target::UpProj, Target::DownProj];
         let adapts = |layer: usize| mlp.iter().any(|target| adapter.at(layer, *target).is_some());
-        if (0..self.architecture.layers)
-            .any(|layer| self.architecture.is_expert_layer(layer) && adapts(layer))
-        {
+        if (0..architecture.layers).any(|layer| architecture.is_expert_layer(layer) && adapts(layer)) {
             return refuse(
                 format!("the adapter {} of a layer with experts", adapter.name),
                 "its experts take none; adapt q_proj, k_proj, v_proj and o_proj alone",
             );
         }
-        if reorders_heads(&self.architecture) {
+        if reorders_heads(architecture) {
             return refuse(
-                format!("the adapter {} of the {:?} family", adapter.name, self.architecture.family),
+                format!("the adapter {} of the {:?} family", adapter.name, architecture.family),
                 "elements of its heads are kept in an order that adapters do not know; merge the adapter into the weights",
             );
         }
@@ -727,7 +715,7 @@ impl<O: Operations> StepProfiler for NativeSession<O> {
         self.timeline.drain()?;
         self.timeline.mark()?;
         let Self { operations, forward, timeline, rows, pool, .. } = self;
-        let mut ends = Vec::with_capacity(Operation::ALL.len() * self.architecture.layers);
+        let mut ends = Vec::with_capacity(Operation::ALL.len() * self.model.architecture.layers);
         let mut marked = Ok(());
         // A step launched as one graph has no operations to time.
         operations.allow_whole_graph(false);

@@ -8,10 +8,8 @@
 
 use std::collections::HashMap;
 
-use super::{EngineError, MemoryUse, SequenceId, Session, StepBatch, Timeline};
+use super::{EngineError, LoadedModel, MemoryUse, SequenceId, Session, StepBatch, Timeline};
 use crate::engine::{ScriptedRouting, StepProfiler, SyntheticKv};
-use hbmark_core::model::{Architecture, Dtype, Inventory};
-use hbmark_core::result::Capabilities;
 use hbmark_core::units::Bytes;
 
 /// Largest difference between logits replayed and eager, relative to the largest of a sequence. The kernels are the same, so the bits should be the same;
@@ -42,7 +40,7 @@ pub trait CapturableSession: Session {
 #[derive(Debug)]
 pub struct Replayed<S: CapturableSession> {
     session: S,
-    capabilities: Capabilities,
+    model: LoadedModel,
     /// The last step, where it ran eagerly.
     last: Option<StepBatch>,
     /// By the first sequence of the batch.
@@ -53,9 +51,10 @@ impl<S: CapturableSession> Replayed<S> {
     /// A session under another name.
     #[must_use]
     pub fn new(session: S, engine: &str) -> Self {
-        let capabilities =
-            Capabilities { engine: engine.to_owned(), graphs: true, ..session.capabilities().clone() };
-        Self { session, capabilities, last: None, recordings: HashMap::new() }
+        let mut model = session.model().clone();
+        engine.clone_into(&mut model.capabilities.engine);
+        model.capabilities.graphs = true;
+        Self { session, model, last: None, recordings: HashMap::new() }
     }
 
     /// Records the step that just ran, and replays it once: the results must be the same.
@@ -68,7 +67,7 @@ impl<S: CapturableSession> Replayed<S> {
         if off > MAX_RELATIVE_DIFFERENCE || then != tokens {
             let changed = tokens.iter().zip(&then).filter(|(a, b)| a != b).count();
             return Err(EngineError::NotReplayed {
-                engine: self.capabilities.engine.clone(),
+                engine: self.model.capabilities.engine.clone(),
                 why: format!(
                     "its logits are {off:.1e} off the eager ones (at most {MAX_RELATIVE_DIFFERENCE:.0e}), and {changed} of {} tokens differ",
                     tokens.len()
@@ -82,9 +81,10 @@ impl<S: CapturableSession> Replayed<S> {
     fn not_replayed(&self, error: EngineError) -> EngineError {
         match error {
             full @ EngineError::OutOfMemory { .. } => full,
-            other => {
-                EngineError::NotReplayed { engine: self.capabilities.engine.clone(), why: other.to_string() }
-            }
+            other => EngineError::NotReplayed {
+                engine: self.model.capabilities.engine.clone(),
+                why: other.to_string(),
+            },
         }
     }
 }
@@ -103,17 +103,8 @@ fn difference(found: &[Vec<f32>], wanted: &[Vec<f32>]) -> f64 {
 }
 
 impl<S: CapturableSession> Session for Replayed<S> {
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
-    fn architecture(&self) -> &Architecture {
-        self.session.architecture()
-    }
-    fn inventory(&self) -> &Inventory {
-        self.session.inventory()
-    }
-    fn kv_dtype(&self) -> Dtype {
-        self.session.kv_dtype()
+    fn model(&self) -> &LoadedModel {
+        &self.model
     }
 
     fn step(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
@@ -188,7 +179,7 @@ impl<S: CapturableSession> Replayed<S> {
 mod tests {
     use super::*;
     use crate::engine::scripted::{ScriptedSession, StepOutcome};
-    use hbmark_core::model::test_shapes;
+    use hbmark_core::model::{Dtype, test_shapes};
     use hbmark_core::units::Nanos;
     use hbmark_traffic::clock::VirtualClock;
 

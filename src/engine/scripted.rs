@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 
 use super::replay::CapturableSession;
 use super::{
-    EngineError, Mark, MemoryUse, OperationTime, SequenceId, Session, StepBatch, Timeline, TimelineKind,
+    EngineError, LoadedModel, Mark, MemoryUse, OperationTime, SequenceId, Session, StepBatch, Timeline,
+    TimelineKind,
 };
 use crate::engine::StepProfiler;
 use hbmark_core::model::{Architecture, Dtype, Inventory};
@@ -55,9 +56,7 @@ pub struct ScriptedSession {
     clock: VirtualClock,
     timeline: ScriptedTimeline,
     script: Script,
-    capabilities: Capabilities,
-    architecture: Architecture,
-    inventory: Inventory,
+    model: LoadedModel,
     steps: usize,
     lengths: BTreeMap<SequenceId, usize>,
     tokens: Option<Vec<u32>>,
@@ -146,9 +145,7 @@ impl ScriptedSession {
             clock: clock.clone(),
             timeline: ScriptedTimeline { clock: clock.clone(), marks: Vec::new(), rate: 1.0 },
             script,
-            capabilities,
-            architecture,
-            inventory,
+            model: LoadedModel { capabilities, architecture, inventory, kv_dtype: Dtype::Bf16 },
             steps: 0,
             lengths: BTreeMap::new(),
             tokens: None,
@@ -194,7 +191,10 @@ impl ScriptedSession {
     /// KV of all positions held, as the architecture stores it in 16 bits.
     fn kv_bytes(&self) -> u64 {
         let held: usize = self.lengths.values().sum::<usize>() + self.leaked_positions;
-        (held * self.architecture.layers * self.architecture.kv_elements_per_token_and_layer() * 2) as u64
+        (held
+            * self.model.architecture.layers
+            * self.model.architecture.kv_elements_per_token_and_layer()
+            * 2) as u64
     }
 
     /// Makes steps recordable; this is the script of replayed ones.
@@ -244,7 +244,7 @@ impl ScriptedSession {
         };
         let missing = usize::from(self.faults.loses_a_token && batch.output_count() > 1);
         let answered = batch.output_count() - missing;
-        let vocab = self.architecture.vocab_size;
+        let vocab = self.model.architecture.vocab_size;
         // From the token and its position only, so that chunks of a prompt change nothing.
         let answer = |token: u32, position: usize| {
             let next = (token as usize * 31 + (position + 1) * 17 + salt) % vocab;
@@ -294,17 +294,8 @@ impl CapturableSession for ScriptedSession {
 }
 
 impl Session for ScriptedSession {
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
-    fn architecture(&self) -> &Architecture {
-        &self.architecture
-    }
-    fn inventory(&self) -> &Inventory {
-        &self.inventory
-    }
-    fn kv_dtype(&self) -> Dtype {
-        Dtype::Bf16
+    fn model(&self) -> &LoadedModel {
+        &self.model
     }
 
     fn step(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
@@ -332,7 +323,7 @@ impl Session for ScriptedSession {
     }
 
     fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
-        let vocab = self.architecture.vocab_size;
+        let vocab = self.model.architecture.vocab_size;
         let nan = self.nan;
         Ok(self
             .greedy_tokens()?
@@ -362,7 +353,7 @@ impl Session for ScriptedSession {
         }
     }
     fn memory(&mut self) -> MemoryUse {
-        let weights = self.inventory.total_bytes();
+        let weights = self.model.inventory.total_bytes();
         let in_use = |per_step: Bytes| Bytes(weights.0 + self.kv_bytes() + per_step.0 * self.steps as u64);
         MemoryUse { weights, peak: self.faults.leak_per_step.map(in_use) }
     }

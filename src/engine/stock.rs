@@ -19,7 +19,8 @@ use candle_core::{D, DType, Tensor};
 
 use super::error_mapping::of_candle;
 use super::{
-    Backend, DeviceChoice, EngineError, MemoryUse, SequenceId, Session, StepBatch, Timeline, check_logits,
+    Backend, DeviceChoice, EngineError, LoadedModel, MemoryUse, SequenceId, Session, StepBatch, Timeline,
+    check_logits,
 };
 use hbmark_core::model::{Architecture, Dtype, Inventory};
 use hbmark_core::result::{Capabilities, EngineKind, Ragged};
@@ -55,10 +56,7 @@ struct Group {
 #[derive(Debug)]
 pub struct StockSession {
     backend: Backend,
-    architecture: Architecture,
-    inventory: Inventory,
-    capabilities: Capabilities,
-    kv_dtype: Dtype,
+    model: LoadedModel,
     /// The model with an empty cache, from which every group starts.
     blank: StockModel,
     /// Keyed by the first sequence of the group.
@@ -115,10 +113,7 @@ impl StockSession {
         let capabilities = capabilities(EngineKind::Stock, limits, &backend.name, backend.device.is_cpu());
         Self {
             backend,
-            architecture,
-            inventory,
-            capabilities,
-            kv_dtype,
+            model: LoadedModel { capabilities, architecture, inventory, kv_dtype },
             blank,
             groups: BTreeMap::new(),
             last: None,
@@ -128,7 +123,7 @@ impl StockSession {
     /// The same session under the name of another variant.
     #[must_use]
     pub fn named(mut self, variant: EngineKind) -> Self {
-        variant.name().clone_into(&mut self.capabilities.engine);
+        variant.name().clone_into(&mut self.model.capabilities.engine);
         self
     }
 
@@ -138,7 +133,8 @@ impl StockSession {
 
     /// Checks that a batch is uniform and inside the limits; returns tokens per sequence and the position.
     fn check(&self, batch: &StepBatch) -> Result<(usize, usize), EngineError> {
-        check_logits(&self.capabilities, batch)?;
+        let LoadedModel { capabilities, architecture, .. } = &self.model;
+        check_logits(capabilities, batch)?;
         let Some(first) = batch.sequences.first() else {
             return Self::refuse("an empty batch".into(), "a step needs at least one sequence".into());
         };
@@ -161,17 +157,17 @@ impl StockSession {
                     ),
                 );
             }
-            if let Some(&token) = other.tokens.iter().find(|&&t| t as usize >= self.architecture.vocab_size) {
+            if let Some(&token) = other.tokens.iter().find(|&&t| t as usize >= architecture.vocab_size) {
                 return Self::refuse(
                     format!("token {token}"),
-                    format!("the vocabulary ends at {}", self.architecture.vocab_size),
+                    format!("the vocabulary ends at {}", architecture.vocab_size),
                 );
             }
         }
-        if position + tokens > self.capabilities.max_positions {
+        if position + tokens > capabilities.max_positions {
             return Self::refuse(
                 format!("position {}", position + tokens),
-                format!("the limit is {}", self.capabilities.max_positions),
+                format!("the limit is {}", capabilities.max_positions),
             );
         }
         Ok((tokens, position))
@@ -212,17 +208,8 @@ impl StockSession {
 }
 
 impl Session for StockSession {
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
-    fn architecture(&self) -> &Architecture {
-        &self.architecture
-    }
-    fn inventory(&self) -> &Inventory {
-        &self.inventory
-    }
-    fn kv_dtype(&self) -> Dtype {
-        self.kv_dtype
+    fn model(&self) -> &LoadedModel {
+        &self.model
     }
 
     fn step(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
@@ -263,7 +250,7 @@ impl Session for StockSession {
 
     fn memory(&mut self) -> MemoryUse {
         MemoryUse {
-            weights: self.inventory.total_bytes(),
+            weights: self.model.inventory.total_bytes(),
             peak: self.backend.peak_memory.as_mut().and_then(|read| read()),
         }
     }

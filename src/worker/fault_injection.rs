@@ -8,11 +8,9 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::engine::{
-    EngineError, LoraSession, MemoryUse, ScriptedRouting, SequenceId, Session, StepBatch, StepProfiler,
-    SyntheticKv, Timeline,
+    EngineError, LoadedModel, LoraSession, MemoryUse, ScriptedRouting, SequenceId, Session, StepBatch,
+    StepProfiler, SyntheticKv, Timeline,
 };
-use hbmark_core::model::{Architecture, Dtype, Inventory};
-use hbmark_core::result::Capabilities;
 use hbmark_core::units::Bytes;
 
 /// Where a fault is asked for.
@@ -148,17 +146,8 @@ impl Session for FaultInjectingSession {
         }
         self.session.step(batch)
     }
-    fn capabilities(&self) -> &Capabilities {
-        self.session.capabilities()
-    }
-    fn architecture(&self) -> &Architecture {
-        self.session.architecture()
-    }
-    fn inventory(&self) -> &Inventory {
-        self.session.inventory()
-    }
-    fn kv_dtype(&self) -> Dtype {
-        self.session.kv_dtype()
+    fn model(&self) -> &LoadedModel {
+        self.session.model()
     }
     fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
         self.session.logits()

@@ -19,7 +19,7 @@ use super::ranks::Rank;
 use super::weights::Assembly;
 use super::{NativeSession, kv_format, refuse};
 use crate::engine::{
-    EngineError, MemoryUse, OperationTime, ScriptedRouting, SequenceId, Session, StepBatch, StepProfiler,
+    EngineError, LoadedModel, OperationTime, ScriptedRouting, SequenceId, Session, StepBatch, StepProfiler,
     SyntheticKv, Timeline, error_mapping,
 };
 use crate::weights::{OpenModel, StoredTensor, name_of_weights};
@@ -230,9 +230,7 @@ pub struct ParallelSession<O: Operations> {
     team: Team,
     ranks: Vec<NativeSession<O>>,
     places: Vec<Rank>,
-    architecture: Architecture,
-    inventory: Inventory,
-    capabilities: Capabilities,
+    model: LoadedModel,
     /// Of the last job, rank by rank.
     outcomes: Vec<Result<(), EngineError>>,
     lost: bool,
@@ -332,9 +330,12 @@ impl<O: Operations> ParallelSession<O> {
             outcomes: (0..ranks).map(|_| Ok(())).collect(),
             ranks: sessions,
             places,
-            architecture: model.architecture.clone(),
-            inventory,
-            capabilities: Capabilities { engine: EngineKind::of_ranks(ranks), kernels, ..own },
+            model: LoadedModel {
+                capabilities: Capabilities { engine: EngineKind::of_ranks(ranks), kernels, ..own },
+                architecture: model.architecture.clone(),
+                inventory,
+                kv_dtype,
+            },
             lost: false,
         })
     }
@@ -364,7 +365,7 @@ impl<O: Operations> ParallelSession<O> {
     ) -> Result<(), EngineError> {
         if self.lost {
             return Err(EngineError::Device {
-                device: self.capabilities.device.clone(),
+                device: self.model.capabilities.device.clone(),
                 detail: "a rank of the tensor parallel group failed before".into(),
             });
         }
@@ -401,17 +402,8 @@ impl<O: Operations> ParallelSession<O> {
 }
 
 impl<O: Operations> Session for ParallelSession<O> {
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
-    fn architecture(&self) -> &Architecture {
-        &self.architecture
-    }
-    fn inventory(&self) -> &Inventory {
-        &self.inventory
-    }
-    fn kv_dtype(&self) -> Dtype {
-        self.ranks[0].kv_dtype()
+    fn model(&self) -> &LoadedModel {
+        &self.model
     }
 
     fn step(&mut self, batch: &StepBatch) -> Result<(), EngineError> {
@@ -455,13 +447,9 @@ impl<O: Operations> Session for ParallelSession<O> {
         Some(self)
     }
 
-    fn memory(&mut self) -> MemoryUse {
-        MemoryUse { weights: self.inventory.total_bytes(), peak: None }
-    }
-
     fn bytes_moved(&mut self) -> Option<Bytes> {
         // The ranks of a host share its memory; of GPUs each reads its own, and the first has the most.
-        let reading = if self.capabilities.host_memory { self.ranks.len() } else { 1 };
+        let reading = if self.model.capabilities.host_memory { self.ranks.len() } else { 1 };
         let mut read = self.ranks[..reading].iter_mut().map(NativeSession::bytes_moved);
         read.try_fold(Bytes(0), |sum, own| Some(sum + own?))
     }
@@ -509,7 +497,7 @@ impl<O: Operations> StepProfiler for ParallelSession<O> {
         let mut profiles =
             profiles.into_iter().map(|own| own.into_inner().unwrap_or_else(PoisonError::into_inner));
         let mut first = profiles.next().unwrap_or_default();
-        for own in profiles.take(if self.capabilities.host_memory { usize::MAX } else { 0 }) {
+        for own in profiles.take(if self.model.capabilities.host_memory { usize::MAX } else { 0 }) {
             for (row, own) in first.iter_mut().zip(own) {
                 row.bytes = row.bytes + own.bytes;
             }
