@@ -582,8 +582,12 @@ pub(crate) fn all_finite<T: PlainFloat>(values: &[T]) -> bool {
 /// A plain float that a matrix can be kept in.
 pub(crate) trait PlainFloat: candle_core::WithDType {
     fn of_f32(value: f32) -> Self;
-    fn of_f16(value: f16) -> Self;
-    fn of_bf16(value: bf16) -> Self;
+    fn of_f16(value: f16) -> Self {
+        Self::of_f32(value.to_f32())
+    }
+    fn of_bf16(value: bf16) -> Self {
+        Self::of_f32(value.to_f32())
+    }
     fn widened(self) -> f32;
     /// Neither infinite nor NaN.
     fn is_a_number(&self) -> bool;
@@ -594,12 +598,6 @@ pub(crate) trait PlainFloat: candle_core::WithDType {
 impl PlainFloat for f32 {
     fn of_f32(value: f32) -> Self {
         value
-    }
-    fn of_f16(value: f16) -> Self {
-        value.to_f32()
-    }
-    fn of_bf16(value: bf16) -> Self {
-        value.to_f32()
     }
     fn widened(self) -> f32 {
         self
@@ -619,9 +617,6 @@ impl PlainFloat for f16 {
     fn of_f16(value: f16) -> Self {
         value
     }
-    fn of_bf16(value: bf16) -> Self {
-        Self::from_f32(value.to_f32())
-    }
     fn widened(self) -> f32 {
         self.to_f32()
     }
@@ -636,9 +631,6 @@ impl PlainFloat for f16 {
 impl PlainFloat for bf16 {
     fn of_f32(value: f32) -> Self {
         Self::from_f32(value)
-    }
-    fn of_f16(value: f16) -> Self {
-        Self::from_f32(value.to_f32())
     }
     fn of_bf16(value: bf16) -> Self {
         value
