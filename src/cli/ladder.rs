@@ -1,6 +1,6 @@
 //! `hbmark ladder`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args as ClapArgs;
@@ -59,12 +59,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         let opened = args.said.model()?;
         let mut given = args.said.given(opened.as_ref())?;
         if args.same {
-            if given.model.is_none() {
-                given.model = Some(&report.model.architecture);
-                given.model_name = Some(&report.model.name);
-            }
-            given.gpu = given.gpu.or(device.as_ref());
-            ensure!(given.gpu.is_some(), "{} has neither a data sheet nor measured ceilings", path.display());
+            assert_same(&mut given, &report, device.as_ref(), path)?;
         }
         let mut externals = placements(args, &sources, &cell, &given)?;
         if args.same {
@@ -215,6 +210,22 @@ pub(super) fn device_of(report: &Report) -> Option<DeviceSpec> {
             source: "measured in the run".to_owned(),
         })
     })
+}
+
+/// Takes the model and the device of a result where none are given.
+pub(super) fn assert_same<'a>(
+    given: &mut UserOverrides<'a>,
+    report: &'a Report,
+    device: Option<&'a DeviceSpec>,
+    path: &Path,
+) -> anyhow::Result<()> {
+    if given.model.is_none() {
+        given.model = Some(&report.model.architecture);
+        given.model_name = Some(&report.model.name);
+    }
+    given.gpu = given.gpu.or(device);
+    ensure!(given.gpu.is_some(), "{} has neither a data sheet nor measured ceilings", path.display());
+    Ok(())
 }
 
 /// Refuses to stack times of different machines or models on one ladder.

@@ -6,7 +6,7 @@ use anyhow::{Context, bail, ensure};
 use clap::Args as ClapArgs;
 
 use super::import::{OverrideArgs, name_of};
-use super::ladder::{device_of, same_machine};
+use super::ladder::{assert_same, device_of, same_machine};
 use super::{Outcome, print, print_result};
 use hbmark_core::result::Report;
 use hbmark_fleet::result::FleetReport;
@@ -137,16 +137,7 @@ fn externals(args: &Args, report: &Report) -> anyhow::Result<Vec<External>> {
     let mut given = args.said.given(opened.as_ref())?;
     let device = device_of(report);
     if args.same {
-        if given.model.is_none() {
-            given.model = Some(&report.model.architecture);
-            given.model_name = Some(&report.model.name);
-        }
-        given.gpu = given.gpu.or(device.as_ref());
-        ensure!(
-            given.gpu.is_some(),
-            "{} has neither a data sheet nor measured ceilings",
-            args.file.display()
-        );
+        assert_same(&mut given, report, device.as_ref(), &args.file)?;
     }
     let mut found = Vec::new();
     for file in &args.external {
