@@ -181,23 +181,7 @@ impl Packing {
     /// `None` for `gguf`, whose matrices each have their own.
     #[must_use]
     pub fn of(dtype: Dtype, int4_group: usize) -> Option<Self> {
-        match dtype {
-            Dtype::F32 => Some(Self::F32),
-            Dtype::F16 => Some(Self::F16),
-            Dtype::Bf16 => Some(Self::Bf16),
-            Dtype::Int8 => Some(Self::Int8),
-            Dtype::Fp8 => Some(Self::Fp8 { block: None }),
-            Dtype::Q8_0 => Some(Self::Q8_0),
-            Dtype::Q4_0 => Some(Self::Q4_0),
-            Dtype::Int4 => Some(Self::Int4 { group: int4_group.max(1) }),
-            Dtype::Q4K => Some(Self::Super(SuperBlock::Q4K)),
-            Dtype::Q5K => Some(Self::Super(SuperBlock::Q5K)),
-            Dtype::Q6K => Some(Self::Super(SuperBlock::Q6K)),
-            Dtype::Mxfp4 => Some(Self::Mxfp4),
-            Dtype::Mxfp8 => Some(Self::Mxfp8),
-            Dtype::Nvfp4 => Some(Self::Nvfp4),
-            Dtype::Gguf => None,
-        }
+        Self::named(dtype.name(), int4_group)
     }
 
     /// The name in inventories.
@@ -219,14 +203,13 @@ impl Packing {
         }
     }
 
-    /// The packing of an inventory's storage name.
+    /// The packing of an inventory's storage name, which is that of a dtype, too.
     fn named(storage: &str, int4_group: usize) -> Option<Self> {
-        [Self::F32, Self::F16, Self::Bf16, Self::Int8, Self::Q8_0, Self::Q4_0]
-            .into_iter()
-            .chain([Self::Mxfp8, Self::Mxfp4, Self::Nvfp4])
-            .chain([Self::Fp8 { block: None }, Self::Int4 { group: int4_group.max(1) }])
-            .chain(SuperBlock::ALL.map(Self::Super))
-            .find(|packing| packing.name() == storage)
+        let packing = Self::NATIVE.into_iter().find(|packing| packing.name() == storage)?;
+        Some(match packing {
+            Self::Int4 { .. } => Self::Int4 { group: int4_group.max(1) },
+            other => other,
+        })
     }
 
     /// The packing of a tensor of a model, whose config may say which blocks of its fp8 share a scale; `None` where none has the storage.

@@ -2,6 +2,7 @@ use std::borrow::Cow;
 
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{Device, Tensor};
+use clap::ValueEnum;
 use proptest::prelude::*;
 use rand::{Rng, RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -396,4 +397,14 @@ fn fp8_keeps_three_places_of_each_weight_and_one_scale_per_row() {
     let mut other = StoredMatrix::blank(1, 33, Packing::Fp8 { block: None });
     other.copy_row(0, &matrix, 2);
     assert_eq!(all_rows(&other), all_rows(&matrix)[66..]);
+}
+
+#[test]
+fn every_dtype_but_that_of_a_file_has_a_packing_of_its_name() {
+    for dtype in Dtype::value_variants() {
+        let packing = Packing::of(*dtype, 64);
+        assert_eq!(packing.map(Packing::name), (*dtype != Dtype::Gguf).then(|| dtype.name()));
+    }
+    assert_eq!(Packing::of(Dtype::Int4, 64), Some(Packing::Int4 { group: 64 }));
+    assert_eq!(Packing::of(Dtype::Int4, 0), Some(Packing::Int4 { group: 1 }));
 }
