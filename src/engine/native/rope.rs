@@ -9,6 +9,7 @@
 
 use std::f64::consts::TAU;
 
+use super::refuse;
 use crate::engine::EngineError;
 use hbmark_core::model::{Architecture, Mixer, RopeScaling, Rotary, YarnShape};
 
@@ -129,11 +130,10 @@ impl RopeTable {
                 factors.iter().enumerate().map(|(i, factor)| plain(i) / factor).collect()
             }
             RopeScaling::LongRope { .. } => {
-                return Err(EngineError::Unsupported {
-                    engine: "native".into(),
-                    what: format!("longrope with {} factors for {half} frequencies", factors.len()),
-                    why: "each frequency has one".into(),
-                });
+                return refuse(
+                    format!("longrope with {} factors for {half} frequencies", factors.len()),
+                    "each frequency has one",
+                );
             }
         };
         frequencies.resize(head_dim / 2, 0.0);

@@ -15,8 +15,8 @@ use hbmark_cpu_kernels::simd::LANES;
 
 use super::huge_pages::Pages;
 use crate::engine::EngineError;
-use crate::engine::native::kv_format;
 use crate::engine::native::shapes::PoolShape;
+use crate::engine::native::{kv_format, refuse};
 
 /// Bytes of blocks that are mapped together.
 const SLAB_BYTES: usize = 32 << 20;
@@ -40,9 +40,6 @@ impl CachePool {
     /// # Errors
     /// When the block size or dtype is not one that the kernels stream.
     pub fn new(shape: PoolShape) -> Result<Self, EngineError> {
-        let refuse = |what: String, why: &str| {
-            Err(EngineError::Unsupported { engine: "native".into(), what, why: why.into() })
-        };
         if shape.block_size == 0 || !shape.block_size.is_multiple_of(LANES) {
             return refuse(format!("blocks of {} positions", shape.block_size), "a multiple of 16 is needed");
         }

@@ -29,6 +29,7 @@ use hbmark_cpu_kernels::{e2m1, e4m3, e8m0};
 use super::huge_pages::{Arena, Region};
 use crate::engine::EngineError;
 use crate::engine::native::operations::ACTIVATION_GROUP;
+use crate::engine::native::refuse;
 use crate::weights::stored_matrix::{SUPER_BLOCK, SuperBlock, scale_and_min};
 use crate::weights::{StoredData, StoredMatrix};
 use hbmark_core::model::NVFP4_GROUP;
@@ -50,11 +51,13 @@ fn format_of(stored: &StoredMatrix) -> Result<PackedFormat, EngineError> {
         StoredData::Fp8 { block: None, .. } => PackedFormat::Fp8 { group: None },
         StoredData::Fp8 { scales, block: Some([_, group]), .. } => {
             if !group.is_multiple_of(2) || !panels_share_scales(scales, stored.columns.div_ceil(*group)) {
-                return Err(EngineError::Unsupported {
-                    engine: "native".into(),
-                    what: format!("{} in columns of {group} whose scales differ within {LANES} rows", stored.storage()),
-                    why: "blocks must have a multiple of 16 rows and an even number of columns, such as 128 of each".into(),
-                });
+                return refuse(
+                    format!(
+                        "{} in columns of {group} whose scales differ within {LANES} rows",
+                        stored.storage()
+                    ),
+                    "blocks must have a multiple of 16 rows and an even number of columns, such as 128 of each",
+                );
             }
             PackedFormat::Fp8 { group: Some(*group) }
         }
@@ -67,11 +70,10 @@ fn format_of(stored: &StoredMatrix) -> Result<PackedFormat, EngineError> {
             PackedFormat::Int4 { group: *group, zeros: zeros.iter().any(|zero| *zero != f16::from_f32(8.0)) }
         }
         StoredData::Int4 { group, .. } => {
-            return Err(EngineError::Unsupported {
-                engine: "native".into(),
-                what: format!("int4 in groups of {group}"),
-                why: format!("groups must be a multiple of {GROUP}"),
-            });
+            return refuse(
+                format!("int4 in groups of {group}"),
+                format!("groups must be a multiple of {GROUP}"),
+            );
         }
         StoredData::Super { format, .. } if stored.columns.is_multiple_of(SUPER_BLOCK) => match format {
             SuperBlock::Q4K => PackedFormat::Q4K,
@@ -79,11 +81,10 @@ fn format_of(stored: &StoredMatrix) -> Result<PackedFormat, EngineError> {
             SuperBlock::Q6K => PackedFormat::Q6K,
         },
         StoredData::Super { format, .. } => {
-            return Err(EngineError::Unsupported {
-                engine: "native".into(),
-                what: format!("{} in rows of {}", format.name(), stored.columns),
-                why: format!("ggml keeps whole blocks of {SUPER_BLOCK}; choose q8_0 or q4_0"),
-            });
+            return refuse(
+                format!("{} in rows of {}", format.name(), stored.columns),
+                format!("ggml keeps whole blocks of {SUPER_BLOCK}; choose q8_0 or q4_0"),
+            );
         }
     })
 }

@@ -8,6 +8,7 @@ use hbmark_core::model::Dtype;
 use super::super::operations::{ExpertMlp, FusedLayout, LinearPart, Storage};
 use super::super::random_kv;
 use super::super::shapes::{LatentShape, PoolShape};
+use super::super::{refuse, refuse_mixed_experts};
 use super::cache::with_element;
 use super::packed_matrix::PackedMatrix;
 use super::thread_team::{DisjointSlice, Worker, owned};
@@ -40,11 +41,10 @@ impl Storage for CpuOperations {
             if let Some(first) = fused.parts.first() {
                 let same = |a: &PackedMatrix| a.format.precision() == packed.format.precision();
                 if !same(first) || (interleaved && first.rows != packed.rows) {
-                    return Err(EngineError::Unsupported {
-                        engine: "native".into(),
-                        what: format!("{:?} beside {:?} in one fused layer", first.format, packed.format),
-                        why: "the matrices of a fused layer must meet activations of one precision".into(),
-                    });
+                    return refuse(
+                        format!("{:?} beside {:?} in one fused layer", first.format, packed.format),
+                        "the matrices of a fused layer must meet activations of one precision",
+                    );
                 }
             }
             self.kernels.meet(&packed);
@@ -77,7 +77,7 @@ impl Storage for CpuOperations {
             |experts: Vec<&FusedMatrix>| experts.windows(2).all(|two| inputs(two[0]) == inputs(two[1]));
         let gate_up = routed.iter().chain(shared).map(|expert| &expert.gate_up).collect();
         let down = routed.iter().map(|expert| &expert.down).collect();
-        if alike(gate_up) && alike(down) { Ok(()) } else { super::super::refuse_mixed_experts() }
+        if alike(gate_up) && alike(down) { Ok(()) } else { refuse_mixed_experts() }
     }
 
     fn buffer(&mut self, rows: usize, width: usize) -> Result<CpuBuffer, EngineError> {
