@@ -348,7 +348,9 @@ impl<'a, O: Storage> Assembly<'a, O> {
         for start in (0..shape.heads).map(|head| head * of_head) {
             let keys = expansion.slice_rows(start..start + shape.nope_dim);
             let values = expansion.slice_rows(start + shape.nope_dim..start + of_head);
-            let Some(turned) = keys.transposed() else { return super::refuse_expansion(keys.storage()) };
+            let Some(turned) = keys.transposed() else {
+                return super::checks::refuse_expansion(keys.storage());
+            };
             key_up.push(LinearPart { matrix: turned, bias: None });
             key.push(LinearPart { matrix: keys, bias: None });
             value_up.push(LinearPart { matrix: values, bias: None });

@@ -5,10 +5,11 @@
 
 use hbmark_core::model::Dtype;
 
+use super::super::checks::refuse_mixed_experts;
 use super::super::operations::{ExpertMlp, FusedLayout, LinearPart, Storage};
 use super::super::random_kv;
+use super::super::refuse;
 use super::super::shapes::{LatentShape, PoolShape};
-use super::super::{refuse, refuse_mixed_experts};
 use super::cache::with_element;
 use super::packed_matrix::PackedMatrix;
 use super::thread_team::{DisjointSlice, Worker, owned};

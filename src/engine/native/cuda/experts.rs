@@ -15,9 +15,9 @@ use super::operations::CudaOperations;
 use super::step::Scratch;
 use super::tensor_core_linear::{self, Prepare, RowParts, TiledWorkspace};
 use crate::engine::EngineError;
+use crate::engine::native::checks::{MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN};
 use crate::engine::native::operations::{ExpertMlp, ExpertWeights};
 use crate::engine::native::shapes::{ExpertScores, ExpertShape};
-use crate::engine::native::{MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN};
 
 /// Layers whose tiles are counted apart, at least.
 pub const COUNTED_LAYERS: usize = 1024;

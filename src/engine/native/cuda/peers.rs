@@ -9,7 +9,7 @@ use Argument::{Address, U64};
 use super::device::{Argument, Device};
 use super::kernels::{DeviceTensor, THREADS, Tuning, enqueue, launch_mismatch, size, word};
 use crate::engine::EngineError;
-use crate::engine::native::MAX_GPU_RANKS;
+use crate::engine::native::checks::MAX_GPU_RANKS;
 use crate::engine::native::ranks::Rank;
 
 /// Words in front of everything else, and which of them says that a rank was lost.

@@ -2,8 +2,8 @@
 //!
 //! Enters: the rows of a step. Leaves: whether its operations are to be enqueued, or all of them are already. The first decode step of a size runs
 //! kernel by kernel, which allocates all scratch memory; the second is recorded; later ones of that size are one replay, whatever their tokens,
-//! positions and blocks, because those are in device memory ([`StepState`](crate::engine::native::cuda::step::StepState)). Sizes are few: a decode step is padded to the
-//! next of them ([`padded`]), and what its longest context needs in attention is rounded up to a power of two.
+//! positions and blocks, because those are in device memory ([`step`](super::super::step)). Sizes are few: a decode step is padded to the next of
+//! them ([`padded`]), and what its longest context needs in attention is rounded up to a power of two.
 
 use super::CudaOperations;
 use crate::engine::EngineError;
