@@ -293,15 +293,10 @@ impl<D: Device> Route<'_, D> {
             arguments.extend(routing);
             return Ok(stream(device, "experts_router", router, rows, tuning, arguments)? + of_vectors);
         };
-        let TiledWorkspace { prepared, by_library, .. } = workspace;
         let input = D::address(&hidden.memory);
-        Prepare { rows, input, row_of: 0, norm: Some((norm, *eps)), parts: None }
-            .launch(device, router, prepared)?;
-        let bytes = if by_library {
-            tensor_core_linear::multiply_by_library(device, rows, router, workspace, self.logits, false)?
-        } else {
-            tensor_core_linear::multiply(device, "head", rows, router, prepared, vec![Address(self.logits)])?
-        };
+        let inputs = Prepare { rows, input, row_of: 0, norm: Some((norm, *eps)), parts: None };
+        let ours = || vec![Address(self.logits)];
+        let bytes = inputs.multiply(device, "head", router, workspace, self.logits, ours)?;
         device.launch(&KernelLaunch {
             kernel: "experts_choose".into(),
             grid: [word(rows.div_ceil(WARPS)), 1, 1],

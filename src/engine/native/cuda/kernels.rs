@@ -448,28 +448,17 @@ impl<D: Device> GateUp<'_, D> {
             return launch_mismatch(device, "gate_up", what);
         }
         if let Some(workspace) = *workspace {
-            let TiledWorkspace { prepared, by_library, .. } = workspace;
             let input = D::address(&hidden.memory);
-            Prepare { rows: *rows, input, row_of: 0, norm: *norm, parts: None }
-                .launch(device, weights, prepared)?;
+            let inputs = Prepare { rows: *rows, input, row_of: 0, norm: *norm, parts: None };
             let out_address = Address(D::address(&out.memory));
-            if !by_library {
-                let bytes = tensor_core_linear::multiply(
-                    device,
-                    "gate_up",
-                    *rows,
-                    weights,
-                    prepared,
-                    [out_address, Address(*rounded)].into_iter().chain(gate).collect(),
-                )?;
-                return Ok(bytes + norm_bytes(*norm));
+            let ours = || [out_address, Address(*rounded)].into_iter().chain(gate).collect();
+            let bytes = inputs.multiply(device, "gate_up", weights, workspace, *sums, ours)?;
+            if workspace.by_library {
+                let arguments =
+                    [Address(*sums), out_address].into_iter().chain(gate).chain([size(out.width)]).collect();
+                let grid = [word(*rows), word(out.width.div_ceil(THREADS as usize)), 1];
+                enqueue(device, "finish_gate_up", grid, arguments)?;
             }
-            let bytes =
-                tensor_core_linear::multiply_by_library(device, *rows, weights, workspace, *sums, false)?;
-            let arguments =
-                [Address(*sums), out_address].into_iter().chain(gate).chain([size(out.width)]).collect();
-            let grid = [word(*rows), word(out.width.div_ceil(THREADS as usize)), 1];
-            enqueue(device, "finish_gate_up", grid, arguments)?;
             return Ok(bytes + norm_bytes(*norm));
         }
         let mut arguments = vec![
@@ -529,22 +518,16 @@ impl<D: Device> Head<'_, D> {
             return launch_mismatch(device, "head", what);
         }
         if let Some(workspace) = *workspace {
-            let TiledWorkspace { prepared, by_library, .. } = workspace;
-            let prepare = Prepare {
+            let inputs = Prepare {
                 rows: *outputs,
                 input: D::address(&hidden.memory),
                 row_of: step.output_rows(),
                 norm: Some((*norm, *norm_eps)),
                 parts: None,
             };
-            prepare.launch(device, weights, prepared)?;
-            let sums_at = D::address(&logits.memory);
-            let logits = Address(sums_at);
-            let bytes = if by_library {
-                tensor_core_linear::multiply_by_library(device, *outputs, weights, workspace, sums_at, false)?
-            } else {
-                tensor_core_linear::multiply(device, "head", *outputs, weights, prepared, vec![logits])?
-            };
+            let sums = D::address(&logits.memory);
+            let logits = Address(sums);
+            let bytes = inputs.multiply(device, "head", weights, workspace, sums, || vec![logits])?;
             let arguments = vec![
                 logits,
                 Address(*best),
@@ -676,16 +659,12 @@ impl<D: Device> NormQkv<'_, D> {
     }
 
     fn launch_on_tensor_cores(&self, device: &mut D, workspace: TiledWorkspace) -> Result<u64, EngineError> {
-        let TiledWorkspace { prepared, by_library, .. } = workspace;
-        let Self { rows, shape, weights, .. } = self;
+        let Self { rows, shape, weights, projected, .. } = self;
         let norm = self.norm.map(|norm| (norm, shape.norm_eps));
         let input = D::address(&self.hidden.memory);
-        Prepare { rows: *rows, input, row_of: 0, norm, parts: None }.launch(device, weights, prepared)?;
-        let bytes = if by_library {
-            tensor_core_linear::multiply_by_library(device, *rows, weights, workspace, self.projected, false)?
-        } else {
-            tensor_core_linear::multiply(device, "qkv", *rows, weights, prepared, self.head_arguments())?
-        };
+        let inputs = Prepare { rows: *rows, input, row_of: 0, norm, parts: None };
+        let ours = || self.head_arguments();
+        let bytes = inputs.multiply(device, "qkv", weights, workspace, *projected, ours)?;
         if self.projected != 0 {
             self.finish_heads(device)?;
         }

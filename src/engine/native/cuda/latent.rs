@@ -93,17 +93,14 @@ impl<D: Device> LatentDown<'_, D> {
         let (layer_bytes, layer, [heads, kv_heads, head_dim], block_shift) =
             (U64(0), I32(0), [I32(1), I32(1), I32(2)], I32(0));
         if let Some(workspace) = *workspace {
-            let TiledWorkspace { prepared, by_library, .. } = workspace;
-            Prepare { rows: *rows, input, row_of: 0, norm: *norm, parts: None }
-                .launch(device, weights, prepared)?;
-            let bytes = if by_library {
-                tensor_core_linear::multiply_by_library(device, *rows, weights, workspace, sums, false)?
-            } else {
+            let inputs = Prepare { rows: *rows, input, row_of: 0, norm: *norm, parts: None };
+            let ours = || {
                 let mut arguments = vec![head_norm, nowhere, eps];
                 arguments.extend([nowhere; 6]);
                 arguments.extend([Address(sums), layer_bytes, layer, heads, kv_heads, head_dim, block_shift]);
-                tensor_core_linear::multiply(device, "qkv", *rows, weights, prepared, arguments)?
+                arguments
             };
+            let bytes = inputs.multiply(device, "qkv", weights, workspace, sums, ours)?;
             return Ok(bytes + norm_bytes(*norm));
         }
         let mut arguments = vec![

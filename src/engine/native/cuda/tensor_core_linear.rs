@@ -192,6 +192,27 @@ impl<D: Device> Prepare<'_, D> {
         let grid = [word(self.rows), 1, 1];
         enqueue(device, format!("prepare_rows_{}", weights.format.of_inputs().name()), grid, arguments)
     }
+
+    /// Enqueues it, and the product: ours, with the arguments of its operation first, or that of the library, whose sums go to `sums`; bytes of
+    /// weights.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn multiply(
+        &self,
+        device: &mut D,
+        operation: &str,
+        weights: &Matrix<D>,
+        workspace: TiledWorkspace,
+        sums: u64,
+        arguments: impl FnOnce() -> Vec<Argument>,
+    ) -> Result<u64, EngineError> {
+        self.launch(device, weights, workspace.prepared)?;
+        if workspace.by_library {
+            return multiply_by_library(device, self.rows, weights, workspace, sums, false);
+        }
+        multiply(device, operation, self.rows, weights, workspace.prepared, arguments())
+    }
 }
 
 /// Enqueues the library's product of prepared rows to `out`; bytes of weights.
