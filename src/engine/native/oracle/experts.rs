@@ -4,7 +4,8 @@ use super::super::operations::{ExpertMlp, ExpertOperations, ExpertWeights};
 use super::super::ragged_batch::Rows;
 use super::super::rope::to_f32;
 use super::super::shapes::{ExpertScores, ExpertShape, ExpertsMet, SMALLEST_SUM};
-use super::{Fault, Oracle, PlainBuffer, gated, normed, sigmoid, softmax};
+use super::arithmetic::{gated, normed, sigmoid, softmax};
+use super::{Fault, Oracle, PlainBuffer};
 use crate::engine::EngineError;
 
 impl ExpertOperations for Oracle {

@@ -1,6 +1,7 @@
 //! Latent attention as formulas: what is kept of a token, and the queries that meet it.
 
-use super::{Fault, Oracle, PlainBuffer, PlainPool, as_multiplied, bytes_of, dot, normed, to_f32};
+use super::arithmetic::{as_multiplied, dot, normed};
+use super::{Fault, Oracle, PlainBuffer, PlainPool, bytes_of, to_f32};
 use crate::engine::EngineError;
 use crate::engine::native::kv_format;
 use crate::engine::native::operations::{LatentOperations, LatentWeights, LinearPart};

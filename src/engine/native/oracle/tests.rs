@@ -5,7 +5,7 @@ use std::path::Path;
 use super::*;
 use crate::engine::native::NativeSession;
 use crate::engine::native::operations::{ExpertMlp, ExpertOperations, ExpertWeights};
-use crate::engine::native::shapes::{ExpertGroups, ExpertScores, ExpertShape};
+use crate::engine::native::shapes::{CLAMPED_SWIGLU_SLOPE, ExpertGroups, ExpertScores, ExpertShape};
 use crate::engine::relative_error;
 use crate::engine::{DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch};
 use crate::weights::Packing;
