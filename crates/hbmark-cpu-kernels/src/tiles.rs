@@ -32,6 +32,9 @@ const Q_BLOCK: usize = 2 * GROUP;
 /// Bytes that a float or bf16 tile of one panel prefetches ahead: the processor's own prefetch does not keep up on a single stream.
 const AHEAD: usize = 2048;
 
+/// Sums of an integer tile, panels times rows: unpacking weights costs it more than a row does.
+const INTEGER_SUMS: usize = 8;
+
 /// The most panels and rows of a tile.
 pub const MAX_PANELS: usize = 4;
 pub const MAX_ROWS: usize = 8;
@@ -114,6 +117,35 @@ impl PackedFormat {
             | Self::Q6K => Precision::Quads,
         }
     }
+
+    /// The fewest panels of a tile: there is no integer tile of a single one.
+    #[inline]
+    #[must_use]
+    pub fn fewest_panels(self) -> usize {
+        if self.precision() == Precision::Quads { 2 } else { 1 }
+    }
+
+    /// Panels of a tile, for a product of so many rows: as many as its sums have registers for. The scales of q6_k take as many again.
+    #[inline]
+    #[must_use]
+    pub fn panels(self, set: InstructionSet, rows: usize) -> usize {
+        let most = match self.precision() {
+            Precision::Quads => {
+                let registers = if self == Self::Q6K { set.most_sums() / 2 } else { set.most_sums() };
+                registers.min(INTEGER_SUMS)
+            }
+            Precision::Floats | Precision::Pairs => set.most_sums(),
+        };
+        (most / rows.min(MAX_ROWS).next_power_of_two()).clamp(self.fewest_panels(), MAX_PANELS)
+    }
+
+    /// Rows that a tile of one, two or four panels may have.
+    #[inline]
+    #[must_use]
+    pub fn most_rows(self, set: InstructionSet, panels: usize) -> usize {
+        let most = if self.precision() == Precision::Quads { INTEGER_SUMS } else { set.most_sums() };
+        (most / panels).min(MAX_ROWS)
+    }
 }
 
 /// What activations are rounded to before a product.
@@ -125,37 +157,6 @@ pub enum Precision {
     Pairs,
     /// Groups of 32 signed bytes with a scale, four to a word.
     Quads,
-}
-
-impl Precision {
-    /// Vectors of sixteen sums that a tile may have, panels times rows. Integer tiles keep a second set of sums, and
-    /// unpacking weights costs them more than a row does.
-    #[inline]
-    fn most_sums(self, set: InstructionSet) -> usize {
-        if self == Self::Quads { 8 } else { set.most_sums() }
-    }
-
-    /// The fewest panels of a tile: there is no integer tile of a single one.
-    #[inline]
-    #[must_use]
-    pub fn fewest_panels(self) -> usize {
-        if self == Self::Quads { 2 } else { 1 }
-    }
-
-    /// Panels of a tile, for a product of so many rows: as many as its sums have registers for.
-    #[inline]
-    #[must_use]
-    pub fn panels(self, set: InstructionSet, rows: usize) -> usize {
-        let most = self.most_sums(set) / rows.min(MAX_ROWS).next_power_of_two();
-        most.clamp(self.fewest_panels(), MAX_PANELS)
-    }
-
-    /// Rows that a tile of one, two or four panels may have.
-    #[inline]
-    #[must_use]
-    pub fn most_rows(self, set: InstructionSet, panels: usize) -> usize {
-        (self.most_sums(set) / panels).min(MAX_ROWS)
-    }
 }
 
 /// Bytes of the scales of a group of int4, and of its zeros where it has any.
@@ -183,7 +184,7 @@ pub struct TileWork {
 }
 
 /// One tile by the kernel of its format. Its shape is panels and rows: 1, 2 or 4 panels (of quads 2 or 4), and 1, 2, 4 or 8 rows, no more
-/// than [`Precision::most_rows`] of AVX-512.
+/// than [`PackedFormat::most_rows`] of AVX-512.
 ///
 /// # Safety
 /// The set is available; panels are as long as the format says for the columns, rows are packed for it, and `out` has room for the panels of

@@ -6,6 +6,7 @@
 //! only, so neither the number of threads nor the other rows of a batch change a result.
 #![expect(unsafe_code, reason = "kernels read packed weights and rows through pointers")]
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use hbmark_cpu_kernels::rows::InputRow;
@@ -196,7 +197,7 @@ pub unsafe fn neighbours(
     finish: &mut impl FnMut(usize, usize, &[[f32; LANES]]),
 ) {
     let format = matrix.parts[0].format;
-    let of_tile = format.precision().panels(kernels.of(format, rows), rows);
+    let of_tile = format.panels(kernels.of(format, rows), rows);
     // Panels of interleaved parts are finished together.
     let of_strip = if matrix.interleaved { of_tile.max(matrix.parts.len()) } else { of_tile };
     for first in panels.clone().step_by(of_strip) {
@@ -217,10 +218,10 @@ unsafe fn strip(
     finish: &mut impl FnMut(usize, usize, &[[f32; LANES]]),
 ) {
     let format = matrix.parts[0].format;
-    let precision = format.precision();
-    let width = panels.len().next_power_of_two().min(of_tile).max(precision.fewest_panels());
-    let most_rows = precision.most_rows(kernels.of(format, rows), width);
-    let mut sums: [Sums; MAX_ROWS] = [[[0.0; LANES]; SLOTS]; MAX_ROWS];
+    let width = panels.len().next_power_of_two().min(of_tile).max(format.fewest_panels());
+    let most_rows = format.most_rows(kernels.of(format, rows), width);
+    // What is read was written by a tile: zeros would cost one of few columns a part of its time.
+    let mut sums = [const { MaybeUninit::<Sums>::uninit() }; MAX_ROWS];
     let mut first = 0;
     while first < rows {
         let left = (rows - first).min(most_rows);
@@ -241,7 +242,7 @@ unsafe fn strip(
                 panels: std::array::from_fn(|i| panel(i).1.as_ptr()),
                 factors: std::array::from_fn(|i| panel(i).0.factor),
                 rows: packed,
-                out: sums.as_mut_ptr(),
+                out: sums.as_mut_ptr().cast(),
                 slot: start - panels.start,
             };
             let set = kernels.of(lead.format, rows);
@@ -251,7 +252,9 @@ unsafe fn strip(
             start += count;
         }
         for (i, sums) in sums.iter().enumerate().take(left) {
-            finish(panels.start, first + i, &sums[..panels.len()]);
+            // SAFETY: the tiles have written the sums of all panels of this row.
+            let sums = unsafe { std::slice::from_raw_parts(sums.as_ptr().cast(), panels.len()) };
+            finish(panels.start, first + i, sums);
         }
         first += left;
     }
@@ -267,9 +270,8 @@ pub unsafe fn few_tiles(
     inputs: &InputWriter,
     rows: usize,
 ) -> f32 {
-    let precision = matrix.format.precision();
-    let width = precision.panels(set, rows);
-    let tile_rows = precision.most_rows(set, width).min(rows.next_power_of_two());
+    let width = matrix.format.panels(set, rows);
+    let tile_rows = matrix.format.most_rows(set, width).min(rows.next_power_of_two());
     let mut sums: [Sums; MAX_ROWS] = [[[0.0; LANES]; SLOTS]; MAX_ROWS];
     for panel in (0..MAX_PANELS).step_by(width) {
         for row in (0..rows).step_by(tile_rows) {
