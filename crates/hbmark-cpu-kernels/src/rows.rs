@@ -54,13 +54,19 @@ fn inverse_rms(values: &[f32], eps: f32) -> f32 {
     1.0 / (mean + eps).sqrt()
 }
 
+/// What the values of a row are multiplied with: a weight each and a factor of all. Without a norm there is nothing to multiply.
+#[inline(always)]
+fn factors<'a>(values: &'a [f32], norm: Option<(&'a [f32], f32)>) -> (&'a [f32], f32) {
+    match norm {
+        Some((weights, eps)) => (weights, inverse_rms(values, eps)),
+        None => (values, 1.0),
+    }
+}
+
 /// Calls `each` with sixteen normed values at a time, the last ones padded with zeros.
 #[inline(always)]
 fn in_lanes(values: &[f32], norm: Option<(&[f32], f32)>, mut each: impl FnMut(usize, &[f32; LANES])) {
-    let (weights, factor) = match norm {
-        Some((weights, eps)) => (weights, inverse_rms(values, eps)),
-        None => (values, 1.0),
-    };
+    let (weights, factor) = factors(values, norm);
     let mut lanes = [0.0f32; LANES];
     for (index, (chunk, weights)) in values.chunks(LANES).zip(weights.chunks(LANES)).enumerate() {
         if chunk.len() < LANES {
@@ -128,10 +134,7 @@ unsafe fn byte_quads<S: Simd>(
     scales: &mut [f32],
     sums: &mut [i32],
 ) {
-    let (weights, factor) = match norm {
-        Some((weights, eps)) => (weights, inverse_rms(values, eps)),
-        None => (values, 1.0),
-    };
+    let (weights, factor) = factors(values, norm);
     let (full, rest) = values.as_chunks::<GROUP>();
     let (full_weights, rest_weights) = weights.as_chunks::<GROUP>();
     let (words, _) = words.as_chunks_mut::<{ GROUP / 4 }>();
