@@ -77,6 +77,13 @@ impl RopeTables {
     pub fn at(&self, table: Option<usize>, position: usize) -> Option<(&[f32], &[f32])> {
         table.map(|table| self.tables[table].at(position))
     }
+
+    /// Rotates a head by the angles of a position; without a table there are none.
+    pub fn rotate(&self, table: Option<usize>, position: usize, head: &mut [f32]) {
+        if let Some((cosines, sines)) = self.at(table, position) {
+            rotate(head, cosines, sines);
+        }
+    }
 }
 
 /// Cosines and sines of the positions seen so far.

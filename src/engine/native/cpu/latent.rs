@@ -10,7 +10,7 @@ use hbmark_cpu_kernels::simd::LANES;
 
 use super::super::operations::{LatentOperations, LatentWeights};
 use super::super::ragged_batch::Rows;
-use super::super::rope::{RopeTables, rotate};
+use super::super::rope::RopeTables;
 use super::super::shapes::{AttentionShape, LatentForm, LatentShape};
 use super::cache::with_element;
 use super::kernel_choice::KernelChoice;
@@ -111,9 +111,7 @@ impl LatentOperations for CpuOperations {
                 let kept = &mut sums[queries..];
                 let (latent, key) = kept.split_at_mut(kv_rank);
                 normed(latent, &weights.latent_norm);
-                if let Some((cosines, sines)) = ropes.at(shape.rope, rows.positions[row] as usize) {
-                    rotate(key, cosines, sines);
-                }
+                ropes.rotate(shape.rope, rows.positions[row] as usize, key);
                 with_element!(pool.shape.dtype, E => {
                     // SAFETY: `E` is the pool's dtype; the slot is this unit's.
                     unsafe { pool.write_latent::<E>(layer, rows.slot(row), kept) };
@@ -309,9 +307,7 @@ impl CpuOperations {
                 out.part(unit * cached + kv_rank..(unit + 1) * cached)
             };
             key.copy_from_slice(turned);
-            if let Some((cosines, sines)) = ropes.at(shape.rope, rows.positions[row] as usize) {
-                rotate(key, cosines, sines);
-            }
+            ropes.rotate(shape.rope, rows.positions[row] as usize, key);
         };
         self.each_query(rows, weights, compressed, &finish, &|worker| {
             // SAFETY: the rows were packed before the barrier, for these matrices.
@@ -338,9 +334,7 @@ impl CpuOperations {
             // SAFETY: every head of a row belongs to one unit.
             let out = unsafe { out.part(unit * dim..(unit + 1) * dim) };
             out.copy_from_slice(query);
-            if let Some((cosines, sines)) = ropes.at(shape.rope, rows.positions[row] as usize) {
-                rotate(&mut out[nope_dim..], cosines, sines);
-            }
+            ropes.rotate(shape.rope, rows.positions[row] as usize, &mut out[nope_dim..]);
         };
         self.each_query(rows, weights, compressed, &finish, &|_| {});
     }

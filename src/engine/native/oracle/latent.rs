@@ -36,9 +36,7 @@ impl LatentOperations for Oracle {
             }
             let mut kept =
                 [&normed(&kept[..kv_rank], &weights.latent_norm, shape.norm_eps), &kept[kv_rank..]].concat();
-            if let Some((cosines, sines)) = ropes.at(shape.rope, rows.positions[row] as usize) {
-                rotate(&mut kept[kv_rank..], cosines, sines);
-            }
+            ropes.rotate(shape.rope, rows.positions[row] as usize, &mut kept[kv_rank..]);
             let [place, _] = pool.places(rows.slot(row), 0);
             let cache = &mut pool.layers[layer][0][place];
             cache.copy_from_slice(&kept);
