@@ -93,7 +93,6 @@ pub fn read_text(path: &Path, limit: u64) -> Result<String, InputError> {
 const LONGEST_ERROR: usize = 4_000;
 
 /// An error and its causes on one line, without control characters; of a long one its beginning and its end.
-#[must_use]
 pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
     let mut parts: Vec<String> = Vec::new();
     let mut next = Some(error);
@@ -118,14 +117,12 @@ pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
 }
 
 /// Untrusted text without characters that a terminal acts on: model names, notes and reasons may come from anywhere.
-#[must_use]
 pub fn plain(text: &str) -> String {
     text.chars().map(|c| if acts(c) { '\u{fffd}' } else { c }).collect()
 }
 
 /// Whether a character affects the text around it: control characters, line separators, and bidirectional marks, which make one name look
 /// like another.
-#[must_use]
 pub fn acts(c: char) -> bool {
     c.is_control()
         || matches!(

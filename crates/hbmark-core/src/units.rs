@@ -42,12 +42,10 @@ pub struct PerSecond(pub f64);
 
 impl Nanos {
     /// The span as seconds.
-    #[must_use]
     pub fn seconds(self) -> f64 {
         self.0 / 1e9
     }
     /// A span given in seconds.
-    #[must_use]
     pub fn from_seconds(seconds: f64) -> Self {
         Self(seconds * 1e9)
     }
@@ -61,17 +59,14 @@ impl From<std::time::Duration> for Nanos {
 
 impl Bytes {
     /// The count as a float, for rates.
-    #[must_use]
     pub fn as_f64(self) -> f64 {
         self.0 as f64
     }
     /// Traffic divided by time.
-    #[must_use]
     pub fn per(self, time: Nanos) -> BytesPerSecond {
         BytesPerSecond(self.as_f64() / time.seconds())
     }
     /// The time this traffic takes at a bandwidth.
-    #[must_use]
     pub fn at(self, bandwidth: BytesPerSecond) -> Nanos {
         Nanos::from_seconds(self.as_f64() / bandwidth.0)
     }
@@ -79,12 +74,10 @@ impl Bytes {
 
 impl Flops {
     /// The time this arithmetic takes at a peak rate.
-    #[must_use]
     pub fn at(self, peak: FlopsPerSecond) -> Nanos {
         Nanos::from_seconds(self.0 / peak.0)
     }
     /// Arithmetic divided by time.
-    #[must_use]
     pub fn per(self, time: Nanos) -> FlopsPerSecond {
         FlopsPerSecond(self.0 / time.seconds())
     }
@@ -147,7 +140,6 @@ impl fmt::Display for Nanos {
 
 impl Bytes {
     /// As a capacity: `80 GiB`, `15.5 GiB`, `256 MiB`.
-    #[must_use]
     pub fn capacity(self) -> String {
         let gib = self.as_f64() / f64::from(1 << 30);
         if gib < 1.0 {
@@ -187,7 +179,6 @@ impl fmt::Display for FlopsPerSecond {
 }
 
 /// Seconds since the epoch as a date. *Source*: days to civil date by the proleptic Gregorian calendar's 400-year cycle.
-#[must_use]
 pub fn rfc3339(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     // Years are counted from March, so that the leap day is the last of its year.

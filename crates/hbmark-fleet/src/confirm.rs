@@ -21,7 +21,6 @@ const SUSPICIONS: [FindingKind; 5] = [
 /// The same plan over the nodes of suspects and as many controls, whose GPUs lie nearest to the fleet's median. `None` without a suspect.
 ///
 /// Whole nodes are run, as in the first run: GPUs of a node share air and power.
-#[must_use]
 pub fn confirming(report: &FleetReport, plan: Plan) -> Option<(Plan, Vec<Node>)> {
     let mut racks: BTreeMap<&str, Option<&str>> = BTreeMap::new();
     let mut worst: BTreeMap<&str, f64> = BTreeMap::new();

@@ -50,7 +50,6 @@ impl Kind for FleetReport {
 }
 
 /// All of it in one line, as Nagios shows it.
-#[must_use]
 pub fn headline(report: &FleetReport) -> String {
     let mut counts: Vec<String> = Vec::new();
     for state in State::ALL.into_iter().rev() {

@@ -13,7 +13,6 @@ const GROUNDS: [FindingKind; 4] =
     [FindingKind::GpuSlow, FindingKind::NodeSlow, FindingKind::GpuWrongOutput, FindingKind::GpuMemoryFault];
 
 /// One command a node for Slurm, with the reason, and the same for Kubernetes as a comment.
-#[must_use]
 pub fn drain_commands(report: &FleetReport) -> Vec<String> {
     let mut reasons: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for finding in report.findings_of(&GROUNDS) {

@@ -8,7 +8,6 @@ use crate::document::{headline, place};
 use crate::result::{Finding, FindingKind, FleetReport, GpuRow, Level, State};
 
 /// The line of a Nagios plugin, with counts as performance data.
-#[must_use]
 pub fn nagios(report: &FleetReport) -> String {
     let mut line = format!("HBMARK FLEET {}", headline(report));
     let worst = report.findings.iter().find(|finding| finding.kind.level() > Level::Ok);
@@ -41,7 +40,6 @@ fn state_label(state: State) -> &'static str {
 
 /// Text for the textfile collector of node_exporter: without timestamps, which it refuses; the time is a gauge of its own. Labels are
 /// those of dcgm-exporter (`Hostname`, `UUID`, `pci_bus_id`, `modelName`), so that its series can be joined.
-#[must_use]
 pub fn prometheus(report: &FleetReport, written_at: u64) -> String {
     let mut text = String::new();
     let mut gauge = |name: &str, help: &str, samples: Vec<(String, f64)>| {
@@ -152,7 +150,6 @@ const CHECKS: [(&str, &[FindingKind]); 4] = [
 
 /// JUnit's XML: one case a GPU and check. Slow is a failure, missing is an error; what concerns a node, a rack or all of them has a case of
 /// its own.
-#[must_use]
 pub fn junit(report: &FleetReport) -> String {
     let mut by_gpu: std::collections::BTreeMap<&str, Vec<&Finding>> = std::collections::BTreeMap::new();
     for finding in &report.findings {
@@ -226,7 +223,6 @@ fn xml(text: &str) -> String {
 }
 
 /// Findings as JSON, one a line, for log pipelines.
-#[must_use]
 pub fn json_lines(report: &FleetReport) -> String {
     let mut text = String::new();
     for finding in &report.findings {

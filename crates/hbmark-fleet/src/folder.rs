@@ -59,7 +59,6 @@ pub enum NoticeKind {
 }
 
 impl NoticeKind {
-    #[must_use]
     pub fn words(self) -> &'static str {
         match self {
             Self::Duplicate => "duplicates",

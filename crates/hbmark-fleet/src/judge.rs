@@ -79,7 +79,6 @@ pub struct Judged {
 }
 
 /// Judges one metric. `None` with fewer than [`LEAST_PEERS`] GPUs, or no GPU with two processes.
-#[must_use]
 pub fn judge(members: &[Member]) -> Option<Judged> {
     if members.len() < LEAST_PEERS {
         return None;

@@ -21,25 +21,21 @@ pub enum Metric {
 
 impl Metric {
     /// A value on a scale where more is faster and effects add up.
-    #[must_use]
     pub fn log_speed(&self, value: f64) -> f64 {
         if self.is_time() { -value.ln() } else { value.ln() }
     }
 
     /// The value of a log speed.
-    #[must_use]
     pub fn value(&self, log_speed: f64) -> f64 {
         if self.is_time() { (-log_speed).exp() } else { log_speed.exp() }
     }
 
     /// Whether less is faster.
-    #[must_use]
     pub fn is_time(&self) -> bool {
         matches!(self, Self::Step(_))
     }
 
     /// A value with its unit.
-    #[must_use]
     pub fn shown(&self, value: f64) -> String {
         match self {
             Self::Read | Self::Copy if value >= 1e12 => format!("{:.3} TB/s", value / 1e12),

@@ -81,7 +81,6 @@ pub fn parse(text: &str) -> Result<Vec<Node>, NodesError> {
 }
 
 /// Whether a word can be a node's name: nothing that a shell, a path or YAML reads as something else.
-#[must_use]
 pub fn is_name(word: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     word.len() <= MAX_NAME

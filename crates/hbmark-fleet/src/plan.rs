@@ -154,7 +154,6 @@ impl Plan {
     ///
     /// # Panics
     /// Never: strings and numbers are JSON.
-    #[must_use]
     pub fn digest(&self) -> String {
         let what = (&self.arguments, self.processes, self.at_once, &self.confirms);
         let text = serde_json::to_vec(&what).expect("strings and numbers are JSON");
@@ -189,7 +188,6 @@ pub enum ManifestKind {
 }
 
 impl Manifest {
-    #[must_use]
     pub fn new(plan: Plan, nodes: Vec<Node>) -> Self {
         let gpus = plan.gpus_per_node;
         Self {
@@ -202,7 +200,6 @@ impl Manifest {
     }
 
     /// GPUs of all nodes.
-    #[must_use]
     pub fn gpus(&self) -> usize {
         self.nodes.iter().map(|node| node.gpus as usize).sum()
     }

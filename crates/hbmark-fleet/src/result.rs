@@ -73,7 +73,6 @@ impl State {
         Self::Missing,
     ];
 
-    #[must_use]
     pub fn word(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -102,7 +101,6 @@ pub enum Level {
 
 impl Level {
     /// Nagios' exit code.
-    #[must_use]
     pub fn nagios(self) -> u8 {
         match self {
             Self::Ok => 0,
@@ -112,7 +110,6 @@ impl Level {
         }
     }
 
-    #[must_use]
     pub fn word(self) -> &'static str {
         match self {
             Self::Ok => "OK",
@@ -154,7 +151,6 @@ pub enum FindingKind {
 }
 
 impl FindingKind {
-    #[must_use]
     pub fn level(self) -> Level {
         match self {
             Self::GpuSlow
@@ -181,7 +177,6 @@ impl FindingKind {
     }
 
     /// As JSON spells it.
-    #[must_use]
     pub fn code(self) -> String {
         match serde_json::to_value(self) {
             Ok(serde_json::Value::String(code)) => code,
@@ -372,13 +367,11 @@ pub enum ReportReadError {
 
 impl FleetReport {
     /// The worst of its findings.
-    #[must_use]
     pub fn level(&self) -> Level {
         self.findings.iter().map(|finding| finding.kind.level()).max().unwrap_or(Level::Ok)
     }
 
     /// GPUs in a state; the missing ones are counted by the manifest.
-    #[must_use]
     pub fn count(&self, state: State) -> usize {
         match state {
             State::Missing => self.missing.iter().map(|missing| missing.count as usize).sum(),
@@ -409,7 +402,6 @@ impl FleetReport {
     }
 
     /// Whether a file says of itself that it is one.
-    #[must_use]
     pub fn is_one(path: &Path) -> bool {
         #[derive(Deserialize)]
         struct Head {
@@ -424,7 +416,6 @@ impl FleetReport {
     ///
     /// # Panics
     /// Never: plain data is JSON.
-    #[must_use]
     pub fn digest(&self) -> String {
         use sha2::{Digest, Sha256};
         let text = serde_json::to_vec(&(&self.at, self.runs, &self.findings)).expect("plain data is JSON");

@@ -55,19 +55,16 @@ pub struct Simulated {
 }
 
 impl Simulated {
-    #[must_use]
     pub fn new(gpus: usize, seed: u64, fault: Option<Fault>) -> Self {
         Self { gpus, processes: 3, seed, tails: Tails::Normal, fault, again: false }
     }
 
     /// The GPU, node or rack that has the fault.
-    #[must_use]
     pub fn victim(&self) -> usize {
         ChaCha8Rng::seed_from_u64(self.seed ^ 0x5eed).random_range(0..self.gpus)
     }
 
     /// Its runs. The same seed makes the same GPUs; `again` measures them once more.
-    #[must_use]
     pub fn runs(&self) -> Vec<Run> {
         let mut hardware = ChaCha8Rng::seed_from_u64(self.seed);
         let mut noise = ChaCha8Rng::seed_from_u64(self.seed.wrapping_mul(31) + 1 + u64::from(self.again));
@@ -152,19 +149,16 @@ impl Fault {
 }
 
 /// The name of a simulated node.
-#[must_use]
 pub fn node_name(node: usize) -> String {
     format!("node{node:04}")
 }
 
 /// The UUID of a simulated GPU.
-#[must_use]
 pub fn gpu_name(gpu: usize) -> String {
     format!("GPU-{gpu:08}")
 }
 
 /// The rack of a simulated node.
-#[must_use]
 pub fn rack_name(node: usize) -> String {
     format!("rack{:03}", node / NODES_PER_RACK)
 }

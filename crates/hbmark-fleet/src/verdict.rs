@@ -79,7 +79,6 @@ struct Fleet<'a> {
 }
 
 /// Judges a fleet. `past` are reports of other days, in any order.
-#[must_use]
 pub fn verdict(mut reading: Reading, settings: &Settings, past: &[FleetReport]) -> FleetReport {
     let plans = choose_plans(&mut reading);
     let Reading { runs, nodes: records, files, mut notices, .. } = reading;

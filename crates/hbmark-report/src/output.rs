@@ -57,7 +57,6 @@ impl Format {
     pub const SAVED: [Self; 4] = [Self::Json, Self::Csv, Self::Md, Self::Html];
 
     /// The name of a file of this format; `stem` is its subject.
-    #[must_use]
     pub fn file_name(self, stem: &str) -> String {
         match self {
             Self::Table => format!("{stem}.txt"),
@@ -116,19 +115,16 @@ pub fn render<K: Kind + ?Sized>(
 }
 
 /// A document's sheet of raw numbers as the bytes of a Parquet file, where it has one.
-#[must_use]
 pub fn parquet(document: &Document) -> Option<Vec<u8>> {
     parquet::render(document)
 }
 
 /// Draws a document as Markdown.
-#[must_use]
 pub fn markdown(document: &Document) -> String {
     markdown::render(document)
 }
 
 /// Draws a report as an HTML page, with other programs' decodes on its roofline.
-#[must_use]
 pub fn page(report: &Report, externals: &[External]) -> String {
     html::render(&kinds::run::page(report, externals))
 }

@@ -9,7 +9,6 @@ use hbmark_core::result::{
 use hbmark_core::units::Bytes;
 
 /// A run on a machine that reads 10 GB/s, multiplies 1 TFLOP/s in bf16 and half of that in f32, and has 32 MB of cache.
-#[must_use]
 pub fn report() -> Report {
     let spread = |median: f64| Spread { median, low: median * 0.99, high: median * 1.01 };
     let architecture = test_shapes::llama_3_2_1b();
@@ -37,7 +36,6 @@ pub fn report() -> Report {
 
 /// The same machine with a grid measured on it: both engines, both phases, two batches, three contexts, five blocks a cell. Native takes
 /// 1.1 times its memory floor and stock three times; in each cell the second block was rejected.
-#[must_use]
 pub fn measured() -> Report {
     let mut report = report();
     let grid = [1, 4].into_iter().flat_map(|batch| [128, 512, 1024].map(|context| (batch, context)));
@@ -61,7 +59,6 @@ pub fn measured() -> Report {
 }
 
 /// The same machine with verify steps of 1, 3 and 7 draft tokens beside the decode step, at two batches: native, at 1.1 times its floors.
-#[must_use]
 pub fn verified() -> Report {
     let mut report = report();
     let drafts = [1, 3, 7].map(|draft_tokens| Phase::Verify { draft_tokens });
@@ -121,7 +118,6 @@ fn cell(
 }
 
 /// A protocol by another name.
-#[must_use]
 pub fn protocol_named(name: &str) -> ProtocolSummary {
     ProtocolSummary { name: name.into(), ..ProtocolSummary::full(7) }
 }
@@ -130,7 +126,6 @@ pub fn protocol_named(name: &str) -> ProtocolSummary {
 ///
 /// # Panics
 /// When there is none of that name.
-#[must_use]
 pub fn saved<T: serde::de::DeserializeOwned>(name: &str) -> T {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/results");
     let text = std::fs::read_to_string(format!("{folder}/{name}.json")).expect("a fixture of that name");
@@ -138,19 +133,16 @@ pub fn saved<T: serde::de::DeserializeOwned>(name: &str) -> T {
 }
 
 /// One point of load on the virtual clock.
-#[must_use]
 pub fn single() -> hbmark_core::result::serving::ServeReport {
     saved("serve-single")
 }
 
 /// A sweep over the rate on the virtual clock.
-#[must_use]
 pub fn sweep() -> hbmark_core::result::serving::ServeReport {
     saved("serve-sweep")
 }
 
 /// As after a longer run: what was observed decides every objective that was open, and a point that is not saturated keeps up.
-#[must_use]
 pub fn decided(
     mut report: hbmark_core::result::serving::ServeReport,
 ) -> hbmark_core::result::serving::ServeReport {
@@ -170,7 +162,6 @@ pub fn decided(
 }
 
 /// The verdicts of a matrix of which every hypothesis held.
-#[must_use]
 pub fn matrix() -> Vec<hbmark_core::result::serving::RowVerdict> {
     use hbmark_core::result::serving::{Row, RowVerdict};
     let verdict = |row: Row| RowVerdict {

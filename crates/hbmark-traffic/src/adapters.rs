@@ -65,7 +65,6 @@ impl AdapterMix {
     }
 
     /// The adapters of a point and their cost.
-    #[must_use]
     pub fn cost(&self, plan: &[PlannedRequest], result: &ServeResult) -> AdapterCost {
         let mut counts = vec![0_usize; self.count];
         for adapter in plan.iter().filter_map(|p| p.adapter) {

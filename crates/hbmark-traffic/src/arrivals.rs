@@ -65,7 +65,6 @@ impl Burst {
 ///
 /// # Panics
 /// When the rate is not above zero, or the process was not checked when it was read.
-#[must_use]
 pub fn deadlines(process: Arrivals, burst: Option<Burst>, rate: f64, count: usize, seed: u64) -> Vec<Nanos> {
     assert!(rate.is_finite() && rate > 0.0, "a rate is above zero");
     let mut random = ChaCha8Rng::seed_from_u64(seed);

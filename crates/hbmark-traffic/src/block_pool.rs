@@ -23,7 +23,6 @@ impl PrefixId {
     pub const ROOT: Self = Self(0);
 
     /// The empty prefix of an adapter's sequences: adapters share no blocks. Other ids count up from 1, these down from the top.
-    #[must_use]
     pub fn of(adapter: Option<u32>) -> Self {
         adapter.map_or(Self::ROOT, |adapter| Self(u64::MAX - u64::from(adapter)))
     }
@@ -118,7 +117,6 @@ impl BlockPool {
     ///
     /// # Panics
     /// When a block has no positions, or there are 2^32 blocks.
-    #[must_use]
     pub fn new(blocks: usize, block_size: usize, cache_prefixes: bool) -> Self {
         assert!(block_size > 0, "a block has positions");
         assert!(u32::try_from(blocks).is_ok_and(|count| count != NONE), "fewer than 2^32 blocks");
@@ -150,25 +148,21 @@ impl BlockPool {
     }
 
     /// Positions of a block.
-    #[must_use]
     pub fn block_size(&self) -> usize {
         self.block_size
     }
 
     /// All blocks.
-    #[must_use]
     pub fn num_blocks(&self) -> usize {
         self.total
     }
 
     /// Unreferenced blocks, cached ones included.
-    #[must_use]
     pub fn num_free_blocks(&self) -> usize {
         self.free
     }
 
     /// Referenced blocks.
-    #[must_use]
     pub fn num_used_blocks(&self) -> usize {
         self.total - self.free
     }
@@ -177,26 +171,22 @@ impl BlockPool {
     ///
     /// # Panics
     /// When there is no such block.
-    #[must_use]
     pub fn ref_count(&self, block: u32) -> u32 {
         assert!((block as usize) < self.total, "the pool has no block {block}");
         self.blocks.get(block as usize).map_or(0, |block| block.ref_count)
     }
 
     /// The counters of the prefix cache.
-    #[must_use]
     pub fn counts(&self) -> CacheStats {
         self.counts
     }
 
     /// Whether the pool caches prefixes.
-    #[must_use]
     pub fn caches_prefixes(&self) -> bool {
         self.index.is_some()
     }
 
     /// Blocks for a number of positions.
-    #[must_use]
     pub fn blocks_for(&self, positions: usize) -> usize {
         positions.div_ceil(self.block_size)
     }
@@ -323,7 +313,6 @@ impl BlockPool {
     }
 
     /// How many of these blocks are unreferenced: taking them costs that many free blocks.
-    #[must_use]
     pub fn unreferenced(&self, blocks: &[u32]) -> usize {
         blocks.iter().filter(|b| self.blocks[**b as usize].ref_count == 0).count()
     }

@@ -36,7 +36,6 @@ pub struct VirtualClock(Rc<Cell<f64>>);
 
 impl VirtualClock {
     /// The virtual time.
-    #[must_use]
     pub fn now(&self) -> Nanos {
         Nanos(self.0.get())
     }

@@ -43,7 +43,6 @@ pub enum Format {
 }
 
 impl Format {
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::ShareGpt => "ShareGPT",
@@ -265,7 +264,6 @@ fn lines(path: &Path, file: Take<File>) -> Result<Vec<Row>, DatasetError> {
 
 impl Dataset {
     /// Plans requests with these prompts, in an order drawn from the seed; from the first again where more are asked for than there are.
-    #[must_use]
     pub fn plan(
         &self,
         rate: Option<f64>,
@@ -298,7 +296,6 @@ impl Dataset {
     }
 
     /// The recorded prompt of a request.
-    #[must_use]
     pub fn prompt(&self, request: &PlannedRequest) -> Option<&RecordedPrompt> {
         self.prompts.get(request.recorded? as usize)
     }

@@ -17,7 +17,6 @@ const MIN_STEPS: usize = 5;
 const MIN_REQUESTS: usize = 50;
 
 /// Collects the evidence of a run.
-#[must_use]
 pub fn evidence(run: &Run, traffic: &Traffic<'_>) -> Evidence {
     let records = &run.records[run.measured.clone()];
     let served = || {

@@ -68,13 +68,11 @@ pub struct PredictedExecutor {
 
 impl PredictedExecutor {
     /// An executor that advances a clock by predicted times.
-    #[must_use]
     pub fn new(model: StepModel, clock: &VirtualClock) -> Self {
         Self { model, clock: clock.clone(), adapter: Nanos(0.0) }
     }
 
     /// Adds a time for every distinct adapter of a batch.
-    #[must_use]
     pub fn with_adapter_time(self, adapter: Nanos) -> Self {
         Self { adapter, ..self }
     }

@@ -58,7 +58,6 @@ fn metric(record: &Record, which: SloMetric) -> Option<f64> {
 }
 
 /// Summarises a run.
-#[must_use]
 pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
     let records = &run.records[run.measured.clone()];
     let window = Window::new(run, traffic, records);

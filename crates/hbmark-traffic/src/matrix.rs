@@ -57,7 +57,6 @@ pub fn workload(row: Row, context: usize, scale: f64) -> Result<Workload, Worklo
 }
 
 /// Checks the hypothesis against the results.
-#[must_use]
 pub fn check(row: Row, results: &BTreeMap<Row, (ServeResult, Option<f64>)>) -> RowVerdict {
     let (held, seen) = match results.get(&row) {
         None => (None, "not run".to_owned()),

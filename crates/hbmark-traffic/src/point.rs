@@ -95,7 +95,6 @@ pub struct PointSpec {
 
 impl PointSpec {
     /// Requests after the measured ones, to keep the system loaded until those are done.
-    #[must_use]
     pub fn cooldown(&self) -> usize {
         match self.offered {
             Offered::AtOnce => 0,
@@ -113,7 +112,6 @@ impl PointSpec {
         }
     }
 
-    #[must_use]
     pub fn warmup(&self) -> usize {
         if self.offered == Offered::AtOnce { 0 } else { self.warmup }
     }
@@ -228,7 +226,6 @@ impl PointSpec {
     }
 
     /// As many requests as a trace has to measure; `None` where requests are drawn.
-    #[must_use]
     pub fn recorded(&self) -> Option<usize> {
         match &self.source {
             TrafficSource::Trace(trace, _) => Some(trace.requests.len().saturating_sub(self.warmup())),
@@ -247,7 +244,6 @@ impl PointSpec {
     }
 
     /// The hit rate of an infinite cache, over the requests that ran: rejected and unsent ones are never looked up.
-    #[must_use]
     pub fn ideal_hit_rate(&self, plan: &[PlannedRequest], run: &Run) -> Option<f64> {
         let looked_up =
             |record: &Record| record.started.is_some() || self.is_remote && record.first_token.is_some();
@@ -257,14 +253,12 @@ impl PointSpec {
     }
 
     /// Blocks that the plan fills at most, without prefix reuse.
-    #[must_use]
     pub fn blocks_of(&self, plan: &[PlannedRequest]) -> usize {
         let knobs = &self.scheduler;
         let of = |p: &PlannedRequest| (p.prompt_len() + p.output_len).div_ceil(knobs.block_size);
         plan.iter().map(of).sum::<usize>().min(knobs.num_blocks)
     }
 
-    #[must_use]
     pub fn traffic<'a>(
         &'a self,
         plan: &'a [PlannedRequest],
@@ -291,13 +285,11 @@ impl PointSpec {
     }
 
     /// Time of one more adapter in a step.
-    #[must_use]
     pub fn adapter_time(&self) -> Nanos {
         self.adapters.as_ref().map_or(Nanos(0.0), |adapters| adapters.time_each)
     }
 
     /// The point, before it is run. Its means are those of the requests that count.
-    #[must_use]
     pub fn without_result(&self, plan: &[PlannedRequest], measured: &std::ops::Range<usize>) -> Point {
         let counted = &plan[measured.clone()];
         let mean = |of: &dyn Fn(&PlannedRequest) -> usize| {

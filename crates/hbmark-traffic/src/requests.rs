@@ -11,7 +11,6 @@ use hbmark_core::units::Nanos;
 const MAX_REQUESTS: usize = 100_000;
 
 /// Columns of records; `None` for more than a result should hold.
-#[must_use]
 pub fn columns(records: &[Record]) -> Option<Requests> {
     if records.len() > MAX_REQUESTS {
         return None;
@@ -41,7 +40,6 @@ fn whole(time: Nanos) -> u64 {
 
 impl RequestOutcome {
     /// As results name it.
-    #[must_use]
     pub fn name(self) -> String {
         match self {
             Self::Unfinished => "unfinished".into(),

@@ -13,7 +13,6 @@ use hbmark_core::units::Nanos;
 const MIN_STEPS: usize = 10;
 
 /// Compares each step with the model; `None` for an engine that runs one sequence after the other, whose log has too little detail.
-#[must_use]
 pub fn residuals(steps: &[StepLog], model: &Calibration, adapter: Nanos) -> Option<Residuals> {
     if model.looped {
         return None;

@@ -33,13 +33,11 @@ pub struct Sampler {
 
 impl Sampler {
     /// A sampler.
-    #[must_use]
     pub fn new(how: Sampling) -> Self {
         Self { how, ranked: Vec::new() }
     }
 
     /// Whether the engine's own greedy token will do.
-    #[must_use]
     pub fn is_greedy(&self) -> bool {
         self.how.temperature <= 0.0
     }

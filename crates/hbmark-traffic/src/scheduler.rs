@@ -99,7 +99,6 @@ pub struct ScheduledSequence {
 
 impl ScheduledSequence {
     /// What its time depends on.
-    #[must_use]
     pub fn part(&self) -> RaggedPart {
         RaggedPart { cached: self.start, tokens: self.tokens, draft_tokens: self.draft_tokens }
     }
@@ -120,7 +119,6 @@ pub struct Batch {
 
 impl Batch {
     /// Tokens of all sequences.
-    #[must_use]
     pub fn token_count(&self) -> usize {
         self.scheduled.iter().map(|seq| seq.tokens).sum()
     }
@@ -199,7 +197,6 @@ impl Scheduler {
     ///
     /// # Panics
     /// When a limit is 0.
-    #[must_use]
     pub fn new(config: SchedulerConfig) -> Self {
         assert!(
             config.max_num_seqs > 0 && config.max_num_batched_tokens > 0,
@@ -237,7 +234,6 @@ impl Scheduler {
     }
 
     /// Plants a leak for tests of the KV accounting: blocks that are allocated and never freed.
-    #[must_use]
     pub fn with_leaked_blocks(mut self, count: usize) -> Self {
         for _ in 0..count {
             self.pool.allocate();
@@ -246,7 +242,6 @@ impl Scheduler {
     }
 
     /// The configuration.
-    #[must_use]
     pub fn config(&self) -> &SchedulerConfig {
         &self.config
     }
@@ -545,7 +540,6 @@ impl Scheduler {
     }
 
     /// Draft tokens of a sequence of the batch in flight that are accepted: its next token is the one behind them.
-    #[must_use]
     pub fn accepted(&self, seq: &ScheduledSequence) -> usize {
         let speculation = self.config.speculation.as_ref().filter(|_| seq.draft_tokens > 0);
         speculation.map_or(0, |speculation| speculation.accepted(seq.key, seq.start, seq.draft_tokens))
@@ -591,7 +585,6 @@ impl Scheduler {
     }
 
     /// What became of draft tokens so far; `None` without speculative decoding.
-    #[must_use]
     pub fn drafts(&self) -> Option<&DraftCounts> {
         self.drafts.as_ref()
     }
@@ -620,31 +613,26 @@ impl Scheduler {
     }
 
     /// The tokens of a sequence of the batch in flight.
-    #[must_use]
     pub fn tokens(&self, seq: &ScheduledSequence) -> &[u32] {
         &self.request(seq.slot.0).tokens[seq.start..seq.start + seq.tokens]
     }
 
     /// The block table of a sequence of the batch in flight.
-    #[must_use]
     pub fn block_table(&self, seq: &ScheduledSequence) -> &[u32] {
         &self.request(seq.slot.0).blocks
     }
 
     /// The last batch.
-    #[must_use]
     pub fn batch(&self) -> &Batch {
         &self.batch
     }
 
     /// Whether anything runs or waits.
-    #[must_use]
     pub fn has_work(&self) -> bool {
         !self.running.is_empty() || !self.waiting.is_empty()
     }
 
     /// The current load.
-    #[must_use]
     pub fn load(&self) -> SchedulerLoad {
         SchedulerLoad {
             running: self.running.len(),
@@ -656,13 +644,11 @@ impl Scheduler {
     }
 
     /// Preemptions so far.
-    #[must_use]
     pub fn preemptions(&self) -> u64 {
         self.preemptions
     }
 
     /// The counters of the prefix cache.
-    #[must_use]
     pub fn cache_stats(&self) -> CacheStats {
         self.pool.counts()
     }

@@ -70,7 +70,6 @@ pub struct Traffic<'a> {
 
 impl<'a> Traffic<'a> {
     /// Requests of the planned lengths, without a limit of time and without more than these.
-    #[must_use]
     pub fn new(plan: &'a [PlannedRequest], kind: LoadMode, measured: Range<usize>, vocab: usize) -> Self {
         Self {
             plan,
@@ -88,13 +87,11 @@ impl<'a> Traffic<'a> {
     }
 
     /// The prompt of a dataset that a request has.
-    #[must_use]
     pub fn recorded(&self, request: &PlannedRequest) -> Option<&'a RecordedPrompt> {
         self.dataset?.prompt(request)
     }
 
     /// The tokens of a request's prompt.
-    #[must_use]
     pub fn prompt(&self, request: &PlannedRequest) -> Vec<u32> {
         if let Some(recorded) = self.recorded(request) {
             return recorded.tokens.clone();
@@ -234,7 +231,6 @@ impl RemoteTokens {
     }
 
     /// Tokens between two moments, to a millisecond.
-    #[must_use]
     pub fn between(&self, from: f64, to: f64) -> u64 {
         let (from, to) = (millisecond(from), millisecond(to).min(self.per_ms.len()));
         self.per_ms.get(from..to).unwrap_or_default().iter().map(|tokens| u64::from(*tokens)).sum()
@@ -243,7 +239,6 @@ impl RemoteTokens {
 
 impl Record {
     /// The record of a request that is to come.
-    #[must_use]
     pub fn planned(request: &PlannedRequest) -> Self {
         Self {
             arrival: request.arrival,

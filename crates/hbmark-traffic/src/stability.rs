@@ -61,7 +61,6 @@ impl Stability {
     /// Requests that would mostly show that a queue keeps up which goes on as it did here, of a run in which so many were offered and the
     /// interval left both open. The spread of the growth falls with the root of the window, and the growth that is tolerated rises with
     /// the window. Rounded up to two digits.
-    #[must_use]
     pub fn needed(&self, offered: usize) -> Option<f64> {
         let growth = self.growth.filter(|_| self.verdict == Verdict::Undetermined(Doubt::WideInterval))?;
         let half = (growth.high - growth.low) / 2.0;
@@ -85,7 +84,6 @@ fn bins(spans: impl Iterator<Item = (f64, f64)>, window: &Window, count: usize) 
 }
 
 /// Judges a window in which so many requests were offered; `alone` is the wait of one that finds nobody before it.
-#[must_use]
 pub(super) fn stability(stays: &[Stay], window: &Window, offered: usize, alone: f64) -> Stability {
     let undetermined = |doubt, growth| Stability { verdict: Verdict::Undetermined(doubt), growth };
     if offered < MIN_OFFERED {

@@ -70,7 +70,6 @@ pub struct Mixture {
 }
 
 impl Mixture {
-    #[must_use]
     pub fn of(parts: impl Iterator<Item = RaggedPart>) -> Self {
         let mut shape = Self::default();
         parts.for_each(|part| shape.add(part));
@@ -104,7 +103,6 @@ fn interpolate(points: &[(f64, f64)], x: f64) -> f64 {
 
 impl Calibration {
     /// Halfway between this and a later one: for a run between the two.
-    #[must_use]
     pub fn halfway(&self, after: &Self) -> Self {
         let line = |before: &[(f64, f64)], after: &[(f64, f64)]| {
             after.iter().map(|(x, y)| (*x, f64::midpoint(interpolate(before, *x), *y))).collect()
@@ -121,7 +119,6 @@ impl Calibration {
     }
 
     /// The ratio of step times in a later one: the geometric mean over its shapes.
-    #[must_use]
     pub fn drift(&self, after: &Self) -> Option<f64> {
         let lines = [(&self.prefill, &after.prefill), (&self.decode, &after.decode)];
         let logs: Vec<f64> = lines
@@ -142,7 +139,6 @@ impl Calibration {
     }
 
     /// The time of a step whose sequences run in one pass, in nanoseconds.
-    #[must_use]
     pub fn fused(&self, shape: &Mixture) -> f64 {
         let Mixture { decodes, positions, queries, pairs } = *shape;
         let context = self.ns_per_decode_position * (positions - decodes * self.base_context);
@@ -162,7 +158,6 @@ impl Calibration {
 
 impl StepModel {
     /// The time of a step.
-    #[must_use]
     pub fn step(&self, parts: impl Iterator<Item = RaggedPart> + Clone) -> Nanos {
         match self {
             Self::Floor { ledger, roof } => Floor::new(&ledger.ragged(parts), roof).time(),
@@ -185,7 +180,6 @@ impl StepModel {
     }
 
     /// The time of reading more bytes in a step, by the bandwidth of the model; 0 where it has none.
-    #[must_use]
     pub fn read_time(&self, bytes: hbmark_core::units::Bytes) -> Nanos {
         match self {
             Self::Floor { roof, .. } => Nanos(bytes.as_f64() * 1e9 / roof.bandwidth.0),
@@ -195,7 +189,6 @@ impl StepModel {
     }
 
     /// A description for reports.
-    #[must_use]
     pub fn describe(&self) -> String {
         match self {
             Self::Floor { roof, .. } => format!(

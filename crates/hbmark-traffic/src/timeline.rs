@@ -14,7 +14,6 @@ fn short(value: f64) -> f64 {
 }
 
 /// The timeline of a run; `None` where it had no length.
-#[must_use]
 pub fn timeline(run: &Run, window: (f64, f64)) -> Option<Timeline> {
     let end = run.end;
     if !(end.is_finite() && end > 0.0) || run.steps.is_empty() && run.remote.is_none() {

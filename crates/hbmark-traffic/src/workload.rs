@@ -50,7 +50,6 @@ pub struct PlannedRequest {
 
 impl PlannedRequest {
     /// Tokens of the prompt.
-    #[must_use]
     pub fn prompt_len(&self) -> usize {
         self.prompt.iter().map(|segment| segment.tokens as usize).sum()
     }
@@ -59,7 +58,6 @@ impl PlannedRequest {
     ///
     /// # Panics
     /// When the vocabulary is empty or beyond 32 bits.
-    #[must_use]
     pub fn tokens(&self, vocab: usize) -> Vec<u32> {
         let vocab = u64::try_from(vocab).expect("a count");
         let mut tokens = Vec::with_capacity(self.prompt_len());
@@ -306,7 +304,6 @@ pub const NAMES: &[&str] = &["chat", "code", "long-context-qa", "summarization",
 impl Workload {
     /// A named workload. Means are those in common use for these classes; the spread (coefficient of variation 1, as in production traces of
     /// chat) and the limits are ours.
-    #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         let spread = |mean: usize, cv: f64| Lengths::Lognormal {
             mean: mean as f64,
@@ -464,7 +461,6 @@ impl Workload {
     }
 
     /// Plans `count` requests at a mean rate per second; without a rate all at once (or, in a closed loop, one per completion).
-    #[must_use]
     pub fn plan(
         &self,
         rate: Option<f64>,
@@ -584,7 +580,6 @@ fn segment(source: u64, tokens: usize) -> PromptSegment {
 }
 
 /// Plans the requests of a trace. Times are multiplied by `time_scale`: 0.5 is twice the recorded rate.
-#[must_use]
 pub fn plan_trace(trace: &Trace, time_scale: f64, seed: u64) -> Vec<PlannedRequest> {
     let own = |index: usize| splitmix64(splitmix64(seed, 4), index as u64);
     trace
@@ -614,7 +609,6 @@ pub fn plan_trace(trace: &Trace, time_scale: f64, seed: u64) -> Vec<PlannedReque
 }
 
 /// The baseline without prefix reuse: the same arrivals and lengths, and no segment that two requests share.
-#[must_use]
 pub fn without_sharing(plan: &[PlannedRequest], seed: u64) -> Vec<PlannedRequest> {
     let mut plan = plan.to_vec();
     for (index, request) in plan.iter_mut().enumerate() {
@@ -629,7 +623,6 @@ pub fn without_sharing(plan: &[PlannedRequest], seed: u64) -> Vec<PlannedRequest
 ///
 /// # Panics
 /// When a block has no positions.
-#[must_use]
 pub fn ideal_hit_rate<'a>(
     plan: impl IntoIterator<Item = &'a PlannedRequest>,
     block_size: usize,

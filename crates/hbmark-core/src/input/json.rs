@@ -35,7 +35,6 @@ pub struct Budget {
 
 impl Budget {
     /// A budget of so many bytes.
-    #[must_use]
     pub fn new(bytes: usize) -> Self {
         Self { whole: bytes, left: Cell::new(bytes) }
     }
@@ -56,7 +55,6 @@ impl Budget {
 }
 
 /// What is wrong with a text, for a person who did not write it.
-#[must_use]
 pub fn problem(error: &serde_json::Error) -> String {
     let (line, column) = (error.line(), error.column());
     let place = if line > 1 { format!("line {line}, column {column}") } else { format!("column {column}") };

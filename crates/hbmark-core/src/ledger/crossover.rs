@@ -42,7 +42,6 @@ pub(in crate::ledger) fn last(limit: usize, fits: impl Fn(usize) -> bool) -> Opt
 
 /// The smallest batch whose decode step at `context` takes longer to compute than to read, if any does: at a long context
 /// the KV of each sequence costs more time than its arithmetic, and no batch helps.
-#[must_use]
 pub fn compute_bound_batch(ledger: &Ledger, roof: &Roof, context: usize) -> Option<usize> {
     roof.peak.as_ref()?;
     first(MAX_BATCH, |batch| Floor::new(&ledger.decode(batch, context), roof).bound() == Bound::Compute)
@@ -50,7 +49,6 @@ pub fn compute_bound_batch(ledger: &Ledger, roof: &Roof, context: usize) -> Opti
 
 /// The textbook figure: weights only, every one read as stored once and multiplied once per sequence:
 /// `bytes per weight / 2 · peak / bandwidth`. Of a mixture of experts all are read, as at any such batch, and a sequence multiplies its own.
-#[must_use]
 pub fn critical_batch_size(ledger: &Ledger, roof: &Roof) -> Option<f64> {
     let peak = roof.peak.as_ref()?;
     Some(all_weights(ledger).as_f64() / ledger.decode(1, 0).flops.0 * peak.rate.0 / roof.bandwidth.0)
@@ -62,7 +60,6 @@ fn all_weights(ledger: &Ledger) -> Bytes {
 }
 
 /// The shortest prompt, within the model's positions, whose prefill takes longer to compute than to read.
-#[must_use]
 pub fn compute_bound_prompt(ledger: &Ledger, roof: &Roof, batch: usize) -> Option<usize> {
     roof.peak.as_ref()?;
     first(ledger.architecture().max_positions, |tokens| {
@@ -71,7 +68,6 @@ pub fn compute_bound_prompt(ledger: &Ledger, roof: &Roof, batch: usize) -> Optio
 }
 
 /// The shortest context, within the model's positions, at which a step reads more KV than weights.
-#[must_use]
 pub fn kv_exceeds_weights(ledger: &Ledger, batch: usize) -> Option<usize> {
     first(ledger.architecture().max_positions, |context| {
         let bytes = ledger.decode(batch, context).bytes;
@@ -84,13 +80,11 @@ fn fits(ledger: &Ledger, shape: StepShape, memory: Bytes) -> bool {
 }
 
 /// The largest batch that can decode at `context` in a device's memory.
-#[must_use]
 pub fn max_batch_that_fits(ledger: &Ledger, context: usize, memory: Bytes) -> Option<usize> {
     last(MAX_BATCH, |batch| fits(ledger, StepShape::decode(batch, context), memory))
 }
 
 /// The longest context, within the model's positions, at which `batch` sequences can decode in a device's memory.
-#[must_use]
 pub fn max_context_that_fits(ledger: &Ledger, batch: usize, memory: Bytes) -> Option<usize> {
     // The new token takes the last position.
     let limit = ledger.architecture().max_positions.saturating_sub(1);
@@ -99,7 +93,6 @@ pub fn max_context_that_fits(ledger: &Ledger, batch: usize, memory: Bytes) -> Op
 
 /// The rows of a report: per context the compute-bound batch and the batch that fits, per batch the context whose KV
 /// exceeds the weights and the context that fits.
-#[must_use]
 pub fn crossovers(
     ledger: &Ledger,
     roof: &Roof,

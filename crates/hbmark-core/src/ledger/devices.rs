@@ -38,7 +38,6 @@ fn table() -> &'static Table {
 ///
 /// # Panics
 /// If the table built into the program does not parse; a test reads it.
-#[must_use]
 pub fn all() -> &'static [DeviceSpec] {
     &table().device
 }
@@ -79,7 +78,6 @@ pub fn find(name: &str) -> Result<&'static DeviceSpec, DeviceError> {
 }
 
 /// Whether a name that has no data sheet mentions a row's chip (`8x H100`): `None` where it mentions no GPU at all.
-#[must_use]
 pub fn mentions(name: &str, spec: &DeviceSpec) -> Option<bool> {
     let words: Vec<String> = name
         .split(|c: char| !c.is_ascii_alphanumeric())

@@ -26,7 +26,6 @@ const COLLINEAR: f64 = 1e-6;
 /// A column that does not vary, or that only repeats another (one context, several batches: the KV grows with the batch), is
 /// left out: the KV column goes first, the batch column only if it adds something. `None` with fewer than two points more
 /// than columns, with nothing that varies, or when the columns cannot be told apart.
-#[must_use]
 pub fn fit(
     engine: &str,
     dtype: Dtype,

@@ -40,7 +40,6 @@ impl Group {
     pub const ONE: Self = Self { tensor: 1, pipeline: 1, experts: false };
 
     /// GPUs in all.
-    #[must_use]
     pub fn gpus(self) -> usize {
         self.tensor.saturating_mul(self.pipeline)
     }
@@ -79,7 +78,6 @@ impl fmt::Display for Group {
 impl Ledger {
     /// The ledger of an engine's steps: of all that one memory holds. The ranks of a group share that of a host; GPUs have their own each, and this is the
     /// ledger of the first, whose part is the largest.
-    #[must_use]
     pub fn of_engine(
         architecture: &Architecture,
         inventory: &Inventory,

@@ -23,7 +23,6 @@ pub(super) struct LinkRow {
 }
 
 /// The link between `gpus` of a device; `None` where the table has none, or it reaches fewer.
-#[must_use]
 pub fn between(device: &str, gpus: usize) -> Option<&'static Link> {
     let row = devices::links().iter().find(|row| row.devices.iter().any(|name| name == device))?;
     (row.link.gpus >= gpus).then_some(&row.link)
@@ -31,7 +30,6 @@ pub fn between(device: &str, gpus: usize) -> Option<&'static Link> {
 
 impl Link {
     /// What one of `gpus` sends to the others together, in one direction.
-    #[must_use]
     pub fn of_group(&self, gpus: usize) -> BytesPerSecond {
         let peers = gpus.saturating_sub(1) as f64;
         BytesPerSecond(
@@ -70,7 +68,6 @@ pub struct MeasuredAllReduce {
 impl MeasuredAllReduce {
     /// The time of one of so many bytes: between two sizes that were measured in proportion, and of a smaller one that of the smallest. `None`
     /// beyond the largest.
-    #[must_use]
     pub fn time(&self, bytes: Bytes) -> Option<Nanos> {
         let above = self.points.iter().position(|(size, _)| *size >= bytes.0)?;
         let (size, time) = self.points[above];
@@ -93,7 +90,6 @@ fn all_reduces() -> &'static AllReduces {
 ///
 /// # Panics
 /// If the table built into the program does not parse; a test reads it.
-#[must_use]
 pub fn measured(device: &str, gpus: usize) -> Vec<MeasuredAllReduce> {
     let tables = all_reduces();
     let of = |row: &'static AllReduceRow| {

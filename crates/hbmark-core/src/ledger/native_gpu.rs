@@ -34,7 +34,6 @@ impl Ledger {
     /// All weights, of latent attention the matrices from latents to keys twice; blocks of K and V in whole slabs; f32 activations between operations, f32 logits; the rows as tensor cores take them, weights
     /// that are widened for the library, the sums of a product of the library, and partial sums of attention, each as large as the largest layer needs
     /// and rounded up to a power of two.
-    #[must_use]
     pub fn native_gpu_memory(&self, shape: StepShape, dtype: Dtype) -> Bytes {
         let a = self.architecture();
         let (hidden, query) = (a.hidden_size as u64, (a.heads * a.head_dim) as u64);

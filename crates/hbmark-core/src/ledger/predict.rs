@@ -46,7 +46,6 @@ pub struct Prediction {
 }
 
 /// Predicts every cell of the grid, in the order phase, batch, context.
-#[must_use]
 pub fn predict(request: &Request<'_>) -> Prediction {
     let inventory = request.inventory;
     let ledger = Ledger::new(request.architecture, inventory, request.kv).routed(request.routing);

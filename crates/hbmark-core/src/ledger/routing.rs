@@ -119,7 +119,6 @@ pub struct LayerRouting {
 
 impl LayerRouting {
     /// A layer of `count` experts of which a token takes `per_token`.
-    #[must_use]
     pub fn new(routing: ExpertRouting, count: usize, per_token: usize) -> Self {
         let per_token = per_token.min(count);
         let shares = match routing {
@@ -130,7 +129,6 @@ impl LayerRouting {
     }
 
     /// The different experts that so many tokens meet.
-    #[must_use]
     pub fn distinct(&self, tokens: usize) -> DistinctExperts {
         let (count, per_token) = (self.count as f64, self.per_token as f64);
         let n = tokens as f64;
@@ -150,7 +148,6 @@ impl LayerRouting {
 
     /// The most different experts that any of `ranks` GPUs meets, where each holds as many of the layer's experts as the next, whichever
     /// those are: the mean of seeded draws, and exact where tokens take turns. A step waits for that GPU.
-    #[must_use]
     pub fn fullest(&self, tokens: usize, ranks: usize) -> f64 {
         let here = self.count.div_ceil(ranks.max(1));
         if tokens == 0 || self.count == 0 {
@@ -186,7 +183,6 @@ impl LayerRouting {
 
     /// The experts of so many tokens, one token after the other, each expert of a token once: random draws with a seed, or turns that
     /// begin with expert 0.
-    #[must_use]
     pub fn draw(&self, tokens: usize, seed: u64) -> Vec<u32> {
         let number = |expert: usize| u32::try_from(expert).unwrap_or(u32::MAX);
         if self.routing == ExpertRouting::Balanced {

@@ -43,32 +43,27 @@ pub struct StepShape {
 
 impl StepShape {
     /// A decode step of `batch` sequences with `context` positions each in the cache.
-    #[must_use]
     pub fn decode(batch: usize, context: usize) -> Self {
         Self { phase: Phase::Decode, batch, context }
     }
 
     /// A prefill of `batch` prompts of `tokens` each into an empty cache.
-    #[must_use]
     pub fn prefill(batch: usize, tokens: usize) -> Self {
         Self { phase: Phase::Prefill, batch, context: tokens }
     }
 
     /// New tokens of each sequence.
-    #[must_use]
     pub fn queries(&self) -> usize {
         self.phase.new_tokens(self.context)
     }
 
     /// Rows of logits: of every token of a step over the cache, of the last one of a prompt.
-    #[must_use]
     pub fn logits(&self) -> u64 {
         let per_sequence = if self.phase.is_over_cache() { self.queries() } else { 1 };
         (self.batch as u64).saturating_mul(per_sequence as u64)
     }
 
     /// Positions of each sequence in the cache when the step is done.
-    #[must_use]
     pub fn positions_after(&self) -> usize {
         self.phase.positions_after(self.context)
     }
@@ -86,13 +81,11 @@ pub struct RaggedPart {
 
 impl RaggedPart {
     /// Tokens on top of so many cached positions, none of them a draft token.
-    #[must_use]
     pub fn new(cached: usize, tokens: usize) -> Self {
         Self { cached, tokens, draft_tokens: 0 }
     }
 
     /// Whether all tokens have logits: a decode step, or a verify step, and no part of a prompt.
-    #[must_use]
     pub fn is_over_cache(self) -> bool {
         self.tokens == self.draft_tokens + 1
     }
@@ -110,7 +103,6 @@ pub struct StepCost {
 impl StepCost {
     /// The same step where it met so many different experts of a layer, on average, as an engine counted them: no expectation any more.
     /// `expert_bytes` are those of one expert in every layer.
-    #[must_use]
     pub fn meeting(self, experts: f64, expert_bytes: Option<Bytes>) -> Self {
         let (Some(expected), Some(each)) = (self.distinct_experts, expert_bytes) else { return self };
         let weights = self.bytes.weights.as_f64() + (experts - expected) * each.as_f64();
@@ -148,7 +140,6 @@ pub struct Ledger {
 
 impl Ledger {
     /// Sums a model's tensors. Whether the head is tied follows from the inventory: no tensor has the role of a head.
-    #[must_use]
     pub fn new(architecture: &Architecture, inventory: &Inventory, kv_dtype: Dtype) -> Self {
         let tied = inventory.tensors.iter().all(|tensor| tensor.role != Role::Head);
         Self::part(architecture, inventory, kv_dtype, tied)
@@ -212,7 +203,6 @@ impl Ledger {
     }
 
     /// The same under another assumption about which experts tokens take.
-    #[must_use]
     pub fn routed(mut self, routing: ExpertRouting) -> Self {
         let experts = self.architecture.experts.as_ref();
         self.routing = experts.map(|experts| LayerRouting::new(routing, experts.count, experts.per_token));
@@ -226,13 +216,11 @@ impl Ledger {
     }
 
     /// What a step of so many tokens is expected to meet in a layer; `None` for dense models.
-    #[must_use]
     pub fn distinct_experts(&self, tokens: usize) -> Option<DistinctExperts> {
         Some(self.routing.as_ref()?.distinct(tokens))
     }
 
     /// Bytes of one routed expert in every layer that has any, on average over the experts; `None` for dense models.
-    #[must_use]
     pub fn expert_bytes(&self) -> Option<Bytes> {
         let experts = self.architecture.experts.as_ref()?;
         Some(Bytes(self.expert_bytes / experts.count.max(1) as u64))
@@ -248,37 +236,31 @@ impl Ledger {
     }
 
     /// The model's dimensions.
-    #[must_use]
     pub fn architecture(&self) -> &Architecture {
         &self.architecture
     }
 
     /// Storage of the KV cache.
-    #[must_use]
     pub fn kv_dtype(&self) -> Dtype {
         self.kv_dtype
     }
 
     /// Bytes of all tensors, read or not: what stays in memory.
-    #[must_use]
     pub fn resident_weights(&self) -> Bytes {
         self.resident
     }
 
     /// Bytes that one token adds to the cache, over all layers; a window forgets as much.
-    #[must_use]
     pub fn kv_bytes_per_token(&self) -> Bytes {
         self.cached(|_| 1)
     }
 
     /// Bytes of recurrent state of one sequence, over all layers: read and written in every step.
-    #[must_use]
     pub fn state_bytes(&self) -> Bytes {
         Bytes(self.caches.iter().map(|cache| cache.layers * cache.state).sum())
     }
 
     /// Cost of one step.
-    #[must_use]
     pub fn step(&self, shape: StepShape) -> StepCost {
         match shape.phase {
             Phase::Prefill => self.prefill(shape.batch, shape.context),
@@ -289,7 +271,6 @@ impl Ledger {
     }
 
     /// Cost of one decode step of `batch` sequences with `context` cached positions each.
-    #[must_use]
     pub fn decode(&self, batch: usize, context: usize) -> StepCost {
         self.over_cache(batch, context, 1)
     }
@@ -319,7 +300,6 @@ impl Ledger {
     }
 
     /// Cost of prefilling `batch` prompts of `tokens` each; logits of the last position only.
-    #[must_use]
     pub fn prefill(&self, batch: usize, tokens: usize) -> StepCost {
         let all = (batch as u64).saturating_mul(tokens as u64);
         let per_sequence = self.linear_flops() * tokens as f64
@@ -331,7 +311,6 @@ impl Ledger {
     /// Cost of one step over sequences of any length: each brings `tokens` on top of `cached` positions. One token is a decode as in
     /// [`decode`](Self::decode), one and its draft tokens are a verify step; more are (part of) a prefill as in [`prefill`](Self::prefill),
     /// which also reads what is cached.
-    #[must_use]
     pub fn ragged(&self, parts: impl IntoIterator<Item = RaggedPart>) -> StepCost {
         let (mut sequences, mut all, mut outputs, mut flops) = (0_u64, 0_u64, 0_u64, 0.0);
         let mut read = Bytes(0);
@@ -356,7 +335,6 @@ impl Ledger {
 
     /// Memory an engine without copies needs for a step: all weights, the KV cache (no more than the window where there is
     /// one) and the widest activations (gate and up of the feed-forward beside the residual, or the f32 logits).
-    #[must_use]
     pub fn memory(&self, shape: StepShape) -> Bytes {
         let arch = &self.architecture;
         let kept = self.kept(shape.positions_after());
@@ -375,7 +353,6 @@ impl Ledger {
 
     /// What the ranks of a tensor parallel group hold more than one device does: the embedding on each, latents, and heads of K and V that are fewer
     /// than the ranks.
-    #[must_use]
     pub fn repeated_on_ranks(&self, shape: StepShape, ranks: usize) -> Bytes {
         if ranks <= 1 {
             return Bytes(0);
@@ -391,7 +368,6 @@ impl Ledger {
 
     /// What ranks hold of the embedding beside what this ledger counts: our engine keeps all of it on each, and of one that is the head, too, a part
     /// as the head.
-    #[must_use]
     pub fn rest_of_table(&self, ranks: usize) -> Bytes {
         let copies = match ranks {
             0 | 1 => 0,
@@ -590,7 +566,6 @@ fn kv_bits(dtype: Dtype) -> (u128, u128) {
 
 /// Different adapters among `batch` requests that each have adapter i with probability `shares[i]`: `Σ (1 − (1 − share)^batch)`. The rest
 /// of the requests has none.
-#[must_use]
 pub fn expected_distinct_adapters(shares: &[f64], batch: f64) -> f64 {
     shares.iter().map(|share| 1.0 - (1.0 - share).max(0.0).powf(batch)).sum()
 }

@@ -124,7 +124,6 @@ impl Position {
 impl Ledger {
     /// Bytes that candle's own forward moves in a step, or `None` where that is not modelled: prefill (its traffic is
     /// activations, which depend on the GEMM's tiling), verify steps, which it has none of, and families without a stock path.
-    #[must_use]
     pub fn stock_bytes(&self, shape: StepShape, backend: StockBackend) -> Option<Bytes> {
         if shape.phase != Phase::Decode {
             return None;
@@ -149,7 +148,6 @@ impl Ledger {
     /// All weights; the KV cache, twice in decode (a pinned step concatenates into a new cache while the one it started from
     /// is kept); and the largest of: one layer's copies of K and V with its scores (three tensors of them in prefill:
     /// scaled, masked, softmax), the feed-forward's four intermediates, the logits.
-    #[must_use]
     pub fn stock_memory(&self, shape: StepShape, backend: StockBackend) -> Option<Bytes> {
         let architecture = self.architecture();
         let size = self.activation_bytes();

@@ -37,7 +37,6 @@ pub struct Roof {
 
 impl Roof {
     /// The roof measured in this session.
-    #[must_use]
     pub fn measured(ceilings: &Ceilings, weights: Dtype) -> Self {
         Self {
             bandwidth: BytesPerSecond(ceilings.read_bytes_per_s.median),
@@ -48,7 +47,6 @@ impl Roof {
     }
 
     /// The roof of the data sheet.
-    #[must_use]
     pub fn datasheet(spec: &DeviceSpec, weights: Dtype) -> Self {
         Self {
             bandwidth: BytesPerSecond(spec.bandwidth_bytes_per_s),
@@ -106,7 +104,6 @@ pub struct Floor {
 
 impl Floor {
     /// The floor of a step: its ideal bytes at the bandwidth, its FLOPs at the peak.
-    #[must_use]
     pub fn new(cost: &StepCost, roof: &Roof) -> Self {
         Self {
             memory: cost.bytes.ideal().at(roof.bandwidth),
@@ -115,13 +112,11 @@ impl Floor {
     }
 
     /// The higher of the two: the prediction.
-    #[must_use]
     pub fn time(&self) -> Nanos {
         Nanos(self.memory.0.max(self.compute.map_or(0.0, |compute| compute.0)))
     }
 
     /// Which of the two is higher; memory when no peak is known.
-    #[must_use]
     pub fn bound(&self) -> Bound {
         match self.compute {
             Some(compute) if compute.0 > self.memory.0 => Bound::Compute,
@@ -153,7 +148,6 @@ impl Verdict {
     ///
     /// The bound is judged against the measured ceilings where there are any, otherwise the data sheet. MFU is against the
     /// data sheet's dense peak where it names one, otherwise the measured one.
-    #[must_use]
     pub fn new(
         cost: &StepCost,
         measured: Nanos,

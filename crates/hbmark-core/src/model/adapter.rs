@@ -28,7 +28,6 @@ impl Target {
         [Self::QProj, Self::KProj, Self::VProj, Self::OProj, Self::GateProj, Self::UpProj, Self::DownProj];
 
     /// The module's name in Hugging Face's models.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::QProj => "q_proj",
@@ -42,7 +41,6 @@ impl Target {
     }
 
     /// The block of a layer that holds it: `self_attn` or `mlp`.
-    #[must_use]
     pub fn parent(self) -> &'static str {
         match self {
             Self::QProj | Self::KProj | Self::VProj | Self::OProj => "self_attn",
@@ -51,7 +49,6 @@ impl Target {
     }
 
     /// Outputs and inputs of the layer.
-    #[must_use]
     pub fn shape(self, architecture: &Architecture) -> (usize, usize) {
         let a = architecture;
         let (query, kv) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);

@@ -46,13 +46,11 @@ pub enum Family {
 
 impl Family {
     /// Whether its checkpoints hold the weights of norms less one.
-    #[must_use]
     pub fn stores_norms_less_one(self) -> bool {
         matches!(self, Self::Gemma2 | Self::Gemma3)
     }
 
     /// Whether its checkpoints hold plain matrices of all experts as `[experts, input, out]`: rows are multiplied with them as they are.
-    #[must_use]
     pub fn stores_experts_by_input(self) -> bool {
         matches!(self, Self::GptOss | Self::Llama4)
     }
@@ -96,7 +94,6 @@ impl RopeScaling {
     }
 
     /// As configs spell it.
-    #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Self::None => "default",
@@ -176,7 +173,6 @@ impl Default for Multipliers {
 
 impl Multipliers {
     /// Whether they leave everything as it is.
-    #[must_use]
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
@@ -238,13 +234,11 @@ pub struct LatentAttention {
 
 impl LatentAttention {
     /// Elements of the vector that is kept of each token: the latent, then the rotary part.
-    #[must_use]
     pub fn cached(&self) -> usize {
         self.kv_rank + self.qk_rope_head_dim
     }
 
     /// Width of a head's query.
-    #[must_use]
     pub fn query_dim(&self) -> usize {
         self.qk_nope_head_dim + self.qk_rope_head_dim
     }
@@ -293,7 +287,6 @@ pub struct Architecture {
 
 impl Architecture {
     /// The attention window of a layer, or `None` where it attends to everything.
-    #[must_use]
     pub fn window(&self, layer: usize) -> Option<usize> {
         self.windows.get(layer).copied().flatten()
     }
@@ -312,7 +305,6 @@ impl Architecture {
     ///
     /// # Panics
     /// When there is no such layer.
-    #[must_use]
     pub fn layer(&self, index: usize) -> Layer {
         assert!(index < self.layers, "layer {index} of {}", self.layers);
         if let Some(stack) = &self.stack {
@@ -338,7 +330,6 @@ impl Architecture {
     }
 
     /// The same with a mixture in the layers that are not dense; each layer written out where the fields stand for another mixture.
-    #[must_use]
     pub fn with_mixture(self, mixture: Mixture, dense_layers: Vec<usize>) -> Self {
         let experts = Experts::of(&mixture, dense_layers);
         let plain = self.mixture(&experts) == mixture;
@@ -357,7 +348,6 @@ impl Architecture {
     }
 
     /// Full attention of the widths that the config gives for all layers.
-    #[must_use]
     pub fn attention(&self) -> Attention {
         Attention {
             reach: Reach::Full,
@@ -389,13 +379,11 @@ impl Architecture {
     }
 
     /// Positions of KV that a token at `context` reads in a layer without a stack.
-    #[must_use]
     pub fn attended(&self, layer: usize, context: usize) -> usize {
         self.window(layer).map_or(context, |w| w.min(context))
     }
 
     /// Elements that one token keeps in the KV cache of one layer without a stack.
-    #[must_use]
     pub fn kv_elements_per_token_and_layer(&self) -> usize {
         match self.latent {
             Some(latent) => latent.cached(),
@@ -404,7 +392,6 @@ impl Architecture {
     }
 
     /// Whether the feed-forward of a layer is routed over experts.
-    #[must_use]
     pub fn is_expert_layer(&self, layer: usize) -> bool {
         self.experts.as_ref().is_some_and(|e| !e.dense_layers.contains(&layer))
     }
@@ -454,7 +441,6 @@ pub enum Dtype {
 
 impl Dtype {
     /// The name on the command line and in results.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -476,7 +462,6 @@ impl Dtype {
     }
 
     /// The default KV cache dtype for weights of this dtype: the same for floats, bf16 where they are quantised.
-    #[must_use]
     pub fn of_cache(self) -> Self {
         match self {
             Self::F32 | Self::Bf16 | Self::F16 => self,

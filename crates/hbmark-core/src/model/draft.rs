@@ -26,7 +26,6 @@ impl DraftLayer {
     pub const ALL: [Self; 2] = [Self::Mtp, Self::Eagle];
 
     /// As it is written behind the name of a model.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Mtp => "mtp",
@@ -35,7 +34,6 @@ impl DraftLayer {
     }
 
     /// Splits the spec of a drafting layer, `MODEL+mtp` or `MODEL+eagle`, into the model's and the kind.
-    #[must_use]
     pub fn split(spec: &str) -> Option<(&str, Self)> {
         let (model, kind) = spec.rsplit_once('+')?;
         let kind = Self::ALL.into_iter().find(|own| own.name() == kind)?;
@@ -43,7 +41,6 @@ impl DraftLayer {
     }
 
     /// The name of the projection, behind that of the model.
-    #[must_use]
     pub fn projection(self) -> &'static str {
         match self {
             Self::Mtp => "eh_proj",
@@ -52,7 +49,6 @@ impl DraftLayer {
     }
 
     /// The names of the norms of the embedding and of the hidden state, behind that of the model.
-    #[must_use]
     pub fn norms(self) -> Option<[&'static str; 2]> {
         (self == Self::Mtp).then_some(["enorm", "hnorm"])
     }

@@ -77,7 +77,6 @@ pub enum Format {
 
 impl Format {
     /// Its name on the command line and in results.
-    #[must_use]
     pub fn dtype(self) -> Dtype {
         match self {
             Self::Fp8 { .. } => Dtype::Fp8,
@@ -90,7 +89,6 @@ impl Format {
     }
 
     /// Bits of a weight without scales.
-    #[must_use]
     pub fn bits(self) -> u32 {
         match self {
             Self::Fp8 { .. } | Self::Mxfp8 => 8,
@@ -100,7 +98,6 @@ impl Format {
     }
 
     /// The tensors of a linear layer `[out, input]`; the first holds the weights.
-    #[must_use]
     pub fn parts(self, layout: Layout, out: usize, input: usize) -> Vec<Part> {
         let weights = (out as u64 * input as u64 * u64::from(self.bits())).div_ceil(8);
         let mut parts = vec![Part::new(layout.weight(self), &[out, input], self.dtype().name(), weights)];

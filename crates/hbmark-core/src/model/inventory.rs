@@ -54,7 +54,6 @@ pub struct TensorInfo {
 impl TensorInfo {
     /// Rows and columns of a matrix: those of all experts below each other where they are one tensor, of which plain ones are
     /// `[experts, input, out]` where a family stores them `by_input`. `None` where it is not a matrix.
-    #[must_use]
     pub fn rows_and_columns(&self, by_input: bool) -> Option<(usize, usize)> {
         match *self.shape.as_slice() {
             _ if self.role == Role::ExpertBias => None,
@@ -68,7 +67,6 @@ impl TensorInfo {
     }
 
     /// Its shape as checkpoints state it: blocks of mxfp4 are `[experts, out, blocks, 16]` bytes, two weights in each.
-    #[must_use]
     pub fn shape_in_files(&self) -> Vec<usize> {
         match self.shape.as_slice() {
             [count, out, input] if self.storage == "mxfp4" && self.name.ends_with("_blocks") => {
@@ -79,7 +77,6 @@ impl TensorInfo {
     }
 
     /// Elements of the tensor.
-    #[must_use]
     pub fn elements(&self) -> u64 {
         self.shape.iter().map(|&d| d as u64).product()
     }
@@ -93,13 +90,11 @@ pub struct Inventory {
 
 impl Inventory {
     /// Bytes of all tensors together: what has to fit in memory.
-    #[must_use]
     pub fn total_bytes(&self) -> Bytes {
         self.tensors.iter().map(|t| t.bytes).sum()
     }
 
     /// Parameters, counting every tensor but scales once, and without what no step reads.
-    #[must_use]
     pub fn parameters(&self) -> u64 {
         self.tensors
             .iter()
@@ -109,14 +104,12 @@ impl Inventory {
     }
 
     /// The first tensor in blocks of 256 whose rows are not whole blocks: ggml stores no such rows.
-    #[must_use]
     pub fn rows_that_blocks_do_not_divide(&self) -> Option<&TensorInfo> {
         let blocks = |t: &&TensorInfo| matches!(t.storage.as_str(), "q4_k" | "q5_k" | "q6_k");
         self.tensors.iter().filter(blocks).find(|t| t.shape.last().is_some_and(|row| row % 256 != 0))
     }
 
     /// Bytes of the tensors with a role.
-    #[must_use]
     pub fn bytes_of(&self, role: Role) -> Bytes {
         self.tensors.iter().filter(|t| t.role == role).map(|t| t.bytes).sum()
     }

@@ -171,7 +171,6 @@ pub enum Reach {
 
 impl Reach {
     /// Cached positions that a token at position `context` reads.
-    #[must_use]
     pub fn read(self, context: usize) -> usize {
         match self {
             Self::Full => context,
@@ -181,7 +180,6 @@ impl Reach {
     }
 
     /// Positions that a cache keeps of so many.
-    #[must_use]
     pub fn kept(self, positions: usize) -> usize {
         match self {
             Self::Full => positions,
@@ -190,7 +188,6 @@ impl Reach {
     }
 
     /// (query, position) pairs of the first `tokens` tokens, each with itself.
-    #[must_use]
     pub fn pairs(self, tokens: usize) -> f64 {
         let triangle = |n: usize| n as f64 * (n as f64 + 1.0) / 2.0;
         match self {
@@ -229,7 +226,6 @@ pub struct Indexer {
 
 impl Indexer {
     /// Bytes that it keeps of a token: fp8 with one f32 scale.
-    #[must_use]
     pub fn bytes_per_token(self) -> u64 {
         self.head_dim as u64 + 4
     }
@@ -249,13 +245,11 @@ pub struct DeltaNet {
 
 impl DeltaNet {
     /// Channels of the convolution: queries, keys and values.
-    #[must_use]
     pub fn channels(self) -> usize {
         2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
     }
 
     /// Elements of the recurrent state of a sequence.
-    #[must_use]
     pub fn state(self) -> usize {
         self.value_heads * self.key_dim * self.value_dim
     }
@@ -276,19 +270,16 @@ pub struct Mamba {
 
 impl Mamba {
     /// Width of what passes the state.
-    #[must_use]
     pub fn inner(self) -> usize {
         self.heads * self.head_dim
     }
 
     /// Channels of the convolution: the input, B and C.
-    #[must_use]
     pub fn channels(self) -> usize {
         self.inner() + 2 * self.groups * self.state_size
     }
 
     /// Elements of the recurrent state of a sequence.
-    #[must_use]
     pub fn state(self) -> usize {
         self.inner() * self.state_size
     }
@@ -310,7 +301,6 @@ pub enum FeedForward {
 
 impl FeedForward {
     /// The part every token passes, if it has one.
-    #[must_use]
     pub fn dense(&self) -> Option<&Dense> {
         match self {
             Self::Dense(dense) | Self::DenseBesideMixture { dense, .. } => Some(dense),
@@ -319,7 +309,6 @@ impl FeedForward {
     }
 
     /// The routed part, if it has one.
-    #[must_use]
     pub fn mixture(&self) -> Option<&Mixture> {
         match self {
             Self::Mixture(mixture) | Self::DenseBesideMixture { mixture, .. } => Some(mixture),
@@ -427,7 +416,6 @@ pub enum Activation {
 
 impl Activation {
     /// Whether there is a gate matrix beside the one that goes up.
-    #[must_use]
     pub fn gated(self) -> bool {
         !matches!(self, Self::SquaredRelu)
     }
@@ -451,7 +439,6 @@ pub struct Stack {
 
 impl Stack {
     /// Keeps equal layers once.
-    #[must_use]
     pub fn new(layers: impl IntoIterator<Item = Layer>) -> Self {
         let mut kinds: Vec<Layer> = Vec::new();
         let of = |layer: Layer| {
@@ -469,7 +456,6 @@ impl Stack {
     ///
     /// # Panics
     /// When there is no such layer.
-    #[must_use]
     pub fn layer(&self, index: usize) -> &Layer {
         &self.kinds[usize::from(self.order[index])]
     }

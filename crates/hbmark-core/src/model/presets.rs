@@ -82,7 +82,6 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 ///
 /// # Panics
 /// When a shipped config is broken, which the tests rule out.
-#[must_use]
 pub fn find(name: &str) -> Option<Preset> {
     let all = || SHIPPED.iter().map(|(shipped, text)| (*shipped, *text, hub_id(text)));
     let stem = format!("{}-v", name.to_lowercase());
@@ -98,7 +97,6 @@ pub fn find(name: &str) -> Option<Preset> {
 }
 
 /// The error for an unknown name, with the nearest shipped names.
-#[must_use]
 pub fn unknown(name: &str) -> ModelError {
     let wanted = tail(name).to_lowercase();
     let score = |shipped: &str| {

@@ -57,7 +57,6 @@ pub struct Quantization {
 
 impl Quantization {
     /// The name of what most of the weights are stored in; `None` where the byte ledger has no sizes for it.
-    #[must_use]
     pub fn dtype(&self) -> Option<Dtype> {
         if let Some(format) = self.main_format() {
             return Some(format.dtype());
@@ -71,14 +70,12 @@ impl Quantization {
     }
 
     /// The format of what no rule names, otherwise the first.
-    #[must_use]
     pub fn main_format(&self) -> Option<Format> {
         let formats = || self.rules.iter().filter(|rule| rule.format.is_some());
         formats().find(|rule| rule.modules.is_empty()).or_else(|| formats().next())?.format
     }
 
     /// Who wrote it.
-    #[must_use]
     pub fn layout(&self) -> Layout {
         match self.method.as_str() {
             "fbgemm_fp8" => Layout::Fbgemm,
@@ -164,7 +161,6 @@ pub struct ModuleStorage {
 
 impl ModuleStorage {
     /// The format of a module by its name without `.weight`; `None` where it is a plain float.
-    #[must_use]
     pub fn format(&self, module: &str) -> Option<Format> {
         let named = |rule: &&(Option<Patterns>, Option<Format>)| {
             rule.0.as_ref().is_none_or(|patterns| patterns.contains(module))
@@ -173,7 +169,6 @@ impl ModuleStorage {
     }
 
     /// Who named the tensors.
-    #[must_use]
     pub fn layout(&self) -> Layout {
         self.layout
     }

@@ -148,7 +148,6 @@ fn parse_json<'de, T: Deserialize<'de>>(bytes: &'de [u8]) -> Result<T, Safetenso
 }
 
 /// The beginning of an untrusted text.
-#[must_use]
 pub fn shortened(text: &str) -> String {
     text.chars().take(TEXT_SHOWN).collect()
 }

@@ -49,7 +49,6 @@ impl Architecture {
     /// Every tensor of a checkpoint of this architecture, stored as `dtype`.
     ///
     /// *Shapes*: linear layers are `[out, in]`; an int4 tensor keeps its logical shape while its bytes are the packed ones.
-    #[must_use]
     pub fn inventory(&self, dtype: Dtype) -> Inventory {
         let format = StorageFormat::new(self, dtype);
         // At once: a list that grows by doubling takes twice its memory.
@@ -81,7 +80,6 @@ impl Architecture {
 
     /// Columns that share one int4 scale and zero: the config's `group_size`, or a whole row, where it quantises to four bits; else 128, or 32
     /// where a layer's width is not a multiple of 128.
-    #[must_use]
     pub fn int4_group(&self) -> usize {
         if let Some(own) = self.quantization.as_ref().filter(|quantization| quantization.bits == 4) {
             return own.group_size.filter(|&group| group > 0).unwrap_or(limits::FFN);
@@ -99,7 +97,6 @@ impl Architecture {
 ///
 /// # Panics
 /// Never in practice: both arguments are plain data, which always serialises.
-#[must_use]
 pub fn model_hash(architecture: &Architecture, inventory: &Inventory) -> String {
     let mut hasher = Sha256::new();
     hasher.update(serde_json::to_vec(architecture).expect("an architecture is plain data"));

@@ -72,14 +72,12 @@ const CLOCK_SLACK_NS: f64 = 200_000.0;
 
 impl Block {
     /// What the clocks of this block may differ by.
-    #[must_use]
     pub fn clock_slack_ns(&self) -> f64 {
         self.wall_ns * CLOCK_TOLERANCE + CLOCK_SLACK_NS
     }
 
     /// Whether two independent clocks saw the same block. The timeline's span lies inside the host's: it is never longer, and shorter
     /// only by what the host does after the last mark, which is no more than the largest wait between two steps.
-    #[must_use]
     pub fn clocks_agree(&self, spanned_ns: f64) -> bool {
         let slack = self.clock_slack_ns();
         let waits = self.interval_ns.iter().zip(&self.step_ns).map(|(interval, span)| interval - span);
@@ -90,7 +88,6 @@ impl Block {
 
 impl BlockTelemetry {
     /// The throttle reasons that mean that the device ran slower than its own clocks.
-    #[must_use]
     pub fn slowed_by(&self) -> Vec<String> {
         let slows = |name: &&String| {
             let reasons = ["hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal", "thermal_violation"];
@@ -100,7 +97,6 @@ impl BlockTelemetry {
     }
 
     /// The cause for which a block with this telemetry does not count.
-    #[must_use]
     pub fn rejects(&self, limits: &Limits) -> Option<Cause> {
         let reasons = self.slowed_by();
         if !reasons.is_empty() {
@@ -111,7 +107,6 @@ impl BlockTelemetry {
 }
 
 /// The cause for which blocks beside such a load do not count; of two the load.
-#[must_use]
 pub fn load_rejects(foreign_cores: Option<f64>, steal_cores: Option<f64>, limits: &Limits) -> Option<Cause> {
     let foreign = foreign_cores.filter(|cores| *cores > limits.foreign_cores);
     let steal = || steal_cores.filter(|cores| *cores > limits.steal_cores);
@@ -126,7 +121,6 @@ pub fn accepted(blocks: &[Block]) -> impl Iterator<Item = &Block> {
 }
 
 /// Which times of a block a phase is judged by: the interval between step ends over a cache, the device span for prefill.
-#[must_use]
 pub fn judged_times(phase: Phase, block: &Block) -> &[f64] {
     match phase {
         Phase::Decode | Phase::Verify { .. } => &block.interval_ns,
@@ -136,7 +130,6 @@ pub fn judged_times(phase: Phase, block: &Block) -> &[f64] {
 
 /// Means over the steps of the accepted blocks, `merge` consecutive blocks together; `times` picks the times of a block. Every
 /// step weighs the same, and a last group of fewer blocks is left out.
-#[must_use]
 pub fn block_means(blocks: &[Block], merge: usize, times: impl Fn(&Block) -> &[f64]) -> Vec<f64> {
     let accepted: Vec<&Block> = accepted(blocks).collect();
     accepted

@@ -45,7 +45,6 @@ pub struct Capabilities {
 
 impl Capabilities {
     /// Whether its steps run on a GPU.
-    #[must_use]
     pub fn on_gpu(&self) -> bool {
         self.device.starts_with("cuda")
     }
@@ -75,7 +74,6 @@ impl EngineKind {
     pub const ALL: &[Self] = &[Self::Stock, Self::Native, Self::StockGraph, Self::StockPool];
 
     /// The name on the command line and in results.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Stock => "stock",
@@ -86,7 +84,6 @@ impl EngineKind {
     }
 
     /// The engine of a name; a tensor parallel group of ranks is the engine of each of them.
-    #[must_use]
     pub fn of(name: &str) -> Option<Self> {
         if Self::ranks(name) > 1 {
             return Some(Self::Native);
@@ -95,7 +92,6 @@ impl EngineKind {
     }
 
     /// The name of the native engine over so many ranks of a tensor parallel group.
-    #[must_use]
     pub fn of_ranks(ranks: usize) -> String {
         match ranks {
             0 | 1 => Self::Native.name().to_owned(),
@@ -104,7 +100,6 @@ impl EngineKind {
     }
 
     /// The ranks of an engine's name; 1 where it has no group.
-    #[must_use]
     pub fn ranks(name: &str) -> usize {
         let ranks = name.strip_prefix(Self::Native.name()).and_then(|rest| rest.strip_prefix(RANKS));
         let ranks = ranks.filter(|digits| !digits.starts_with('0')).and_then(|digits| digits.parse().ok());
@@ -112,7 +107,6 @@ impl EngineKind {
     }
 
     /// Whether it is candle's forward, whichever way it is run.
-    #[must_use]
     pub fn is_stock(self) -> bool {
         matches!(self, Self::Stock | Self::StockGraph | Self::StockPool)
     }

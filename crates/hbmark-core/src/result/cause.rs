@@ -388,14 +388,12 @@ pub enum ConsistencyRule {
 
 impl Cause {
     /// A sentence that no rule matches.
-    #[must_use]
     pub fn other(message: impl Into<String>) -> Self {
         Self::Other { message: message.into() }
     }
 }
 
 /// Causes one after the other, for a person.
-#[must_use]
 pub fn joined(causes: &[Cause]) -> String {
     causes.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }

@@ -21,7 +21,6 @@ pub struct Spread {
 
 impl Spread {
     /// Median, lowest and highest of the usable values; none without one.
-    #[must_use]
     pub fn of(values: &[f64]) -> Option<Self> {
         let mut sorted: Vec<f64> = values.iter().copied().filter(|v| v.is_finite() && *v > 0.0).collect();
         sorted.sort_by(f64::total_cmp);
@@ -71,13 +70,11 @@ pub struct Ceilings {
 
 impl Ceilings {
     /// Whether a copy moved more bytes a second than every read: the memory gives more than reads alone take, as where each direction has lanes of its own.
-    #[must_use]
     pub fn copy_exceeds_read(&self) -> bool {
         self.copy_bytes_per_s.median > self.read_bytes_per_s.high
     }
 
     /// Why nothing should rest on them: what disturbed the probe, or a range over its repetitions that a steady machine does not have.
-    #[must_use]
     pub fn doubt(&self) -> Option<Cause> {
         let Spread { median, low, high } = self.read_bytes_per_s;
         let unsteady = (high - low) / median > STEADY_RANGE;

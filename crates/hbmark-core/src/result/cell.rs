@@ -41,7 +41,6 @@ pub const MAX_DRAFT_TOKENS: usize = 64;
 
 impl Phase {
     /// Tokens that each sequence brings; `context` are those of a prompt.
-    #[must_use]
     pub fn new_tokens(self, context: usize) -> usize {
         match self {
             Self::Prefill => context,
@@ -52,13 +51,11 @@ impl Phase {
 
     /// Tokens of each sequence that a step is sure to bring: those of a prompt, otherwise one. A verify step brings more where draft tokens are
     /// accepted.
-    #[must_use]
     pub fn sure_tokens(self, context: usize) -> usize {
         if self.is_over_cache() { 1 } else { context }
     }
 
     /// Positions of each sequence in the cache when the step is done.
-    #[must_use]
     pub fn positions_after(self, context: usize) -> usize {
         match self {
             Self::Prefill => context,
@@ -68,7 +65,6 @@ impl Phase {
 
     /// Whether its steps follow one another over a cache, so that what counts is the interval between their ends. The others are judged by the
     /// device's span.
-    #[must_use]
     pub fn is_over_cache(self) -> bool {
         matches!(self, Self::Decode | Self::Verify { .. })
     }
@@ -140,7 +136,6 @@ pub enum Status {
 
 impl Status {
     /// Whether the blocks cannot stand for the cell: its time is then shown with its range over all of them.
-    #[must_use]
     pub fn is_doubtful(self) -> bool {
         matches!(
             self,
@@ -227,7 +222,6 @@ pub struct StepBytes {
 
 impl StepBytes {
     /// What the step must move at the least.
-    #[must_use]
     pub fn ideal(&self) -> Bytes {
         self.weights + self.kv_read + self.kv_write + self.other
     }
@@ -332,7 +326,6 @@ pub struct CellResult {
 }
 
 /// The stable name of a cell, which filters match: `decode/stock/f32/b1/c512`.
-#[must_use]
 pub fn cell_id(phase: Phase, engine: &str, dtype: Dtype, batch: usize, context: usize) -> String {
     format!("{phase}/{engine}/{dtype}/b{batch}/c{context}")
 }
@@ -372,7 +365,6 @@ impl std::str::FromStr for CellName {
 
 impl CellResult {
     /// An empty cell at a place of the grid.
-    #[must_use]
     pub fn blank(phase: Phase, engine: &str, dtype: Dtype, batch: usize, context: usize) -> Self {
         Self {
             id: cell_id(phase, engine, dtype, batch, context),
@@ -420,19 +412,16 @@ impl CellResult {
 
 impl CellResult {
     /// Tokens that a step is sure to bring ([`Phase::sure_tokens`]).
-    #[must_use]
     pub fn tokens(&self) -> usize {
         self.batch * self.phase.sure_tokens(self.context)
     }
 
     /// Time per output token: of a verify step it hangs on how many draft tokens are accepted, and there is none.
-    #[must_use]
     pub fn tpot(&self) -> Option<f64> {
         self.tpot_ns.filter(|_| self.phase == Phase::Decode)
     }
 
     /// Median and range over all blocks, from the raw samples; `None` without one.
-    #[must_use]
     pub fn over_all_blocks(&self) -> Option<AllBlocks> {
         let spread =
             |times: &dyn Fn(&Block) -> f64| Spread::of(&self.blocks.iter().map(times).collect::<Vec<_>>());
@@ -453,7 +442,6 @@ impl CellResult {
     }
 
     /// The time that a reader is shown, and its interval: of all blocks where they cannot stand for the cell, and then the range.
-    #[must_use]
     pub fn shown_time(&self) -> Option<(f64, Option<(f64, f64)>)> {
         if let Some(all) = &self.all_blocks {
             let judged = all.tpot_ns.unwrap_or(all.step_ns);
@@ -469,7 +457,6 @@ impl CellResult {
     }
 
     /// [`shown_time`](Self::shown_time), or of a prediction its floor, where that is a finite time above 0.
-    #[must_use]
     pub fn time_or_floor(&self) -> Option<(f64, Option<(f64, f64)>)> {
         let time = match self.status {
             Status::Predicted => self.predicted_ns.map(|floor| (floor, None)),
@@ -492,13 +479,11 @@ pub struct Cell {
 
 impl Cell {
     /// The stable name that filters match: `decode/stock/f32/b1/c512`.
-    #[must_use]
     pub fn id(&self) -> String {
         cell_id(self.phase, &self.engine, self.dtype, self.batch, self.context)
     }
 
     /// Positions the cell needs: a step over a cache adds its own to them.
-    #[must_use]
     pub fn positions(&self) -> usize {
         self.phase.positions_after(self.context)
     }

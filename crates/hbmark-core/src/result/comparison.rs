@@ -25,7 +25,6 @@ pub enum ComparisonVerdict {
 
 impl ComparisonVerdict {
     /// The word in every format.
-    #[must_use]
     pub fn word(self) -> &'static str {
         match self {
             Self::Faster => "FASTER",
@@ -53,7 +52,6 @@ pub struct Settings {
 
 impl Settings {
     /// 95 % intervals, a level of 5 %, a power of 80 %.
-    #[must_use]
     pub fn new(margin: f64, seed: u64) -> Self {
         Self { confidence: 0.95, alpha: 0.05, power: 0.8, margin, seed }
     }
@@ -84,13 +82,11 @@ pub struct ComparedCell {
 
 impl ComparedCell {
     /// The name of the cell in A's result.
-    #[must_use]
     pub fn id_of_a(&self) -> String {
         cell_id(self.phase, &self.a.engine, self.a.dtype, self.batch, self.context)
     }
 
     /// The name of the cell in B's result.
-    #[must_use]
     pub fn id_of_b(&self) -> String {
         cell_id(self.phase, &self.b.engine, self.b.dtype, self.batch, self.context)
     }
@@ -126,7 +122,6 @@ impl ServedTime {
     ];
 
     /// The name, as objectives are named.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::TtftP50 => "ttft_p50",
@@ -140,7 +135,6 @@ impl ServedTime {
     }
 
     /// Its value in nanoseconds; none where it is missing, and infinite where too many requests failed.
-    #[must_use]
     pub fn of(self, result: &ServeResult) -> Option<f64> {
         let (quantiles, at_p95) = match self {
             Self::TtftP50 => (&result.ttft_ns, false),
@@ -170,7 +164,6 @@ pub enum ComparedItem {
 
 impl ComparedItem {
     /// Its name in A's result.
-    #[must_use]
     pub fn id(&self) -> String {
         match self {
             Self::Cell(cell) => cell.id_of_a(),
@@ -179,7 +172,6 @@ impl ComparedItem {
     }
 
     /// The step, where it is one.
-    #[must_use]
     pub fn cell(&self) -> Option<&ComparedCell> {
         match self {
             Self::Cell(cell) => Some(cell),
@@ -197,7 +189,6 @@ pub struct Pair {
 
 impl Pair {
     /// The logarithm of the second side over the first.
-    #[must_use]
     pub fn log_ratio(self) -> Option<f64> {
         let usable = |time: &f64| time.is_finite() && *time > 0.0;
         Some((self.b_ns.filter(usable)? / self.a_ns.filter(usable)?).ln())
@@ -323,7 +314,6 @@ pub struct Comparison {
 
 impl Comparison {
     /// Whether requests were served: then metrics are compared, not cells.
-    #[must_use]
     pub fn is_served(&self) -> bool {
         self.cells.iter().any(|compared| compared.place.cell().is_none())
     }

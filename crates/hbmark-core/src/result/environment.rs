@@ -138,7 +138,6 @@ pub const SIMULATED_DEVICE: &str = "SIMULATED DEVICE";
 
 impl GpuEnvironment {
     /// Whether no time of this device means anything.
-    #[must_use]
     pub fn is_simulated(&self) -> bool {
         self.name.as_deref().is_some_and(|name| name.starts_with(SIMULATED_DEVICE))
     }
@@ -221,7 +220,6 @@ const GPU_WORKER_CORES: usize = 2;
 impl Limits {
     /// Those of blocks on a GPU of a machine of so many cores. The threads of others are not in the way while there are cores beside the
     /// worker's: they may keep half of those busy.
-    #[must_use]
     pub fn beside_gpu(cores: usize) -> Self {
         let limits = Self::default();
         let others = cores.saturating_sub(GPU_WORKER_CORES) as f64 / 2.0;
@@ -229,7 +227,6 @@ impl Limits {
     }
 
     /// Those of blocks that were measured on a machine.
-    #[must_use]
     pub fn of(environment: &Environment) -> Self {
         environment
             .gpu
@@ -253,14 +250,12 @@ pub const UNKNOWN_PRODUCT: &str = "unknown product";
 
 impl Environment {
     /// The product a run was on: the GPU's name where it was on one that tells it, the CPU's model otherwise.
-    #[must_use]
     pub fn product(&self, on_gpu: bool) -> &str {
         let gpu = self.gpu.as_ref().filter(|_| on_gpu).and_then(|gpu| gpu.name.as_deref());
         gpu.or(self.cpu.model.as_deref()).unwrap_or(UNKNOWN_PRODUCT)
     }
 
     /// The first fact in which two machines differ, as far as times depend on it: what, here, and there.
-    #[must_use]
     pub fn difference(&self, other: &Self) -> Option<(&'static str, String, String)> {
         let facts = |e: &Self| {
             let gpu = e.gpu.as_ref();
@@ -280,7 +275,6 @@ impl Environment {
     }
 
     /// Memory of the device a run used: the GPU's where there is one, the host's within its container otherwise.
-    #[must_use]
     pub fn device_memory(&self) -> Option<Bytes> {
         match &self.gpu {
             Some(gpu) => gpu.memory_bytes,

@@ -32,7 +32,6 @@ pub enum RungKind {
 
 impl RungKind {
     /// The rung of an engine.
-    #[must_use]
     pub fn of_engine(engine: &str) -> Self {
         match EngineKind::of(engine) {
             Some(EngineKind::Native) => Self::Native,
@@ -94,7 +93,6 @@ pub struct LaunchCost {
 impl Ladder {
     /// The name of a rung: `data sheet`, `ceiling`, an engine, or for a floor that is not the first `ceiling at f32`, or
     /// `ceiling of 1.31 GB` where one of its dtype stands above.
-    #[must_use]
     pub fn name(&self, rung: usize) -> String {
         let this = &self.rungs[rung];
         let word = match (&this.engine, this.kind) {
@@ -118,7 +116,6 @@ impl Ladder {
     }
 
     /// The unit in which this ladder's times can be compared at a glance.
-    #[must_use]
     pub fn scale(&self) -> TimeScale {
         TimeScale::for_longest(self.rungs.iter().map(|rung| rung.time_ns).fold(0.0, f64::max))
     }
@@ -134,7 +131,6 @@ pub struct TimeScale {
 
 impl TimeScale {
     /// The scale that shows the longest of them in four digits or a few more.
-    #[must_use]
     pub fn for_longest(nanoseconds: f64) -> Self {
         let of = |nanoseconds, unit, decimals| Self { nanoseconds, unit, decimals };
         match nanoseconds {
@@ -147,7 +143,6 @@ impl TimeScale {
     }
 
     /// A time in this scale.
-    #[must_use]
     pub fn show(self, nanoseconds: f64) -> String {
         let shown = format!("{:.*}", self.decimals, nanoseconds / self.nanoseconds);
         // A difference that rounds to nothing has no sign.

@@ -67,7 +67,6 @@ pub struct Report {
 
 impl Report {
     /// One of today's schema in which nothing was measured yet.
-    #[must_use]
     pub fn new(kind: ReportKind, command: impl Into<String>, model: ModelSummary) -> Self {
         Self {
             schema_version: SCHEMA_VERSION,
@@ -109,7 +108,6 @@ pub struct ModelSummary {
 
 impl ModelSummary {
     /// A model of these dimensions and tensors.
-    #[must_use]
     pub fn new(
         name: impl Into<String>,
         source: impl Into<String>,
@@ -159,7 +157,6 @@ pub struct ProtocolSummary {
 
 impl ProtocolSummary {
     /// The full protocol, with which results are published.
-    #[must_use]
     pub fn full(seed: u64) -> Self {
         Self {
             name: "full".into(),
@@ -180,7 +177,6 @@ impl ProtocolSummary {
     }
 
     /// In what it asks for less than the full protocol, whatever it is called: `5 blocks (full: 10)`.
-    #[must_use]
     pub fn short_of_full(&self) -> Vec<String> {
         let full = Self::full(self.seed);
         let count = |count: usize| count as f64;
@@ -208,7 +204,6 @@ impl ProtocolSummary {
     }
 
     /// Whether every cell is run once, whatever the protocol is called: an interval that may be as wide as the time itself holds nothing.
-    #[must_use]
     pub fn is_smoke(&self) -> bool {
         self.name == "smoke" || self.target_half_width >= 1.0 || self.target_half_width.is_nan()
     }
@@ -294,7 +289,6 @@ pub struct Crossover {
 }
 
 /// A serialisable configuration as the map a report keeps.
-#[must_use]
 pub fn as_map(config: &impl Serialize) -> BTreeMap<String, serde_json::Value> {
     match serde_json::to_value(config) {
         Ok(serde_json::Value::Object(map)) => map.into_iter().collect(),

@@ -128,7 +128,6 @@ pub fn parse(text: &str) -> Result<Report, ReportError> {
 }
 
 /// The JSON Schema of a report.
-#[must_use]
 pub fn schema() -> serde_json::Value {
     schemars::schema_for!(Report).to_value()
 }

@@ -118,7 +118,6 @@ pub struct ServeReport {
 
 impl ServeReport {
     /// The model's name.
-    #[must_use]
     pub fn model_name(&self) -> &str {
         let served = || self.server.as_ref().map(|server| server.model.as_str());
         self.model.as_ref().map(|model| model.name.as_str()).or_else(served).unwrap_or("unknown model")
@@ -126,7 +125,6 @@ impl ServeReport {
 }
 
 /// The JSON Schema of a serving result.
-#[must_use]
 pub fn schema() -> serde_json::Value {
     schemars::schema_for!(ServeReport).to_value()
 }

@@ -6,13 +6,11 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 /// A 64-bit hash of a number: the first number of splitmix64 from that seed.
 ///
 /// *Source*: SplitMix64 (Steele, Lea and Flood, 2014).
-#[must_use]
 pub const fn splitmix64(number: u64) -> u64 {
     mixed(number.wrapping_add(STEP))
 }
 
 /// A 64-bit hash of two numbers, the same finaliser as [`splitmix64`]'s.
-#[must_use]
 pub const fn splitmix64_of_two(a: u64, b: u64) -> u64 {
     mixed(a ^ b.wrapping_add(1).wrapping_mul(STEP))
 }

@@ -14,7 +14,6 @@ pub struct Interval {
 
 impl Interval {
     /// Half of the width on the log scale, relative to the center.
-    #[must_use]
     pub fn relative_half_width(&self) -> f64 {
         (self.high / self.low).sqrt() - 1.0
     }
@@ -22,7 +21,6 @@ impl Interval {
 
 /// The geometric mean of positive, independent values with its t-interval on the log scale, or `None` for fewer than two values
 /// or any that is not positive.
-#[must_use]
 pub fn t_interval_log(values: &[f64], confidence: f64) -> Option<Interval> {
     if values.len() < 2 || values.iter().any(|v| !v.is_finite() || *v <= 0.0) {
         return None;
@@ -41,7 +39,6 @@ pub(super) fn t_quantile(confidence: f64, degrees: usize) -> Option<f64> {
 
 /// Half of the interval of the mean of a series whose neighbours may depend on each other, by *batch means*: the means of consecutive
 /// batches are taken for independent. Never less than if all values were; `None` for too few values.
-#[must_use]
 pub fn batch_error(values: &[f64], batches: usize, confidence: f64) -> Option<f64> {
     // Of a small sample fewer batches, so that each holds some values.
     let size = (values.len() / batches.max(5)).max(4);
@@ -57,7 +54,6 @@ pub fn batch_error(values: &[f64], batches: usize, confidence: f64) -> Option<f6
 
 /// A distribution-free interval of a percentile: the tightest pair of ascending values, one rank step at a time outwards from the
 /// percentile, that covers it with at least this confidence. `None` where the sample is too small for any pair.
-#[must_use]
 pub fn order_statistic_interval(sorted: &[f64], p: f64, confidence: f64) -> Option<(f64, f64)> {
     let n = sorted.len();
     let binomial = Binomial::new(p, n as u64).ok()?;
@@ -70,7 +66,6 @@ pub fn order_statistic_interval(sorted: &[f64], p: f64, confidence: f64) -> Opti
 }
 
 /// The chance of at least so many of `n` independent events that each have the probability `p`. `None` for none of them.
-#[must_use]
 pub fn chance_of_at_least(count: usize, n: usize, p: f64) -> Option<f64> {
     if n == 0 {
         return None;

@@ -22,7 +22,6 @@ pub const DRAWS: u32 = 100_000;
 const TIE: f64 = 1e-12;
 
 /// An order for each of so many pairs, `true` where B is second: as often as first, or once more or less of an odd number.
-#[must_use]
 pub fn balanced_order(pairs: usize, random: &mut impl Rng) -> Vec<bool> {
     let more = pairs % 2 == 1 && random.random::<bool>();
     let mut order: Vec<bool> = (0..pairs).map(|pair| pair < pairs / 2 + usize::from(more)).collect();
@@ -46,7 +45,6 @@ pub struct OrderTest {
 /// `later[test][pair]` is the second of the pair over the first, on a log scale, null where the pair was lost; `b_second[pair]` says which was
 /// B. What the second of a pair has of being the second is taken out. All tests see the same orders at once, so a machine that moves them
 /// together counts once: adjusted p are Westfall and Young's step-down ones. A test without a usable pair is `None`.
-#[must_use]
 pub fn order_test(later: &[Vec<Option<f64>>], b_second: &[bool], seed: u64) -> Vec<Option<OrderTest>> {
     let tests: Vec<Option<Scaled>> = later.iter().map(|test| Scaled::of(test, b_second.len())).collect();
     let known: Vec<&Scaled> = tests.iter().flatten().collect();
@@ -126,7 +124,6 @@ fn every_order(pairs: usize, second: usize, call: &mut impl FnMut(&[bool])) {
 }
 
 /// The least p that the order of so many pairs can reach, B being second in `second` of them.
-#[must_use]
 pub fn least_order_p(pairs: usize, second: usize) -> f64 {
     let orders =
         (0..second.min(pairs - second.min(pairs))).fold(1.0, |c, i| c * (pairs - i) as f64 / (i + 1) as f64);
@@ -136,7 +133,6 @@ pub fn least_order_p(pairs: usize, second: usize) -> f64 {
 }
 
 /// The fewest pairs whose order can show anything at a level.
-#[must_use]
 pub fn least_pairs(alpha: f64) -> usize {
     // Beyond, draws are not finer.
     let most = 2 * EXACT_PAIRS;
@@ -145,7 +141,6 @@ pub fn least_pairs(alpha: f64) -> usize {
 
 /// What being B adds to the logarithm of a time, with its interval and the spread of one pair; what being second adds is taken out. `None`
 /// where the pairs do not tell the two apart, or nothing is left to estimate a spread from.
-#[must_use]
 pub fn order_effect(later: &[Option<f64>], b_second: &[bool], confidence: f64) -> Option<(Interval, f64)> {
     let side = |wanted: bool| -> Vec<f64> {
         let known = later.iter().zip(b_second).filter(|(_, second)| **second == wanted);
@@ -167,7 +162,6 @@ pub fn order_effect(later: &[Option<f64>], b_second: &[bool], confidence: f64) -
 /// The smallest [effect](order_effect) that so many pairs of this spread show with the given power at a two-sided level.
 ///
 /// *Source*: (t(1 − α/2) + t(power))·sd/√n, within 1 % of the noncentral t from eight pairs at α = 0.05.
-#[must_use]
 pub fn minimum_detectable(spread: f64, pairs: usize, alpha: f64, power: f64) -> Option<f64> {
     // What being B adds, and what being second adds.
     detectable(spread, (pairs, pairs.checked_sub(2)?), alpha, power)
@@ -181,7 +175,6 @@ fn detectable(spread: f64, (pairs, freedom): (usize, usize), alpha: f64, power: 
 
 /// The ratio of two unpaired samples of positive values, `b` over `a`, with Welch's interval on the log scale. `None` for fewer than
 /// two values on a side, or any that is not positive.
-#[must_use]
 pub fn unpaired_ratio(a: &[f64], b: &[f64], confidence: f64) -> Option<Interval> {
     let logs = |values: &[f64]| -> Option<Vec<f64>> {
         values.iter().map(|v| (v.is_finite() && *v > 0.0).then(|| v.ln())).collect()

@@ -23,7 +23,6 @@ const SINGULAR: f64 = 1e-12;
 /// Fits `y ≈ rows · coefficients`. An intercept is a column of ones in `rows`.
 ///
 /// `None` with no more rows than columns, ragged rows, numbers that are not finite, or columns that repeat each other.
-#[must_use]
 pub fn least_squares(rows: &[Vec<f64>], y: &[f64], confidence: f64) -> Option<Fit> {
     let columns = rows.first()?.len();
     let usable = rows.len() == y.len()

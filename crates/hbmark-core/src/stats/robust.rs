@@ -17,7 +17,6 @@ pub const MAD_EFFICIENCY: f64 = 0.368;
 const MAD_TO_SD: f64 = 1.482_602_218_505_602;
 
 /// The median of values in any order, the mean of the two middle ones of an even number; NaN of none.
-#[must_use]
 pub fn middle(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -30,7 +29,6 @@ pub fn middle(values: &[f64]) -> f64 {
 }
 
 /// The standard deviation of a normal sample that has this median absolute deviation; NaN of none.
-#[must_use]
 pub fn mad_sd(values: &[f64]) -> f64 {
     let center = middle(values);
     MAD_TO_SD * middle(&values.iter().map(|value| (value - center).abs()).collect::<Vec<_>>())
@@ -40,7 +38,6 @@ pub fn mad_sd(values: &[f64]) -> f64 {
 ///
 /// *Source*: variances of the middle order statistic for 3 to 7 values (Harter, 1961, and the mean of the two middle ones for even
 /// numbers); √(π/2n) beyond, which is at most 4 % above them there.
-#[must_use]
 pub fn median_error(count: usize) -> f64 {
     match count {
         0 => f64::NAN,
@@ -57,7 +54,6 @@ pub fn median_error(count: usize) -> f64 {
 
 /// The standard deviation that groups have in common, such as the processes of each GPU, whatever a minority of the groups does: the median
 /// of their variances, each over the median that chance gives it. Groups of one are not evidence; `None` where there are no others.
-#[must_use]
 pub fn pooled_sd<'a>(groups: impl IntoIterator<Item = &'a [f64]>) -> Option<f64> {
     let mut medians: Vec<Option<f64>> = Vec::new();
     let mut shares = Vec::new();
@@ -80,20 +76,17 @@ fn chi_square_median(freedom: usize) -> f64 {
 }
 
 /// The chance of a t at or below this, by Student's distribution.
-#[must_use]
 pub fn student_tail(t: f64, freedom: f64) -> f64 {
     StudentsT::new(0.0, 1.0, freedom.max(1.0)).map_or(1.0, |distribution| distribution.cdf(t))
 }
 
 /// The t below which this chance lies, by Student's distribution.
-#[must_use]
 pub fn student_quantile(chance: f64, freedom: f64) -> f64 {
     StudentsT::new(0.0, 1.0, freedom.max(1.0))
         .map_or(f64::NAN, |distribution| distribution.inverse_cdf(chance))
 }
 
 /// The chance of a sum of squares at or above this.
-#[must_use]
 pub fn chi_square_tail(sum: f64, freedom: f64) -> f64 {
     ChiSquared::new(freedom).map_or(1.0, |distribution| distribution.sf(sum))
 }
@@ -111,7 +104,6 @@ const SWEEPS: usize = 10;
 
 /// Splits a table with holes, given as (row, column, value), into a centre, an effect of each row and an effect of each column, by medians:
 /// Tukey's median polish. Effects of rows and of columns have a median of zero.
-#[must_use]
 pub fn median_polish(cells: &[(usize, usize, f64)], rows: usize, columns: usize) -> Polish {
     let mut left: Vec<f64> = cells.iter().map(|cell| cell.2).collect();
     let mut found = Polish { center: 0.0, rows: vec![0.0; rows], columns: vec![0.0; columns] };
@@ -162,7 +154,6 @@ fn sweep(left: &mut [f64], groups: &[Vec<usize>], effects: &mut [f64], center: &
 
 /// Holm's adjusted p values: where those at or below α are rejected, the chance of rejecting any true hypothesis is at most α, however the
 /// tests depend on each other. *Source*: Holm, 1979.
-#[must_use]
 pub fn holm(p: &[f64]) -> Vec<f64> {
     let mut rising: Vec<usize> = (0..p.len()).collect();
     rising.sort_by(|&a, &b| p[a].total_cmp(&p[b]));

@@ -4,7 +4,6 @@ use super::intervals::t_quantile;
 use super::summary::mean;
 
 /// Lag-1 autocorrelation, or `None` for fewer than four values or none that vary.
-#[must_use]
 pub fn lag1_autocorrelation(values: &[f64]) -> Option<f64> {
     if values.len() < 4 {
         return None;
@@ -25,7 +24,6 @@ pub struct Trend {
 }
 
 /// Fits a line over the index; `None` for fewer than three values.
-#[must_use]
 pub fn trend(values: &[f64]) -> Option<Trend> {
     let n = values.len();
     if n < 3 {
@@ -60,7 +58,6 @@ pub struct Growth {
 /// Deviations from the line are taken for an autoregression of order one. Its coefficient enters at the upper end of its own interval, after
 /// Kendall's correction of its bias, and never above one: a short series that could as well be a random walk gets the interval of a
 /// random walk.
-#[must_use]
 pub fn growth(values: &[f64], confidence: f64) -> Option<Growth> {
     let n = values.len();
     if n < 8 {

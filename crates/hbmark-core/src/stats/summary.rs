@@ -1,19 +1,16 @@
 //! Mean, spread and percentiles of a sample.
 
 /// The arithmetic mean; NaN for an empty sample.
-#[must_use]
 pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
 /// The geometric mean of positive values.
-#[must_use]
 pub fn geometric_mean(values: &[f64]) -> f64 {
     (values.iter().map(|value| value.ln()).sum::<f64>() / values.len() as f64).exp()
 }
 
 /// The sample standard deviation (n − 1), or `None` for fewer than two values.
-#[must_use]
 pub fn sd(values: &[f64]) -> Option<f64> {
     if values.len() < 2 {
         return None;
@@ -24,7 +21,6 @@ pub fn sd(values: &[f64]) -> Option<f64> {
 }
 
 /// The nearest-rank percentile x(⌈p·n⌉) of ascending values; NaN for an empty sample.
-#[must_use]
 pub fn percentile(sorted: &[f64], p: f64) -> f64 {
     if sorted.is_empty() {
         return f64::NAN;
@@ -40,7 +36,6 @@ pub fn percentile(sorted: &[f64], p: f64) -> f64 {
 }
 
 /// The median of values in any order, nearest-rank.
-#[must_use]
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -51,7 +46,6 @@ pub fn median(values: &[f64]) -> f64 {
 ///
 /// *Source*: p99 and p99.9 are held to 1,000 and 10,000, so that ten values lie beyond them; p90 and p95 to the number
 /// of values whose maximum exceeds the percentile with 95 % confidence (0.9^29 and 0.95^59 are below 0.05).
-#[must_use]
 pub fn needed(p: f64) -> usize {
     match p {
         p if p > 0.99 => 10_000,
@@ -63,7 +57,6 @@ pub fn needed(p: f64) -> usize {
 }
 
 /// A percentile of ascending values, or `None` where the sample is too small.
-#[must_use]
 pub fn honest_percentile(sorted: &[f64], p: f64) -> Option<f64> {
     (sorted.len() >= needed(p)).then(|| percentile(sorted, p))
 }

@@ -359,7 +359,6 @@ fn machine(report: &ServeReport) -> String {
 }
 
 /// A number as short as four digits allow.
-#[must_use]
 pub fn number(value: f64) -> String {
     let size = value.abs();
     let decimals = match size {

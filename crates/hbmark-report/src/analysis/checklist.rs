@@ -53,7 +53,6 @@ pub enum CheckOutcome {
 
 impl CheckOutcome {
     /// The word for a table.
-    #[must_use]
     pub fn word(self) -> &'static str {
         match self {
             Self::Passed => "ok",
@@ -103,7 +102,6 @@ pub enum ChecklistVerdict {
 
 impl ChecklistVerdict {
     /// The word for a heading.
-    #[must_use]
     pub fn word(self) -> &'static str {
         match self {
             Self::Valid => "VALID",
@@ -115,7 +113,6 @@ impl ChecklistVerdict {
 
 impl Checklist {
     /// The worst of the essential answers.
-    #[must_use]
     pub fn verdict(&self) -> ChecklistVerdict {
         let has = |outcome| self.checks.iter().any(|check| check.essential && check.outcome == outcome);
         match (has(CheckOutcome::Failed), has(CheckOutcome::NotSaid)) {
@@ -130,7 +127,6 @@ impl Checklist {
     }
 
     /// What is wrong or not reported, as findings: for results that keep no samples to explain.
-    #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
         let wanting = self.checks.iter().filter(|check| matches!(check.outcome, Failed | NotSaid));
         let finding = |check: &Check| Finding {
@@ -187,7 +183,6 @@ fn not_said(missing: impl Into<String>, next: &'static str) -> Answer {
 }
 
 /// Checks a result of our own.
-#[must_use]
 pub fn of_report(report: &Report) -> Checklist {
     let cells: Vec<&CellResult> = report.cells.iter().filter(|cell| cell.status != Status::Skipped).collect();
     let checks = vec![
@@ -388,7 +383,6 @@ fn caches(report: &Report, cells: &[&CellResult]) -> Answer {
 }
 
 /// Checks a result under load.
-#[must_use]
 pub fn of_serving(report: &ServeReport) -> Checklist {
     let live = report.server.as_ref();
     let sheet = || said(report.datasheet.as_ref().map(|sheet| &sheet.product));
@@ -609,7 +603,6 @@ fn keeps_up(report: &ServeReport) -> Check {
 }
 
 /// Checks a comparison.
-#[must_use]
 pub fn of_comparison(found: &Comparison) -> Checklist {
     let usual = Settings::new(0.0, 0);
     let least = stats::least_pairs(usual.alpha);
@@ -725,7 +718,6 @@ fn agree(rows: &[ForeignRow], format: ForeignFormat, given: &UserOverrides<'_>) 
 
 /// Checks a result of another program: mostly what it does not report. What `given` and `engine` (a name and a version) say counts where
 /// the file is silent.
-#[must_use]
 pub fn of_foreign(result: &ForeignResult, given: &UserOverrides<'_>, engine: Option<&str>) -> Checklist {
     let (stated, format) = (&result.rows, result.format);
     let rows: Vec<ForeignRow> = stated.iter().map(|row| completed_by(row, given, engine)).collect();

@@ -25,7 +25,6 @@ pub struct Findings {
 
 /// Judges the rounds of every cell; `b_second` says of each round which side went second, `floor` holds what A against itself gave in the same
 /// cells. The cells and their mean are one family of tests.
-#[must_use]
 pub fn judge(
     cells: &[Vec<Pair>],
     b_second: &[bool],
@@ -324,7 +323,6 @@ fn replace(
 }
 
 /// A relative difference for a sentence.
-#[must_use]
 pub fn percent(fraction: f64) -> String {
     let percent = fraction * 100.0;
     if percent.abs() >= 10.0 { format!("{percent:.1} %") } else { format!("{percent:.2} %") }

@@ -283,7 +283,6 @@ const KV_COSTS: Rule<fn(&Report, &FittedModel) -> Option<String>> = Rule {
 };
 
 /// The names of all rules about a run.
-#[must_use]
 pub fn rule_names() -> Vec<&'static str> {
     RULES.iter().map(|rule| rule.name).chain([KV_COSTS.name, UNEXPLAINED]).collect()
 }
@@ -321,7 +320,6 @@ impl std::ops::Deref for Case<'_> {
 }
 
 /// Everything the rules find, what is wrong before what is merely so; cells that no regime explains are named at the end.
-#[must_use]
 pub fn explain(report: &Report) -> Vec<Finding> {
     if report.kind == ReportKind::Predict {
         return explain_prediction(report);

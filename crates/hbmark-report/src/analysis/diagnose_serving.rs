@@ -261,7 +261,6 @@ pub struct Cost {
 }
 
 /// The names of all rules about serving.
-#[must_use]
 pub fn serving_rule_names() -> Vec<&'static str> {
     RULES
         .iter()
@@ -271,7 +270,6 @@ pub fn serving_rule_names() -> Vec<&'static str> {
 }
 
 /// Everything the rules find about a serving result, what is wrong before what is merely so.
-#[must_use]
 pub fn explain_serving(report: &ServeReport, cost: Option<Cost>) -> Vec<Finding> {
     let points: Vec<(&Point, &ServeResult)> =
         report.points.iter().filter_map(|point| Some((point, point.result.as_ref()?))).collect();

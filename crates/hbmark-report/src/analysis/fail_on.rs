@@ -28,7 +28,6 @@ pub enum FailOn {
 
 impl FailOn {
     /// Whether a result of this kind can meet or miss the condition.
-    #[must_use]
     pub fn applies_to(self, opened: &Opened) -> bool {
         match self {
             Self::Invalid | Self::NotOk => true,
@@ -46,7 +45,6 @@ fn has_objectives(report: &ServeReport) -> bool {
 }
 
 /// The conditions that hold, one line each. What a file of another program does not say of itself is `given`.
-#[must_use]
 pub fn failures(opened: &Opened, conditions: &[FailOn], given: &UserOverrides<'_>) -> Vec<String> {
     conditions.iter().filter_map(|condition| holds(opened, *condition, given)).collect()
 }
@@ -87,7 +85,6 @@ fn holds(opened: &Opened, condition: FailOn, given: &UserOverrides<'_>) -> Optio
 }
 
 /// As [`failures`], of a serving result that is not in a file yet.
-#[must_use]
 pub fn serving_failures(report: &ServeReport, conditions: &[FailOn]) -> Vec<String> {
     conditions.iter().filter_map(|condition| of_serving(report, *condition)).collect()
 }

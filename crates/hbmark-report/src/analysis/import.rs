@@ -77,7 +77,6 @@ pub enum ForeignFormat {
 
 impl ForeignFormat {
     /// What a person calls it.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::VllmServe => "vLLM bench serve",
@@ -101,7 +100,6 @@ impl ForeignFormat {
     }
 
     /// The engine whose steps it times; `None` where the program can drive any server.
-    #[must_use]
     pub fn engine(self) -> Option<&'static str> {
         match self {
             Self::VllmServe
@@ -123,7 +121,6 @@ impl ForeignFormat {
     }
 
     /// Whether requests came over a server, and not steps from a loop.
-    #[must_use]
     pub fn served(self) -> bool {
         !matches!(
             self,
@@ -207,7 +204,6 @@ pub struct Setup {
 
 impl Setup {
     /// Positions in the cache of a decode step, mean over the tokens made: what was there, what went in, and half of what came out.
-    #[must_use]
     pub fn decode_context(&self) -> Option<f64> {
         Some(self.depth.unwrap_or(0) as f64 + self.input_tokens? + self.output_tokens? / 2.0)
     }
@@ -234,7 +230,6 @@ pub struct Value {
 
 impl ForeignRow {
     /// A number of this row.
-    #[must_use]
     pub fn value(&self, metric: Metric, statistic: Statistic) -> Option<f64> {
         self.values.iter().find(|v| v.metric == metric && v.statistic == statistic).map(|v| v.value)
     }
@@ -242,7 +237,6 @@ impl ForeignRow {
     /// The middle of a metric. Of a time it is the median where the file has it, otherwise the mean, otherwise the only figure. A rate
     /// is an amount over all of the time, which is the mean or the only figure: the median of how fast things went from moment to moment
     /// adds up to nothing.
-    #[must_use]
     pub fn center(&self, metric: Metric) -> Option<&Value> {
         let order = if metric.is_time() {
             [Statistic::Median, Statistic::Mean, Statistic::Single]

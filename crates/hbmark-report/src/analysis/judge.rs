@@ -15,7 +15,6 @@ use hbmark_core::stats::{self, CONFIDENCE};
 use hbmark_core::units::{Flops, Nanos};
 
 /// A result with everything but times: what a skipped cell shows, and what a measured one starts from.
-#[must_use]
 pub fn unmeasured(
     cell: &Cell,
     kv_dtype: Dtype,
@@ -35,7 +34,6 @@ pub fn unmeasured(
 }
 
 /// The result of a measured cell.
-#[must_use]
 pub fn measured(
     measured: Measured,
     kv_dtype: Dtype,
@@ -166,7 +164,6 @@ fn unseen_work(
 }
 
 /// The measured decode steps of each engine and dtype, regressed on KV bytes and batch.
-#[must_use]
 pub fn fits(report: &Report) -> Vec<FittedModel> {
     distinct(report.cells.iter().map(|cell| (cell.engine.as_str(), cell.dtype)))
         .into_iter()

@@ -32,7 +32,6 @@ pub enum LadderError {
 const SAME_LOAD: f64 = 1.25;
 
 /// What launching kernels one by one costs candle's forward at one place and dtype, where both were measured.
-#[must_use]
 pub fn launch_cost(eager: &CellResult, cells: &[CellResult]) -> Option<LaunchCost> {
     let (eager_ns, dtype) = (trusted_tpot(eager)?, eager.dtype);
     let same = |cell: &&CellResult| {
@@ -155,7 +154,6 @@ impl<'a> Measured<'a> {
 ///
 /// An engine measured at several dtypes is on several ladders: one per dtype, on which every engine is at that dtype if it ran it,
 /// and otherwise at the one of its own with the fewest bytes.
-#[must_use]
 pub fn ladders(report: &Report) -> Vec<Ladder> {
     let place = |cell: &CellResult| (cell.phase, cell.batch, cell.context);
     distinct(report.cells.iter().map(place))

@@ -34,7 +34,6 @@ pub enum OpenedError {
 
 impl Opened {
     /// What a person calls it.
-    #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Report(report) if report.kind == ReportKind::Predict => "a prediction",
@@ -47,7 +46,6 @@ impl Opened {
 }
 
 /// What a saved run or prediction can show its reader, and what not.
-#[must_use]
 pub fn unsigned(kind: ReportKind) -> &'static str {
     match kind {
         ReportKind::Run => {

@@ -30,7 +30,6 @@ pub struct FigurePair {
 
 impl FigurePair {
     /// B over A, where both have it and mean the same by it.
-    #[must_use]
     pub fn ratio(&self) -> Option<f64> {
         self.comparable.then_some(())?;
         Some(self.b? / self.a.filter(|a| *a > 0.0)?)

@@ -66,7 +66,6 @@ impl Acceptance {
 
     /// Tokens of a sequence that a step of so many draft tokens brings on average; `None` where the acceptance says nothing of so many, or more
     /// than they can bring.
-    #[must_use]
     pub fn tokens_per_step(&self, draft_tokens: usize) -> Option<f64> {
         match self {
             Self::Rate(rate) => Some(tokens_at(*rate, draft_tokens)),
@@ -147,7 +146,6 @@ fn device(report: &Report) -> String {
 }
 
 /// The devices of a model and its draft, where they are not the same: their times do not go together.
-#[must_use]
 pub fn other_device(target: &Report, draft: &Report) -> Option<(String, String)> {
     Some((device(target), device(draft))).filter(|(target, draft)| target != draft)
 }
@@ -216,7 +214,6 @@ impl VerifyRow {
     }
 
     /// The speed-up at an acceptance rate.
-    #[must_use]
     pub fn speedup_at(&self, rate: f64) -> Option<f64> {
         self.point(Some(rate), tokens_at(rate, self.draft_tokens)).map(|point| point.speedup)
     }
@@ -247,7 +244,6 @@ fn timed(cell: &CellResult) -> Option<Timed> {
 }
 
 /// Every verify step that has a decode step beside it: those of an engine, storage, batch and context together.
-#[must_use]
 pub fn speculation(report: &Report, drafting: Drafting<'_>, acceptance: Option<Acceptance>) -> Speculation {
     let rows = report.cells.iter().filter_map(|cell| row(report, cell, drafting, acceptance.as_ref()));
     let mut rows: Vec<VerifyRow> = rows.collect();

@@ -5,14 +5,12 @@ use std::fmt::Display;
 use hbmark_core::units::Nanos;
 
 /// `1 row`, `3 rows`.
-#[must_use]
 pub fn counted<N: Copy + Display + PartialEq + From<u8>>(count: N, one: &str) -> String {
     let plural = if count == N::from(1) { "" } else { "s" };
     format!("{count} {one}{plural}")
 }
 
 /// The word for yes, for no, or for what is open.
-#[must_use]
 pub fn answer(known: Option<bool>, [yes, no, open]: [&'static str; 3]) -> &'static str {
     match known {
         Some(true) => yes,
@@ -22,7 +20,6 @@ pub fn answer(known: Option<bool>, [yes, no, open]: [&'static str; 3]) -> &'stat
 }
 
 /// A time among others that differ from it by little: to the microsecond, and long ones in seconds.
-#[must_use]
 pub fn precise(ns: f64) -> String {
     match ns {
         _ if !ns.is_finite() => Nanos(ns).to_string(),

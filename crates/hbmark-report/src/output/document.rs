@@ -48,7 +48,6 @@ pub enum Block {
 
 impl Block {
     /// Why there is nothing to show.
-    #[must_use]
     pub fn absent(why: impl Into<String>) -> Self {
         Self::Lines(vec![Line::Said(Tone::Faint, why.into())])
     }
@@ -71,7 +70,6 @@ pub enum Line {
 }
 
 impl Line {
-    #[must_use]
     pub fn plain(text: impl Into<String>) -> Self {
         Self::Said(Tone::Plain, text.into())
     }
@@ -89,7 +87,6 @@ pub struct Figure {
 
 impl Figure {
     /// In one line.
-    #[must_use]
     pub fn text(&self) -> String {
         let note = if self.note.is_empty() { String::new() } else { format!(" ({})", self.note) };
         format!("{}: {}{note}", self.name, self.value)
@@ -126,7 +123,6 @@ impl From<Vec<Column>> for Table {
 }
 
 impl Table {
-    #[must_use]
     pub fn titled(title: impl Into<String>, columns: Vec<Column>) -> Self {
         Self { title: Some(title.into()), ..columns.into() }
     }
@@ -197,13 +193,11 @@ impl<T: Into<Self>> From<Option<T>> for Value {
 }
 
 /// A column of text.
-#[must_use]
 pub fn words(title: impl Into<String>, cells: impl IntoIterator<Item = String>) -> Column {
     Column { title: title.into(), cells: Cells::Words(cells.into_iter().collect()), minor: false, key: false }
 }
 
 /// A column of formatted numbers.
-#[must_use]
 pub fn numbers(title: impl Into<String>, cells: impl IntoIterator<Item = String>) -> Column {
     Column {
         title: title.into(),
@@ -230,7 +224,6 @@ pub fn measured<V: Into<Value>>(
 
 impl Cells {
     /// So many cells of this kind without a value.
-    #[must_use]
     pub fn empty(&self, rows: usize) -> Self {
         match self {
             Self::Words(_) => Self::Words(vec![String::new(); rows]),
@@ -243,7 +236,6 @@ impl Cells {
     }
 
     /// Whether both hold the same kind of cells.
-    #[must_use]
     pub fn alike(&self, other: &Self) -> bool {
         discriminant(self) == discriminant(other)
     }
@@ -265,7 +257,6 @@ impl Cells {
 
 impl Column {
     /// The same with the times of some rows in brackets.
-    #[must_use]
     pub fn in_brackets(mut self, rows: &[bool]) -> Self {
         if let Cells::Measured { unit: Unit::Nanoseconds, values, .. } = &mut self.cells {
             for (value, _) in values.iter_mut().zip(rows).filter(|(_, disturbed)| **disturbed) {
@@ -280,7 +271,6 @@ impl Column {
     }
 
     /// The same with each value in its own scale.
-    #[must_use]
     pub fn each_alone(mut self) -> Self {
         if let Cells::Measured { alike, .. } = &mut self.cells {
             *alike = false;
@@ -289,19 +279,16 @@ impl Column {
     }
 
     /// The same, left out where there is little room.
-    #[must_use]
     pub fn minor(self, minor: bool) -> Self {
         Self { minor, ..self }
     }
 
     /// The same, as one that says which row it is.
-    #[must_use]
     pub fn key(self) -> Self {
         Self { key: true, ..self }
     }
 
     /// The title of raw numbers: with the unit where they have one.
-    #[must_use]
     pub fn title_with_unit(&self) -> String {
         match self.cells {
             Cells::Measured { unit, .. } => format!("{}{}", self.title, unit.suffix()),
@@ -310,18 +297,15 @@ impl Column {
     }
 
     /// Whether it is aligned to the right.
-    #[must_use]
     pub fn right(&self) -> bool {
         matches!(self.cells, Cells::Numbers(_) | Cells::Measured { .. })
     }
 
-    #[must_use]
     pub fn is_drawing(&self) -> bool {
         matches!(self.cells, Cells::Bars(_))
     }
 
     /// The cells for a reader.
-    #[must_use]
     pub fn shown(&self) -> Vec<String> {
         match &self.cells {
             Cells::Words(cells) | Cells::Numbers(cells) | Cells::Bars(cells) => cells.clone(),
@@ -333,7 +317,6 @@ impl Column {
     }
 
     /// Whether no row has anything to show.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         match &self.cells {
             Cells::Measured { values, .. } => values.iter().all(|value| *value == Value::Null),
@@ -345,7 +328,6 @@ impl Column {
 }
 
 /// Takes out the columns that hold one value in every row and that `may_go`; leaves their titles and values, and the other columns.
-#[must_use]
 pub fn split_constants(
     columns: Vec<Column>,
     may_go: impl Fn(&Column) -> bool,
@@ -371,14 +353,12 @@ pub fn grouped<'a>(lines: impl IntoIterator<Item = (&'a str, Vec<String>)>) -> V
 }
 
 /// Titles and values in one line.
-#[must_use]
 pub fn facts(pairs: &[(String, String)]) -> String {
     let facts: Vec<String> = pairs.iter().map(|(title, value)| format!("{title} {value}")).collect();
     facts.join(" · ")
 }
 
 impl Document {
-    #[must_use]
     pub fn new(title: impl Into<String>) -> Self {
         Self { title: title.into(), ..Self::default() }
     }

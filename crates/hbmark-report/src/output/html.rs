@@ -19,7 +19,6 @@ const OPEN_ITEMS: usize = 5;
 const LONG_WORD: usize = 14;
 
 /// Draws a document. Each heading begins a section; the lines before the first are its header.
-#[must_use]
 pub fn render(document: &Document) -> String {
     let title = (!document.title.is_empty()).then(|| el("h1").text(document.title.as_str()));
     let opens = |block: &&Block| matches!(block, Block::Lines(_) | Block::Figures(_));

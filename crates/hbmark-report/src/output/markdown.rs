@@ -8,7 +8,6 @@ use super::document::{Block, Column, Document, Line, List, Table};
 use hbmark_core::input::plain;
 
 /// Draws a document.
-#[must_use]
 pub fn render(document: &Document) -> String {
     let mut parts: Vec<String> = Vec::new();
     if !document.title.is_empty() {

@@ -26,7 +26,6 @@ pub enum Unit {
 
 impl Unit {
     /// The suffix of machine-readable columns.
-    #[must_use]
     pub fn suffix(self) -> &'static str {
         match self {
             Self::Nanoseconds => "_ns",
@@ -73,7 +72,6 @@ const fn row<T, V>(
 
 impl Metric<CellResult> {
     /// A column for a reader, in which a cell whose blocks cannot stand for it has median and range over all of them.
-    #[must_use]
     pub fn of_cells(&self, cells: &[CellResult]) -> Column {
         let value = |cell: &CellResult| {
             let range = cell.all_blocks.as_ref().and_then(|all| match self.key {
@@ -91,7 +89,6 @@ impl Metric<CellResult> {
 
 impl<T, V: Into<Value>> Metric<T, V> {
     /// A column of it for a reader; empty where there is no result.
-    #[must_use]
     pub fn column<'a>(&self, things: impl IntoIterator<Item = Option<&'a T>>) -> Column
     where
         T: 'a,
@@ -104,7 +101,6 @@ impl<T, V: Into<Value>> Metric<T, V> {
     }
 
     /// The same under its name in files.
-    #[must_use]
     pub fn field<'a>(&self, things: impl IntoIterator<Item = Option<&'a T>>) -> Column
     where
         T: 'a,

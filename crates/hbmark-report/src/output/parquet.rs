@@ -25,7 +25,6 @@ enum Stored<'a> {
 }
 
 /// The bytes of a file; none of a document without a sheet.
-#[must_use]
 pub fn render(document: &Document) -> Option<Vec<u8>> {
     let sheet = document.sheet.as_ref()?;
     let columns = sheet.iter().map(|column| (column.title_with_unit(), stored(&column.cells)));

@@ -134,7 +134,6 @@ pub struct Bar {
 
 impl Plot {
     /// Drawings with their captions and tables, none folded away.
-    #[must_use]
     pub fn new(drawings: Vec<Drawing>, caption: Vec<String>, tables: Vec<Table>) -> Self {
         Self { drawings, open: usize::MAX, caption, tables }
     }
@@ -142,7 +141,6 @@ impl Plot {
 
 impl Chart {
     /// A chart with nothing in it.
-    #[must_use]
     pub fn new(name: impl Into<String>, title: impl Into<String>, span: Span, x: Axis, y: Axis) -> Self {
         Self {
             name: name.into(),
@@ -159,26 +157,22 @@ impl Chart {
 }
 
 impl Line {
-    #[must_use]
     pub fn new(style: impl Into<String>, points: Vec<(f64, f64)>) -> Self {
         Self { style: style.into(), points, label: None }
     }
 }
 
 impl Mark {
-    #[must_use]
     pub fn new(style: impl Into<String>, shape: Shape, (x, y): (f64, f64), hover: String) -> Self {
         Self { style: style.into(), shape, x, y, spread: None, hover }
     }
 }
 
 impl Key {
-    #[must_use]
     pub fn line(style: impl Into<String>, text: impl Into<String>) -> Self {
         Self { style: style.into(), shape: None, text: text.into() }
     }
 
-    #[must_use]
     pub fn mark(style: impl Into<String>, shape: Shape, text: impl Into<String>) -> Self {
         Self { shape: Some(shape), ..Self::line(style, text) }
     }

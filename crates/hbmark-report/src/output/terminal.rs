@@ -30,7 +30,6 @@ impl From<bool> for Screen {
 }
 
 /// Draws a document.
-#[must_use]
 pub fn render(document: &Document, screen: impl Into<Screen>) -> String {
     let paint = Paint(screen.into());
     let mut text = String::new();

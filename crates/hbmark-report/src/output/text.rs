@@ -11,7 +11,6 @@ const WIDE: f64 = 10_000.0;
 const NARROW: f64 = 0.1;
 
 /// A column of values in one unit and with one number of digits, so that they can be compared at a glance.
-#[must_use]
 pub fn column(unit: Unit, values: &[Value]) -> Vec<String> {
     let known = |value: &Value| match value {
         Value::Finite(value) | Value::AtLeast(value) | Value::Disturbed { value, .. } => {
@@ -55,7 +54,6 @@ pub fn column(unit: Unit, values: &[Value]) -> Vec<String> {
 }
 
 /// A value among others that are not to be compared with it.
-#[must_use]
 pub fn alone(unit: Unit, value: Value) -> String {
     written(value, |value| match unit {
         Unit::Nanoseconds => Nanos(value).to_string(),
@@ -103,7 +101,6 @@ fn scale(unit: Unit, smallest: f64) -> (f64, &'static str) {
 }
 
 /// One quantity on its own.
-#[must_use]
 pub fn single(unit: Unit, value: f64) -> String {
     match unit {
         Unit::Nanoseconds => Nanos(value).to_string(),

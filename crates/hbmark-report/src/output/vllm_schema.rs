@@ -29,7 +29,6 @@ impl Default for Selection {
 pub const METRICS: [&str; 4] = ["ttft", "tpot", "itl", "e2el"];
 
 /// A point as vLLM would write it; none where it was not measured.
-#[must_use]
 pub fn bench_serve(report: &ServeReport, point: &Point, selection: &Selection) -> Option<Value> {
     let result = point.result.as_ref()?;
     let failed = result.measured - result.served.min(result.measured);

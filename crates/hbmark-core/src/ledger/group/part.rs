@@ -67,7 +67,6 @@ pub enum TensorPart {
 
 impl TensorPart {
     /// Which of so many rows blocks with their shares are.
-    #[must_use]
     pub fn ranges(blocks: &[(usize, Share)], rows: usize) -> Vec<Range<usize>> {
         let all: usize = blocks.iter().map(|(size, _)| size).sum();
         let mut before = 0;
@@ -124,7 +123,6 @@ pub struct Share {
 
 impl Share {
     /// Which of so many rows or columns they are.
-    #[must_use]
     pub fn range_of(self, count: usize) -> Range<usize> {
         let at = |at: usize| at * count / self.of.max(1);
         at(self.first)..at(self.first + self.here)

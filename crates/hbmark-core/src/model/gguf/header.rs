@@ -182,7 +182,6 @@ pub struct TensorEntry {
 
 impl TensorEntry {
     /// The tensor in an inventory.
-    #[must_use]
     pub fn info(&self, role: Role, layer: Option<usize>) -> TensorInfo {
         TensorInfo {
             name: self.name.clone(),
@@ -454,7 +453,6 @@ impl<R: Read> Cursor<R> {
 }
 
 /// The block format of a type code.
-#[must_use]
 pub fn block_type(code: u32) -> Option<BlockType> {
     let known = BLOCK_TYPES.iter().find(|(known, ..)| *known == code);
     known.map(|&(_, name, elements, bytes, _)| BlockType { name, elements, bytes })

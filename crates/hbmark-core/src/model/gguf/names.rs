@@ -52,7 +52,6 @@ pub struct FileTensor {
 }
 
 /// The file's tensor for a name in the checkpoint of a family, where GGUF has one.
-#[must_use]
 pub fn file_tensor(family: Family, name: &str) -> Option<FileTensor> {
     let of = |table: &[(&'static str, &'static str)], module: &str| {
         table.iter().find(|(checkpoint, _)| *checkpoint == module).map(|(_, file)| *file)
@@ -80,7 +79,6 @@ pub fn file_tensor(family: Family, name: &str) -> Option<FileTensor> {
 }
 
 /// The shape that a file has for a tensor of its own: a matrix of one row is a vector.
-#[must_use]
 pub fn file_shape(shape: &[usize]) -> &[usize] {
     match shape {
         [1, row @ ..] => row,
@@ -89,7 +87,6 @@ pub fn file_shape(shape: &[usize]) -> &[usize] {
 }
 
 /// Every tensor of a file of this architecture: name, shape, role, layer.
-#[must_use]
 pub fn expected_tensors(architecture: &Architecture) -> Vec<(String, Vec<usize>, Role, Option<usize>)> {
     let experts = architecture.experts.as_ref().map_or(0, |experts| experts.count);
     let listed = architecture.inventory(Dtype::Gguf).tensors.into_iter().filter_map(|info| {

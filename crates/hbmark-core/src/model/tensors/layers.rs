@@ -45,7 +45,6 @@ pub struct NormNames {
 
 impl NormNames {
     /// Those of a family's checkpoints.
-    #[must_use]
     pub fn of(family: Family, norms: Norms) -> Self {
         const MIXED: &str = "post_attention_layernorm";
         const FED: &str = "post_feedforward_layernorm";
@@ -66,7 +65,6 @@ impl NormNames {
 }
 
 /// The name of a layer's sinks, behind that of its attention.
-#[must_use]
 pub fn sinks_name(family: Family) -> &'static str {
     if family == Family::GptOss { "sinks" } else { "attention_sink_bias" }
 }
@@ -93,7 +91,6 @@ impl MixtureNames {
     pub const DENSE: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
     /// Those of a family's checkpoints.
-    #[must_use]
     pub fn of(family: Family) -> Self {
         Self {
             block: match family {

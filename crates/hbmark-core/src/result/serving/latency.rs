@@ -39,7 +39,6 @@ impl From<f64> for Quantity {
 
 impl Quantity {
     /// The number.
-    #[must_use]
     pub fn value(self) -> f64 {
         match self {
             Self::Finite(value) => value,
@@ -84,7 +83,6 @@ pub const LEVELS: [Level; 6] = [
 
 impl Quantiles {
     /// Of values in any order; `None` among them is missing.
-    #[must_use]
     pub fn of(values: impl Iterator<Item = Option<f64>>) -> Self {
         let mut missing = 0;
         let mut sorted: Vec<f64> = values
@@ -135,7 +133,6 @@ impl ClauseResult {
     /// The interval is that of order statistics, but for requests that are not independent: how far the rank may be off comes from the
     /// variation, between consecutive batches of requests, of the share above the percentile (*batch means*), and is never less than for
     /// independent requests.
-    #[must_use]
     pub fn of(values: &[f64], clause: Clause) -> Self {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -169,7 +166,6 @@ impl ClauseResult {
     }
 
     /// Whether every objective was met: false if any failed, otherwise unknown if any is unknown.
-    #[must_use]
     pub fn all_met(clauses: &[Self]) -> Option<bool> {
         let known = |met: bool| clauses.iter().filter(|c| c.met == Some(met)).count();
         match (known(false), known(true)) {
@@ -377,7 +373,6 @@ pub const MIN_REQUESTS: usize = 100;
 
 impl ServeResult {
     /// Whether the load was held: as [`Self::within_objectives`], and the run shows that the system keeps up.
-    #[must_use]
     pub fn held(&self) -> (Option<bool>, String) {
         match (self.within_objectives(), self.steadiness_open()) {
             ((Some(true), _), Some(open)) => (None, open.detail.clone()),
@@ -387,7 +382,6 @@ impl ServeResult {
 
     /// Whether the run is valid, not saturated, and the interval of every objective's percentile below its limit. `None` where it cannot
     /// tell. With it, what decided.
-    #[must_use]
     pub fn within_objectives(&self) -> (Option<bool>, String) {
         match self.validity {
             Validity::Saturated => return (Some(false), format!("saturated: {}", joined(&self.reasons))),
@@ -405,7 +399,6 @@ impl ServeResult {
     }
 
     /// The gate that could not tell whether the system keeps up, where it could not.
-    #[must_use]
     pub fn steadiness_open(&self) -> Option<&Gate> {
         self.gates.iter().find(|gate| gate.name == GateName::KeepsUp && gate.passed.is_none())
     }

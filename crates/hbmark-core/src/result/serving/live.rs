@@ -23,7 +23,6 @@ pub enum Dialect {
 
 impl Dialect {
     /// The kind of server, as its makers write it.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::OpenAi => "an OpenAI-compatible server",
@@ -98,7 +97,6 @@ pub enum Failure {
 
 impl Failure {
     /// As results name it: `reset`, `status_429`.
-    #[must_use]
     pub fn name(self) -> String {
         match self {
             Self::Status(code) => format!("status_{code}"),
@@ -111,7 +109,6 @@ impl Failure {
     }
 
     /// The server says that it has too much to do.
-    #[must_use]
     pub fn is_overload(self) -> bool {
         matches!(self, Self::Status(429 | 503))
     }

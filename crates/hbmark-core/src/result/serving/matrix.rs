@@ -32,7 +32,6 @@ impl Row {
     pub const ALL: [Self; 7] = [Self::A, Self::B, Self::C, Self::D, Self::E, Self::ECold, Self::F];
 
     /// What it is.
-    #[must_use]
     pub fn title(self) -> &'static str {
         match self {
             Self::A => "A short chat, the baseline",
@@ -46,7 +45,6 @@ impl Row {
     }
 
     /// What is expected, before it is run.
-    #[must_use]
     pub fn hypothesis(self) -> &'static str {
         match self {
             Self::A => {
@@ -68,7 +66,6 @@ impl Row {
     }
 
     /// Share of the row's own capacity that is offered.
-    #[must_use]
     pub fn utilisation(self) -> f64 {
         match self {
             Self::A | Self::B => 0.3,

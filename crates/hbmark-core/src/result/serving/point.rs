@@ -84,7 +84,6 @@ pub struct Point {
 impl Point {
     /// Whether the run shows that the system keeps up with what is offered. Null where it is too short to tell, or invalid, and in results that
     /// kept no such check of an open loop; a closed loop sends no more than is done.
-    #[must_use]
     pub fn keeps_up(&self) -> Option<bool> {
         let result = self.result.as_ref()?;
         let gate = result.gates.iter().find(|gate| gate.name == GateName::KeepsUp);
@@ -97,14 +96,12 @@ impl Point {
     }
 
     /// Whether the run shows that the load is held: valid, within every objective, and the system keeps up.
-    #[must_use]
     pub fn held(&self) -> bool {
         self.keeps_up() == Some(true)
             && self.result.as_ref().is_some_and(|result| result.within_objectives().0 == Some(true))
     }
 
     /// What disturbed the machine while the point was measured; empty where nothing did, or nobody looked.
-    #[must_use]
     pub fn disturbances(&self) -> Vec<String> {
         let foreign = self.result.as_ref().and_then(|result| result.foreign_cores);
         let foreign = foreign.filter(|cores| *cores > Limits::default().foreign_cores);
@@ -113,7 +110,6 @@ impl Point {
     }
 
     /// How the engine's own steps differ between before and after the point, where they do.
-    #[must_use]
     pub fn drifted(&self) -> Option<String> {
         let drift = self.drift.filter(|drift| !STEADY_DRIFT.contains(drift))?;
         let (percent, than) = ((drift - 1.0).abs() * 100.0, if drift > 1.0 { "more" } else { "less" });

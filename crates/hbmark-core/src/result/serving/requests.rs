@@ -24,7 +24,6 @@ pub struct Requests {
 
 impl Requests {
     /// A latency of a request, by the definitions of the serving loop; null where it does not exist.
-    #[must_use]
     pub fn latency(&self, i: usize, metric: SloMetric) -> Option<f64> {
         let since = |from: Option<u64>, to: Option<u64>| match (from, to) {
             (Some(from), Some(to)) => to.saturating_sub(from) as f64,
@@ -47,7 +46,6 @@ impl Requests {
     }
 
     /// The requests that had the server to themselves: all before them were done when they came, and none came until their last token.
-    #[must_use]
     pub fn alone(&self) -> Vec<usize> {
         let end = |i: usize| self.last_token_ns[i].unwrap_or(u64::MAX);
         // Requests of the warm-up may be in the system with the first one.

@@ -27,14 +27,12 @@ pub struct SpeculativeConfig {
 
 impl SpeculativeConfig {
     /// Draft tokens of a step, at the most.
-    #[must_use]
     pub fn num_speculative_tokens(&self) -> usize {
         self.synthetic_acceptance_rates.len()
     }
 
     /// How many of so many draft tokens of a request are accepted behind a position: the same however steps are batched. On average that is the sum of
     /// their rates.
-    #[must_use]
     pub fn accepted(&self, request: usize, position: usize, draft_tokens: usize) -> usize {
         let drawn =
             splitmix64(self.seed ^ splitmix64(request as u64) ^ splitmix64((position as u64) << 1 | 1));
@@ -67,7 +65,6 @@ impl DraftCounts {
     }
 
     /// Tokens that a verify step brought a sequence on average: 1 + accepted / drafts. `None` without one.
-    #[must_use]
     pub fn mean_acceptance_length(&self) -> Option<f64> {
         (self.num_drafts > 0).then(|| 1.0 + self.num_accepted_tokens as f64 / self.num_drafts as f64)
     }

@@ -66,7 +66,6 @@ pub struct Search {
 
 impl Search {
     /// The lowest and the highest of the rates found with different seeds.
-    #[must_use]
     pub fn range(&self) -> Option<(f64, f64)> {
         let low = self.rate_by_seed.iter().copied().reduce(f64::min)?;
         let high = self.rate_by_seed.iter().copied().reduce(f64::max)?;
@@ -74,13 +73,11 @@ impl Search {
     }
 
     /// The median of the rates found with different seeds.
-    #[must_use]
     pub fn median(&self) -> Option<f64> {
         (!self.rate_by_seed.is_empty()).then(|| crate::stats::median(&self.rate_by_seed))
     }
 
     /// Whether the rate found is the highest that could be decided, and not the highest that holds: runs above it could not tell, and none failed.
-    #[must_use]
     pub fn is_lower_bound(&self) -> bool {
         let Some(rate) = self.max_rate else { return false };
         let above = || self.attempts.iter().filter(|tried| tried.rate > rate * (1.0 + 1e-9));
@@ -88,7 +85,6 @@ impl Search {
     }
 
     /// Ends at a point that has no result: whether its rate holds is not known, and a search that took it for either would mislead.
-    #[must_use]
     pub fn ended_early(mut self, held: Option<f64>) -> Self {
         let Some(Attempt { stage, rate, why, .. }) = self.attempts.last() else { return self };
         let held = held.map_or_else(

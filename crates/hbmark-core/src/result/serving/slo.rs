@@ -20,7 +20,6 @@ pub enum SloMetric {
 
 impl SloMetric {
     /// The name on the command line.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Ttft => "ttft",

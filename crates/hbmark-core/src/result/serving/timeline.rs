@@ -37,7 +37,6 @@ pub struct Span {
 
 impl Span {
     /// Tokens of a step, on average; `None` where none ended.
-    #[must_use]
     pub fn step_tokens(&self) -> Option<f64> {
         (self.steps > 0).then(|| (self.prompt_tokens + self.output_tokens) as f64 / self.steps as f64)
     }

@@ -40,7 +40,6 @@ pub enum Metric {
 
 impl Metric {
     /// The heading of a table.
-    #[must_use]
     pub fn title(self) -> &'static str {
         match self {
             Self::PrefillStep => "prefill step",
@@ -59,7 +58,6 @@ impl Metric {
     }
 
     /// Whether it is a time, in nanoseconds, and not a rate per second.
-    #[must_use]
     pub fn is_time(self) -> bool {
         !matches!(
             self,
@@ -90,7 +88,6 @@ pub enum Statistic {
 
 impl Statistic {
     /// The statistic of a foreign name: `avg`, `p99`, GuideLLM's `p999`...
-    #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
         match word {
             "mean" | "avg" | "average" => Some(Self::Mean),
@@ -174,7 +171,6 @@ pub enum ForeignUnit {
 
 impl ForeignUnit {
     /// The factor to nanoseconds, or to per second; `None` where the file gives the unit.
-    #[must_use]
     pub fn scale(self) -> Option<f64> {
         match self {
             Self::Seconds => Some(1e9),
@@ -185,7 +181,6 @@ impl ForeignUnit {
     }
 
     /// Its name in the table of aliases.
-    #[must_use]
     pub fn word(self) -> &'static str {
         match self {
             Self::Seconds => "s",

@@ -9,7 +9,6 @@ use hbmark_core::result::serving::{
 };
 
 /// The points of a result that were measured.
-#[must_use]
 pub fn of_serving(report: &ServeReport, source: &str) -> ForeignResult {
     let rows = report.points.iter().filter_map(|point| Some((point, point.result.as_ref()?)));
     ForeignResult {

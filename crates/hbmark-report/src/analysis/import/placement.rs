@@ -104,7 +104,6 @@ impl RooflinePlacement {
 
 /// What speaks against a row: figures that contradict one another, flags that contradict the file, a time that is impossible. The one
 /// judgement behind the exit code of `import`, the checklist and `--fail-on invalid`.
-#[must_use]
 pub fn objections(row: &ForeignRow, place: &RooflinePlacement) -> Vec<Cause> {
     let impossible = match place {
         RooflinePlacement::Contradicts(causes) => causes.as_slice(),
@@ -119,7 +118,6 @@ pub fn objections(row: &ForeignRow, place: &RooflinePlacement) -> Vec<Cause> {
 
 impl Imported {
     /// Places every row of a result.
-    #[must_use]
     pub fn new(result: ForeignResult, given: &UserOverrides<'_>) -> Self {
         let places = result.rows.iter().map(|row| place(row, result.format, given)).collect();
         let mut compared: Vec<String> = Vec::new();
@@ -138,7 +136,6 @@ impl Imported {
     }
 
     /// What is missing, each flag once.
-    #[must_use]
     pub fn missing(&self) -> Vec<&Missing> {
         let mut asked: Vec<&Missing> = Vec::new();
         for place in &self.places {
@@ -173,7 +170,6 @@ fn compared_with(row: &ForeignRow, format: ForeignFormat, given: &UserOverrides<
 }
 
 /// What to do about a flag that contradicts the file; `None` of any other cause.
-#[must_use]
 pub fn remedy(cause: &Cause) -> Option<String> {
     let Cause::FileContradicts { field, .. } = cause else { return None };
     let flag = match field.as_str() {
@@ -189,7 +185,6 @@ pub fn remedy(cause: &Cause) -> Option<String> {
 }
 
 /// Holds what was given against the file, and a row's decode step against the floor of its batch and context.
-#[must_use]
 pub fn place(row: &ForeignRow, format: ForeignFormat, given: &UserOverrides<'_>) -> RooflinePlacement {
     let time = decode_time(row);
     let mut notes = PlacementNotes::default();
@@ -254,7 +249,6 @@ pub fn place(row: &ForeignRow, format: ForeignFormat, given: &UserOverrides<'_>)
 }
 
 /// The data sheet of several GPUs together.
-#[must_use]
 pub fn times(one: &DeviceSpec, gpus: u64) -> DeviceSpec {
     let gpus = gpus.max(1);
     let mut all = one.clone();

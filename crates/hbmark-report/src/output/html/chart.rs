@@ -55,13 +55,11 @@ impl Area {
 }
 
 /// How wide a text will be, roughly.
-#[must_use]
 pub fn text_width(text: &str) -> f64 {
     text.chars().count() as f64 * LETTER
 }
 
 /// A text cut to a width, with an ellipsis where something is missing.
-#[must_use]
 pub fn fitted(text: &str, width: f64) -> String {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
     let letters = (width / LETTER).clamp(4.0, 400.0) as usize;
@@ -72,7 +70,6 @@ pub fn fitted(text: &str, width: f64) -> String {
 }
 
 /// The outermost element of a drawing: its size, its accessible name, its title.
-#[must_use]
 pub fn canvas(size: Size, name: &str, title: &str) -> Node {
     let view = format!("0 0 {} {}", pixel(size.width), pixel(size.height));
     el("svg")
@@ -86,7 +83,6 @@ pub fn canvas(size: Size, name: &str, title: &str) -> Node {
 }
 
 /// A text at a place; classes decide its anchor and colour.
-#[must_use]
 pub fn label(x: f64, y: f64, class: &str, text: &str) -> Node {
     el("text").class(class).at("x", x).at("y", y).text(text)
 }
@@ -193,7 +189,6 @@ fn along(from: (f64, f64), to: (f64, f64), width: f64, marks: &[(f64, f64)]) -> 
 
 impl Chart {
     /// Both drawings.
-    #[must_use]
     pub fn draw(&self) -> Vec<Node> {
         sizes(self.span).into_iter().map(|size| self.draw_at(size)).collect()
     }

@@ -29,49 +29,41 @@ pub fn el(tag: &'static str) -> Node {
 }
 
 impl Node {
-    #[must_use]
     pub fn attr(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.attributes.push((name, value.into()));
         self
     }
 
-    #[must_use]
     pub fn class(self, value: impl Into<String>) -> Self {
         self.attr("class", value)
     }
 
     /// A coordinate, to a tenth of a pixel.
-    #[must_use]
     pub fn at(self, name: &'static str, pixels: f64) -> Self {
         self.attr(name, pixel(pixels))
     }
 
-    #[must_use]
     pub fn child(mut self, child: Node) -> Self {
         self.children.push(Child::Element(child));
         self
     }
 
-    #[must_use]
     pub fn children(mut self, children: impl IntoIterator<Item = Node>) -> Self {
         self.children.extend(children.into_iter().map(Child::Element));
         self
     }
 
-    #[must_use]
     pub fn text(mut self, text: impl Into<String>) -> Self {
         self.children.push(Child::Text(text.into()));
         self
     }
 
-    #[must_use]
     pub fn verbatim(mut self, text: &'static str) -> Self {
         self.children.push(Child::Verbatim(text));
         self
     }
 
     /// The markup of the element and all below it.
-    #[must_use]
     pub fn render(&self) -> String {
         let mut out = String::new();
         self.write(&mut out);

@@ -21,14 +21,12 @@ impl Kind for Ladder {
 }
 
 /// The ladders of a report that compares engines; with one engine the cells' own columns have the same numbers.
-#[must_use]
 pub fn ladders(report: &Report) -> Vec<Table> {
     let compares = report.cells.iter().any(|cell| cell.engine != report.cells[0].engine);
     report.ladders.iter().filter(|_| compares).map(of_ladder).collect()
 }
 
 /// The steps that were broken down per operation.
-#[must_use]
 pub fn operations(report: &Report) -> Vec<Table> {
     report.cells.iter().filter(|cell| !cell.operations.is_empty()).map(of_operations).collect()
 }

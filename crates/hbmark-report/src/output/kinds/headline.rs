@@ -19,14 +19,12 @@ use hbmark_core::result::{Cause, CellResult, Phase, ProtocolSummary, Report, Rep
 use hbmark_core::units::PerSecond;
 
 /// The title of a run's or a prediction's page.
-#[must_use]
 pub fn run_title(report: &Report) -> String {
     let kind = if report.kind == ReportKind::Predict { "roofline prediction" } else { "step benchmark" };
     format!("{}: {kind}", report.model.name)
 }
 
 /// The title of a serving page.
-#[must_use]
 pub fn serving_title(report: &ServeReport) -> String {
     let kind = if report.cold_start.is_some() {
         "cold start"
@@ -62,7 +60,6 @@ fn verdict(good: usize, all: usize, what: &str, note: String) -> Figure {
 }
 
 /// The figures of a run or of a prediction.
-#[must_use]
 pub fn run(report: &Report) -> Vec<Figure> {
     if report.kind == ReportKind::Predict { predicted(report) } else { measured(report) }
 }
@@ -167,7 +164,6 @@ fn predicted(report: &Report) -> Vec<Figure> {
 }
 
 /// The figures of a comparison: what was decided, and by how much.
-#[must_use]
 pub fn comparison(found: &Comparison) -> Vec<Figure> {
     use ComparisonVerdict::{Equivalent, Faster, Inconclusive, Slower};
     let count = |verdict| found.cells.iter().filter(|cell| cell.effect.verdict == verdict).count();
@@ -210,7 +206,6 @@ pub fn comparison(found: &Comparison) -> Vec<Figure> {
 }
 
 /// The title of a comparison's page.
-#[must_use]
 pub fn comparison_title(found: &Comparison) -> String {
     // One model is named with its source, two with the side of each.
     let one = found.model.split_once(" · ").filter(|(name, _)| !name.starts_with("A "));
@@ -218,7 +213,6 @@ pub fn comparison_title(found: &Comparison) -> String {
 }
 
 /// The figures of results of other programs: how many of their rows can be believed and were rated.
-#[must_use]
 pub fn imported(results: &[Imported]) -> Vec<Figure> {
     let rows: usize = results.iter().map(|one| one.result.rows.len()).sum();
     let first = results.iter().flat_map(Imported::objections).next();
@@ -277,7 +271,6 @@ fn devices(results: &[Imported]) -> String {
 }
 
 /// The title of the page of imported results.
-#[must_use]
 pub fn imported_title(results: &[Imported]) -> String {
     match results {
         [one] => format!("{}: result of {}", one.result.source, one.result.format.name()),
@@ -337,7 +330,6 @@ fn point(point: &Point) -> Vec<Figure> {
 }
 
 /// The figures of a serving result.
-#[must_use]
 pub fn serving(report: &ServeReport) -> Vec<Figure> {
     if let Some(cold) = &report.cold_start {
         let first = &cold.to_first_token;
@@ -406,7 +398,6 @@ pub fn serving(report: &ServeReport) -> Vec<Figure> {
 }
 
 /// The highest of several rates that was shown to hold.
-#[must_use]
 pub fn highest_rate(report: &ServeReport) -> Option<Figure> {
     let highest = |of: &dyn Fn(&Point) -> bool| {
         let rates = report.points.iter().filter_map(|point| match point.offered {

@@ -108,7 +108,6 @@ fn remarks_of_a_person(note: Option<&String>, hypothesis: Option<&String>) -> Ve
 }
 
 /// The record of a serving result.
-#[must_use]
 pub fn of_serving(report: &ServeReport, planned: Option<&Capacity>) -> Document {
     let mut page = Page::new(format!("Decision record: serving {}", report.model_name()));
     page.section("Target", serving_target(report, planned));
@@ -317,7 +316,6 @@ fn serving_end(report: &ServeReport) -> Vec<String> {
 }
 
 /// The record of a run.
-#[must_use]
 pub fn of_run(report: &Report) -> Document {
     let what = if report.kind == ReportKind::Predict { "predicting" } else { "steps of" };
     let mut page = Page::new(format!("Decision record: {what} {}", report.model.name));
@@ -401,7 +399,6 @@ fn run_end(report: &Report) -> Vec<String> {
 }
 
 /// The record of a comparison.
-#[must_use]
 pub fn of_comparison(comparison: &Comparison) -> Document {
     let mut page = Page::new(format!("Decision record: is B faster than A, on {}", comparison.model));
     let mut target = vec![format!("A: {}", comparison.a.given), format!("B: {}", comparison.b.given)];

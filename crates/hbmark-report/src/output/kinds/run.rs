@@ -153,7 +153,6 @@ fn read_ceiling(ceilings: &Ceilings) -> String {
 }
 
 /// What to know where copies are faster than reads.
-#[must_use]
 pub fn copy_above_read(ceilings: &Ceilings) -> Option<String> {
     let read = BytesPerSecond(ceilings.read_bytes_per_s.median);
     let copy = BytesPerSecond(ceilings.copy_bytes_per_s.median);
@@ -229,7 +228,6 @@ pub fn protocol_text(report: &Report) -> Option<(String, bool)> {
 }
 
 /// The word for a status.
-#[must_use]
 pub fn status_word(status: Status) -> &'static str {
     match status {
         Status::Ok => "ok",
@@ -249,7 +247,6 @@ pub fn status_word(status: Status) -> &'static str {
 }
 
 /// The word for a bound.
-#[must_use]
 pub fn bound_word(bound: Bound) -> &'static str {
     match bound {
         Bound::Memory => "memory",
@@ -268,7 +265,6 @@ fn parameters(count: u64) -> String {
 }
 
 /// The table of cells: what is the same in every row, by title, and the columns that vary.
-#[must_use]
 pub fn of_cells(cells: &[CellResult]) -> (Vec<(String, String)>, Vec<Column>) {
     let mut columns = vec![
         words("phase", cells.iter().map(|c| c.phase.to_string())),
@@ -324,7 +320,6 @@ pub fn sheet(cells: &[CellResult]) -> Vec<Column> {
 }
 
 /// What was timed once per process.
-#[must_use]
 pub fn cold(report: &Report) -> Vec<Column> {
     let rows = &report.cold;
     vec![
@@ -336,7 +331,6 @@ pub fn cold(report: &Report) -> Vec<Column> {
 }
 
 /// Sentences about the cells that are not simply ok: their status and why, and their flags.
-#[must_use]
 pub fn remarks(cells: &[CellResult]) -> Vec<String> {
     let reason = |cell: &CellResult| {
         cell.reason.iter().map(|reason| format!("{}: {reason}", status_word(cell.status))).collect()
@@ -372,7 +366,6 @@ fn shared(cells: &[CellResult], of: impl Fn(&CellResult) -> Vec<String>) -> Vec<
 }
 
 /// A crossover as a sentence: its name, its value, and its explanation.
-#[must_use]
 pub fn crossover_line(crossover: &hbmark_core::result::Crossover) -> String {
     let unit = |value: f64| {
         if (value - 1.0).abs() < 0.5 { crossover.unit.trim_end_matches('s') } else { &crossover.unit }

@@ -56,7 +56,6 @@ impl Kind for ServeReport {
 }
 
 /// The points side by side, without empty columns.
-#[must_use]
 pub fn curve(points: &[Point]) -> Vec<Column> {
     // Of a live server's steps and pool nothing is seen.
     let live = points.iter().any(|point| point.live.is_some());
@@ -93,7 +92,6 @@ pub fn sheet(points: &[Point]) -> Vec<Column> {
 }
 
 /// The latencies of one point, under a name; in brackets where the machine was disturbed.
-#[must_use]
 pub fn latencies(name: &str, point: &Point, result: &ServeResult) -> Vec<Column> {
     let mut all = vec![
         ("TTFT", result.ttft_ns.as_ref()),
@@ -138,7 +136,6 @@ pub fn latencies(name: &str, point: &Point, result: &ServeResult) -> Vec<Column>
 }
 
 /// Phases of a cold start, and the launches they were taken from.
-#[must_use]
 pub fn cold_columns(cold: &ColdStart) -> Vec<Column> {
     let phases = || cold.phases.iter().chain([&cold.to_first_token]);
     let time = |title: &str, of: fn(&ColdPhase) -> f64| {

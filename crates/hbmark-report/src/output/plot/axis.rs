@@ -55,7 +55,6 @@ impl Measure {
     }
 
     /// One value with three digits and its unit.
-    #[must_use]
     pub fn show(self, value: f64) -> String {
         if self == Self::Tail {
             let percent = format!("{:.3}", (1.0 - 1.0 / value) * 100.0);
@@ -113,7 +112,6 @@ fn range(values: impl IntoIterator<Item = f64>, positive: bool) -> Option<(f64, 
 
 impl Axis {
     /// From zero to a little over the largest value. `None` when nothing can be shown.
-    #[must_use]
     pub fn from_zero(label: &str, measure: Measure, values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let (low, high) = range(values, false)?;
         let high = if high > 0.0 { high * 1.06 } else { 1.0 };
@@ -122,7 +120,6 @@ impl Axis {
     }
 
     /// Just around the values.
-    #[must_use]
     pub fn around(label: &str, measure: Measure, values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let (low, high) = range(values, false)?;
         let room = (high - low) * 0.08 + high.abs() * 0.01 + f64::MIN_POSITIVE;
@@ -133,7 +130,6 @@ impl Axis {
     }
 
     /// Logarithmic, `room` being the factor left free at both ends.
-    #[must_use]
     pub fn log(
         label: &str,
         measure: Measure,
@@ -151,7 +147,6 @@ impl Axis {
     }
 
     /// Logarithmic, with a tick at each of the values and nowhere else: batches of 1, 2, 4, 8.
-    #[must_use]
     pub fn log_at(label: &str, measure: Measure, values: &[f64]) -> Option<Self> {
         let (low, high) = range(values.iter().copied(), true)?;
         let mut ticks: Vec<f64> = values.iter().copied().filter(|v| v.is_finite() && *v > 0.0).collect();
@@ -167,18 +162,15 @@ impl Axis {
         })
     }
 
-    #[must_use]
     pub fn low(&self) -> f64 {
         self.low
     }
 
-    #[must_use]
     pub fn high(&self) -> f64 {
         self.high
     }
 
     /// The place of a value, from 0 to 1; `None` where it is not on the axis.
-    #[must_use]
     pub fn place(&self, value: f64) -> Option<f64> {
         let place = match self.spacing {
             Spacing::Linear => (value - self.low) / (self.high - self.low),
@@ -188,7 +180,6 @@ impl Axis {
     }
 
     /// At most about `count` ticks.
-    #[must_use]
     pub fn ticks(&self, count: usize) -> Vec<Tick> {
         match &self.spacing {
             Spacing::Linear => self.enough_linear_ticks(count),

@@ -25,7 +25,6 @@ pub struct Taken<'a> {
 }
 
 /// All blocks of a report that hold a sample, in the order in which they were taken.
-#[must_use]
 pub fn taken(report: &Report) -> Vec<Taken<'_>> {
     let typical: Vec<(&str, f64)> = timed(report).map(|t| (t.cell.id.as_str(), t.time_ns)).collect();
     let mut all: Vec<Taken<'_>> = Vec::new();

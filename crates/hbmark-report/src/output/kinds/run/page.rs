@@ -18,7 +18,6 @@ use hbmark_core::result::{Ceilings, Phase, Report, ReportKind, Status};
 use hbmark_core::units::{BytesPerSecond, FlopsPerSecond};
 
 /// The page, with other programs' decodes on its roofline.
-#[must_use]
 pub fn page(report: &Report, externals: &[External]) -> Document {
     let palette = Palette::of(report);
     let taken = blocks::taken(report);

@@ -14,7 +14,6 @@ pub struct Palette {
 }
 
 impl Palette {
-    #[must_use]
     pub fn of(report: &Report) -> Self {
         let mut series: Vec<(String, Dtype)> = Vec::new();
         for cell in &report.cells {
@@ -30,7 +29,6 @@ impl Palette {
     }
 
     /// The colour of an engine at a dtype.
-    #[must_use]
     pub fn style(&self, engine: &str, dtype: Dtype) -> String {
         let index = self.series.iter().position(|(e, d)| e == engine && *d == dtype).unwrap_or(0);
         numbered(index)
@@ -38,13 +36,11 @@ impl Palette {
 }
 
 /// The colour of the n-th of several things.
-#[must_use]
 pub fn numbered(index: usize) -> String {
     format!("c{}", index % COLOURS)
 }
 
 /// The colour of the n-th imported file: from the other end than the engines' colours.
-#[must_use]
 pub fn of_imported(index: usize) -> String {
     numbered(COLOURS - 1 - index % COLOURS)
 }
@@ -66,7 +62,6 @@ pub fn timed(report: &Report) -> impl Iterator<Item = Timed<'_>> {
 }
 
 /// The style and shape of a cell's mark: a cross where its time is wrong, faint where its blocks cannot stand for it.
-#[must_use]
 pub fn look(cell: &CellResult, style: String, shape: Shape) -> (String, Shape) {
     if is_invalid(cell) {
         ("bad".to_owned(), Shape::Cross)
@@ -77,7 +72,6 @@ pub fn look(cell: &CellResult, style: String, shape: Shape) -> (String, Shape) {
     }
 }
 
-#[must_use]
 pub fn is_invalid(cell: &CellResult) -> bool {
     cell.status == Status::Invalid
 }

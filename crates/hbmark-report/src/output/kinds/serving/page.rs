@@ -17,7 +17,6 @@ use hbmark_core::result::{Finding, Severity};
 const DRAWN: usize = 6;
 
 /// The page, with what was found in the result.
-#[must_use]
 pub fn page(report: &ServeReport, found: &[Finding]) -> Document {
     let mut page = Document::new(headline::serving_title(report));
     page.figures(headline::serving(report));
