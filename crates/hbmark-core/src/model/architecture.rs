@@ -398,14 +398,14 @@ impl Architecture {
 }
 
 /// How numbers are stored: one name for weights, activations and KV on the command line and in results.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema, ValueEnum,
-)]
+#[derive(Serialize, Deserialize, JsonSchema, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Dtype {
     #[value(alias = "float32", alias = "fp32")]
     F32,
+    #[default]
     #[value(alias = "bfloat16")]
     Bf16,
     #[value(alias = "float16", alias = "fp16", alias = "half")]

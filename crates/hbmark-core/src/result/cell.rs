@@ -13,12 +13,15 @@ use crate::stats;
 use crate::units::Bytes;
 
 /// What a step does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// Whole prompts into an empty cache.
     Prefill,
     /// One token of each sequence on top of its cache.
+    #[default]
     Decode,
     /// Speculative decoding: the last token of each sequence and so many draft tokens behind it, with the logits of all of them.
     Verify {
@@ -103,7 +106,7 @@ impl std::str::FromStr for Phase {
 }
 
 /// The status of a cell.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
     /// Measured, and every gate passed.
@@ -123,6 +126,7 @@ pub enum Status {
     /// Ran on a simulated device: its outputs are checked, its time means nothing.
     Simulated,
     /// Not run, for the given reason.
+    #[default]
     Skipped,
     /// An allocation failed on the device.
     Oom,
@@ -254,7 +258,7 @@ pub struct OperationRow {
 }
 
 /// One cell of the grid.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CellResult {
     /// `decode/stock/f32/b1/c512`, of a verify step `verify-3/native/bf16/b1/c512`: stable, and what filters match.
     pub id: String,
@@ -374,38 +378,8 @@ impl CellResult {
             kv_dtype: dtype,
             batch,
             context,
-            status: Status::Skipped,
-            reason: None,
-            step_ns: None,
-            tpot_ns: None,
-            tpot_ci_low_ns: None,
-            tpot_ci_high_ns: None,
-            host_bubble_ns: None,
-            launch_cost_ns: None,
-            launch_share: None,
-            tokens_per_s: None,
-            predicted_ns: None,
-            predicted_datasheet_ns: None,
-            bytes: StepBytes::default(),
-            flops: 0.0,
-            achieved_bytes_per_s: None,
-            fraction_of_ceiling: None,
-            fraction_of_datasheet: None,
-            mfu: None,
-            mfu_dtype: None,
-            bound: None,
-            quality: None,
-            memory_predicted_bytes: None,
-            memory_peak_bytes: None,
-            energy_per_step_joules: None,
-            energy_per_token_joules: None,
-            distinct_experts: None,
-            flags: Vec::new(),
             block_merge: 1,
-            all_blocks: None,
-            blocks: Vec::new(),
-            operations: Vec::new(),
-            group: None,
+            ..Self::default()
         }
     }
 }
