@@ -132,7 +132,7 @@ pub enum NodeRecordKind {
 }
 
 /// One fresh process on one GPU, as far as it is judged.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Run {
     pub path: String,
     /// Of the file's bytes.
@@ -446,16 +446,13 @@ fn run(text: &str, path: &Path, content: [u8; 32]) -> Result<Option<Run>, String
         device: device.map_or_else(|| "unknown".into(), plain),
         plan: task.as_ref().map(|task| plain(&task.plan)),
         at_once: task.as_ref().map(|task| task.at_once),
-        values: Vec::new(),
-        disturbed: Vec::new(),
-        failed: Vec::new(),
-        wrong: Vec::new(),
         datasheet_bytes_per_s: sheet.filter(|rate| rate.is_finite() && *rate > 0.0),
         facts: facts.into_iter().filter_map(|(name, value)| Some((name, value?))).collect(),
         remapped: board.remapped_rows,
         xids: board.xids.unwrap_or_default(),
         pci_bus_id: text_of(board.pci_bus_id.as_ref()),
         serial: text_of(board.serial.as_ref()),
+        ..Run::default()
     };
     if emulated {
         run.device = format!("{} (emulated GPU)", run.device);

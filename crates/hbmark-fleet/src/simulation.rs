@@ -165,27 +165,15 @@ pub fn rack_name(node: usize) -> String {
 
 fn run(gpu: usize, node: usize, process: usize, read: f64) -> Run {
     Run {
-        path: String::new(),
-        content: [0; 32],
         started_at: format!("2026-01-01T00:{process:02}:00Z"),
         gpu: gpu_name(gpu),
-        emulated: false,
         node: node_name(node),
-        hostname: None,
         rack: Some(rack_name(node)),
         slot: u32::try_from(gpu % GPUS_PER_NODE).ok(),
         device: "NVIDIA H200".into(),
-        plan: None,
         at_once: Some(8),
         values: vec![(Metric::Read, read)],
-        disturbed: Vec::new(),
-        failed: Vec::new(),
-        wrong: Vec::new(),
         datasheet_bytes_per_s: Some(4.8e12),
-        facts: Vec::new(),
-        remapped: None,
-        xids: Vec::new(),
-        pci_bus_id: None,
-        serial: None,
+        ..Run::default()
     }
 }

@@ -283,23 +283,22 @@ impl<'a> Fleet<'a> {
         Some(JudgedMetric { group, metric: metric.clone(), members, slots, judged, adjusted })
     }
 
+    /// How many of these GPUs have each value of a fact, by the last run of each.
+    fn facts(&self, numbers: &[usize]) -> Vec<(String, Vec<(String, usize)>)> {
+        let mut facts: BTreeMap<&str, BTreeMap<&str, usize>> = BTreeMap::new();
+        for (name, value) in
+            numbers.iter().filter_map(|&gpu| self.gpus[gpu].last()).flat_map(|run| &run.facts)
+        {
+            *facts.entry(name).or_default().entry(value).or_default() += 1;
+        }
+        let counted = |values: BTreeMap<&str, usize>| {
+            values.into_iter().map(|(value, count)| (value.to_owned(), count)).collect()
+        };
+        facts.into_iter().map(|(name, values)| (name.to_owned(), counted(values))).collect()
+    }
+
     /// Groups with their metrics, for the report.
     fn summaries(&self) -> Vec<Group> {
-        let facts = |numbers: &[usize]| {
-            let mut facts: BTreeMap<&str, BTreeMap<&str, usize>> = BTreeMap::new();
-            for run in numbers.iter().filter_map(|&gpu| self.gpus[gpu].last()) {
-                for (name, value) in &run.facts {
-                    *facts.entry(name).or_default().entry(value).or_default() += 1;
-                }
-            }
-            let shown = facts.into_iter().map(|(name, values)| {
-                (
-                    name.to_owned(),
-                    values.into_iter().map(|(value, count)| (value.to_owned(), count)).collect(),
-                )
-            });
-            shown.collect()
-        };
         self.groups
             .iter()
             .enumerate()
@@ -307,7 +306,7 @@ impl<'a> Fleet<'a> {
                 device: (*device).to_owned(),
                 gpus: numbers.len(),
                 metrics: self.metrics.iter().filter(|m| m.group == group).map(|m| self.summary(m)).collect(),
-                facts: facts(numbers),
+                facts: self.facts(numbers),
             })
             .collect()
     }

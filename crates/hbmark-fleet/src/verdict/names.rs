@@ -474,11 +474,7 @@ pub(super) fn fleet_wide(fleet: &Fleet<'_>, states: &mut [State]) -> Vec<Finding
         }
     }
     for (device, numbers) in &fleet.groups {
-        let mut facts: BTreeMap<&str, BTreeMap<&str, usize>> = BTreeMap::new();
-        for (name, value) in numbers.iter().filter_map(|&n| fleet.gpus[n].last()).flat_map(|run| &run.facts) {
-            *facts.entry(name).or_default().entry(value).or_default() += 1;
-        }
-        for (name, values) in facts.into_iter().filter(|(_, values)| values.len() > 1) {
+        for (name, values) in fleet.facts(numbers).into_iter().filter(|(_, values)| values.len() > 1) {
             let each: Vec<String> =
                 values.iter().take(6).map(|(value, count)| format!("{value} on {count}")).collect();
             let evidence = format!("{device}: the {name} is {}", each.join(", "));
