@@ -10,6 +10,7 @@ use super::capacity::number;
 use super::distinct;
 use super::import::{ForeignResult, Metric, Rate};
 use super::opened::Opened;
+use super::words::said;
 use hbmark_core::result::comparison::Difference;
 use hbmark_core::result::serving::{Offered, Quantiles, Quantity, ServeReport, ServeResult};
 use hbmark_core::result::{Phase, Report};
@@ -198,10 +199,6 @@ fn settings(config: &BTreeMap<String, serde_json::Value>) -> Conditions {
         }
     }
     found
-}
-
-fn said(value: &serde_json::Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 fn of_serving(report: &ServeReport) -> Conditions {

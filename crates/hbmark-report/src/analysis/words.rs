@@ -10,6 +10,11 @@ pub fn counted<N: Copy + Display + PartialEq + From<u8>>(count: N, one: &str) ->
     format!("{count} {one}{plural}")
 }
 
+/// A value of a configuration, a text without its quotation marks.
+pub fn said(value: &serde_json::Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
 /// The word for yes, for no, or for what is open.
 pub fn answer(known: Option<bool>, [yes, no, open]: [&'static str; 3]) -> &'static str {
     match known {

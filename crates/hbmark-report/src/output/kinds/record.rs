@@ -4,7 +4,7 @@
 //! Enters: a result of `run`, `serve` or `compare`, and for traffic what was planned with it. Leaves: a document. It decides nothing:
 //! statuses, verdicts and reasons are those of the result.
 
-use crate::analysis::words::counted;
+use crate::analysis::words::{counted, said};
 use std::collections::BTreeMap;
 
 use super::run::{device_line, protocol_text, status_word};
@@ -52,20 +52,13 @@ impl Page {
         let settings: Vec<String> = config
             .iter()
             .filter(|(_, value)| !value.is_null())
-            .map(|(key, value)| format!("{key}={}", shown(value)))
+            .map(|(key, value)| format!("{key}={}", said(value)))
             .collect();
         if !settings.is_empty() {
             facts.push(format!("configuration: {}", settings.join(", ")));
         }
         self.0.list(facts);
         self.0
-    }
-}
-
-fn shown(value: &serde_json::Value) -> String {
-    match value {
-        serde_json::Value::String(text) => text.clone(),
-        other => other.to_string(),
     }
 }
 
@@ -422,7 +415,7 @@ pub fn of_comparison(comparison: &Comparison) -> Document {
     page.section("Not decided", all.iter().filter(|(_, e)| !decided(e)).map(|(n, e)| effect(n, e)));
     page.section(
         "What differs",
-        comparison.differences.iter().map(|d| format!("{}: {} against {}", d.key, shown(&d.a), shown(&d.b))),
+        comparison.differences.iter().map(|d| format!("{}: {} against {}", d.key, said(&d.a), said(&d.b))),
     );
     page.section("Mind", comparison.remarks.iter().chain(&comparison.limits).cloned());
     let end = match (comparison.method, comparison.rounds) {
