@@ -2,9 +2,10 @@
 
 use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::{Dtype, test_shapes};
+use hbmark_core::result::serving::{Gate, GateName, Point, ServeResult, Validity};
 use hbmark_core::result::{
-    Block, BlockTelemetry, Cause, Ceilings, CellResult, Crossover, CrossoverKind, ModelSummary, Phase,
-    ProtocolSummary, Report, ReportKind, Spread, Status,
+    Block, BlockTelemetry, Cause, Ceilings, CellResult, Crossover, CrossoverKind, Finding, ModelSummary,
+    Phase, ProtocolSummary, Report, ReportKind, Spread, Status,
 };
 use hbmark_core::units::Bytes;
 
@@ -117,6 +118,18 @@ fn cell(
     }
 }
 
+/// The first line of a finding's evidence contains a text.
+#[track_caller]
+pub fn says(finding: &Finding, text: &str) {
+    assert!(finding.evidence[0].contains(text), "{:?}", finding.evidence);
+}
+
+/// The first line of a finding's evidence ends with a text.
+#[track_caller]
+pub fn ends(finding: &Finding, text: &str) {
+    assert!(finding.evidence[0].ends_with(text), "{:?}", finding.evidence);
+}
+
 /// A protocol by another name.
 pub fn protocol_named(name: &str) -> ProtocolSummary {
     ProtocolSummary { name: name.into(), ..ProtocolSummary::full(7) }
@@ -140,6 +153,15 @@ pub fn single() -> hbmark_core::result::serving::ServeReport {
 /// A sweep over the rate on the virtual clock.
 pub fn sweep() -> hbmark_core::result::serving::ServeReport {
     saved("serve-sweep")
+}
+
+/// A point's result with another judgement of whether it keeps up: that it does, does not, or that it is open.
+pub fn keeps_up(point: &mut Point, passed: Option<bool>) -> &mut ServeResult {
+    let result = point.result.as_mut().expect("a point that ran");
+    result.gates.retain(|gate| gate.name != GateName::KeepsUp);
+    result.gates.push(Gate { name: GateName::KeepsUp, passed, detail: "as planted".to_owned() });
+    result.validity = if passed == Some(false) { Validity::Saturated } else { Validity::Valid };
+    result
 }
 
 /// As after a longer run: what was observed decides every objective that was open, and a point that is not saturated keeps up.

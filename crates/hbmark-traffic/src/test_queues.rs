@@ -135,7 +135,6 @@ pub fn run(server: Server, rate: f64, measured: usize, seed: u64) -> Run {
         .map(|[arrival, start, end]| Record {
             arrival: ns(*arrival),
             enqueued: Some(ns(*arrival)),
-            lag: Nanos(0.0),
             started: Some(ns(*start)),
             first_token: Some(ns(*end)),
             last_token: Some(ns(*end)),
@@ -143,10 +142,8 @@ pub fn run(server: Server, rate: f64, measured: usize, seed: u64) -> Run {
             prompt_tokens: 1,
             output_tokens: 1,
             first_tokens: 1,
-            preemptions: 0,
-            preempted_wait: Nanos(0.0),
-            cached_tokens: 0,
             outcome: RequestOutcome::Served,
+            ..Record::default()
         })
         .collect();
     let mut changes: Vec<(f64, bool)> =

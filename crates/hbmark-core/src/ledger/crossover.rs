@@ -253,8 +253,7 @@ mod tests {
             assert!((found - batch).abs() < 1.0, "{device}: {found}");
         }
         // int8 halves the bytes of the linear layers, not those of the head: a little more than half.
-        let int8 =
-            Ledger::new(&shapes::llama_3_1_8b(), &shapes::llama_3_1_8b().inventory(Dtype::Int8), Dtype::Bf16);
+        let int8 = self::ledger(&shapes::llama_3_1_8b(), Dtype::Int8);
         let found = critical_batch_size(&int8, &roof("h100-sxm", Dtype::Int8)).expect("a peak");
         assert!((295.0 / 2.0..295.0 * 0.56).contains(&found), "{found}");
     }
@@ -307,8 +306,7 @@ mod tests {
         assert_eq!(kv_exceeds_weights(&ledger, 1), Some(114_517));
         assert_eq!(kv_exceeds_weights(&ledger, 8), Some(14_315));
         // A window of 4096 at batch 1 never reads 14.2 GB of KV.
-        let windowed =
-            Ledger::new(&shapes::mistral_7b(), &shapes::mistral_7b().inventory(Dtype::Bf16), Dtype::Bf16);
+        let windowed = self::ledger(&shapes::mistral_7b(), Dtype::Bf16);
         assert_eq!(kv_exceeds_weights(&windowed, 1), None);
     }
 
@@ -325,11 +323,7 @@ mod tests {
         assert_eq!(context, 58_406);
         // Batch 1 is limited by the model, and 70B in bf16 does not fit at all.
         assert_eq!(max_context_that_fits(&ledger, 1, memory), Some(131_071));
-        let large = Ledger::new(
-            &shapes::llama_3_1_70b(),
-            &shapes::llama_3_1_70b().inventory(Dtype::Bf16),
-            Dtype::Bf16,
-        );
+        let large = self::ledger(&shapes::llama_3_1_70b(), Dtype::Bf16);
         assert_eq!(max_batch_that_fits(&large, 1, memory), None);
     }
 

@@ -357,13 +357,11 @@ pub fn explain(report: &Report) -> Vec<Finding> {
         .iter()
         .filter(|cell| timed(cell).is_some() && is_believable(cell) && !explained(cell))
         .collect();
-    if !rest.is_empty() {
-        findings.push(unexplained(&case, &rest));
-    }
+    findings.extend(unexplained(&case, &rest));
     findings
 }
 
-fn unexplained(report: &Case<'_>, cells: &[&CellResult]) -> Finding {
+fn unexplained(report: &Case<'_>, cells: &[&CellResult]) -> Option<Finding> {
     let evidence = |cell: &&CellResult| {
         let time = timed(cell).unwrap_or_default();
         let floor = floor(cell).map_or_else(
@@ -372,23 +370,18 @@ fn unexplained(report: &Case<'_>, cells: &[&CellResult]) -> Finding {
         );
         let near =
             NearMiss::nearest(near_misses(report, cell)).map_or_else(String::new, |near| format!("; {near}"));
-        format!("{}: {} a step, {floor}{near}", cell.id, Nanos(time))
+        (cell.id.clone(), format!("{} a step, {floor}{near}", Nanos(time)))
     };
     let next = if report.cells.iter().any(|cell| !cell.operations.is_empty()) {
         "a second batch and context, to see what the time grows with"
     } else {
         "--show-ops, to see which operation is far from the ceiling"
     };
-    Finding {
-        rule: UNEXPLAINED.to_owned(),
-        severity: Severity::Note,
-        symptom: "neither bytes nor arithmetic nor waiting explains most of the step".to_owned(),
-        regime: UNEXPLAINED.to_owned(),
-        evidence: cells.iter().map(evidence).collect(),
-        next: next.to_owned(),
-        response: "none before the next measurement: a guess would cost more than it saves".to_owned(),
-        cells: cells.iter().map(|cell| cell.id.clone()).collect(),
-    }
+    finding::unexplained(
+        "neither bytes nor arithmetic nor waiting explains most of the step",
+        next,
+        &cells.iter().map(evidence).collect::<Vec<_>>(),
+    )
 }
 
 /// The limits between an unexplained cell and the regimes that it is not in.

@@ -320,9 +320,7 @@ pub fn explain_serving(report: &ServeReport, cost: Option<Cost>) -> Vec<Finding>
         .into_iter()
         .filter(|(point, result)| result.validity != Validity::Invalid && !explained(point, result))
         .collect();
-    if !rest.is_empty() {
-        findings.push(unexplained(&rest));
-    }
+    findings.extend(unexplained(&rest));
     findings
 }
 
@@ -333,32 +331,27 @@ fn weight(points: &[(&Point, &ServeResult)], finding: &Finding) -> Severity {
     if shown.all(met) { Severity::Note } else { Severity::Problem }
 }
 
-fn unexplained(points: &[(&Point, &ServeResult)]) -> Finding {
+fn unexplained(points: &[(&Point, &ServeResult)]) -> Option<Finding> {
     let evidence = |(point, result): &(&Point, &ServeResult)| {
         let p50 = |q: Option<&Quantiles>| {
             q.and_then(|q| q.p50).map_or("not known".to_owned(), |v| Nanos(v.value()).to_string())
         };
         let near =
             NearMiss::nearest(near_misses(result)).map_or_else(String::new, |near| format!("; {near}"));
-        format!(
-            "{}: TTFT p50 {}, TPOT p50 {}, {:.2} requests per second served{}{near}",
-            point.label,
+        let numbers = format!(
+            "TTFT p50 {}, TPOT p50 {}, {:.2} requests per second served{}{near}",
             p50(result.ttft_ns.as_ref()),
             p50(result.tpot_ns.as_ref()),
             result.served_per_s,
             why_not_the_queue(point, result)
-        )
+        );
+        (point.label.clone(), numbers)
     };
-    Finding {
-        rule: UNEXPLAINED.to_owned(),
-        severity: Severity::Note,
-        symptom: "what was measured is within the limits of every rule".to_owned(),
-        regime: UNEXPLAINED.to_owned(),
-        evidence: points.iter().map(evidence).collect(),
-        next: "the same load at half and at twice the rate, to see what grows".to_owned(),
-        response: "none before the next measurement: a guess would cost more than it saves".to_owned(),
-        cells: points.iter().map(|(point, _)| point.label.clone()).collect(),
-    }
+    finding::unexplained(
+        "what was measured is within the limits of every rule",
+        "the same load at half and at twice the rate, to see what grows",
+        &points.iter().map(evidence).collect::<Vec<_>>(),
+    )
 }
 
 /// Why a point has neither of the names that rest on the queue: that it waits there, or that it keeps up.
@@ -696,7 +689,7 @@ fn early_end(result: &ServeResult) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::samples;
+    use crate::samples::{self, ends, says};
 
     /// What is unexplained, in a line a point.
     fn unexplained(report: &ServeReport) -> Option<Finding> {
@@ -721,16 +714,10 @@ mod tests {
         (steps.enqueue_ns, steps.schedule_ns, steps.build_ns) = (0.0, 0.0, 0.0);
         (steps.launch_ns, steps.sample_ns, steps.detokenize_ns) = (0.0, 0.0, 0.0);
         let found = unexplained(&short).unwrap();
-        assert!(
-            found.evidence[0].contains("is open while the run is too short to tell"),
-            "{:?}",
-            found.evidence
-        );
+        says(&found, "is open while the run is too short to tell");
 
         let mut hidden = short.clone();
-        let result = hidden.points[0].result.as_mut().unwrap();
-        let gate = result.gates.iter_mut().find(|gate| gate.name == GateName::KeepsUp).unwrap();
-        gate.passed = Some(true);
+        samples::keeps_up(&mut hidden.points[0], Some(true));
         assert!(unexplained(&hidden).is_none(), "a server that shows its queue keeps up or queues");
         let result = hidden.points[0].result.as_mut().unwrap();
         result.queue_ns = None;
@@ -738,14 +725,8 @@ mod tests {
         let steps = &mut result.breakdown;
         (steps.idle_ns, steps.build_ns) = (steps.wall_ns - 1e9, 190e6);
         let found = unexplained(&hidden).unwrap();
-        assert!(found.evidence[0].contains("does not show how long requests queue"), "{:?}", found.evidence);
-        assert!(
-            found.evidence[0].ends_with(
-                "host-bound, share of the busy time, from 20.0 %; here 19.0 %, missed by 1.0 points"
-            ),
-            "{:?}",
-            found.evidence
-        );
+        says(&found, "does not show how long requests queue");
+        ends(&found, "host-bound, share of the busy time, from 20.0 %; here 19.0 %, missed by 1.0 points");
     }
 
     fn evidence(report: &ServeReport, rule: &str) -> Option<Vec<String>> {
@@ -760,11 +741,7 @@ mod tests {
         let at = |(rate, passed): &(f64, Option<bool>)| {
             let mut point =
                 Point { offered: Offered::Rate(*rate), label: format!("rate {rate}"), ..any.clone() };
-            let result = point.result.as_mut().unwrap();
-            result.validity = if *passed == Some(false) { Validity::Saturated } else { Validity::Valid };
-            result.gates.retain(|gate| gate.name != GateName::KeepsUp);
-            let detail = "as planted".to_owned();
-            result.gates.push(Gate { name: GateName::KeepsUp, passed: *passed, detail });
+            samples::keeps_up(&mut point, *passed);
             point
         };
         report.points = rates.iter().map(at).collect();

@@ -133,7 +133,6 @@ fn of_serving(report: &ServeReport, condition: FailOn) -> Option<String> {
 mod tests {
     use super::*;
     use crate::samples;
-    use hbmark_core::result::serving::{Gate, GateName};
 
     /// As beside other processes.
     fn open_machine(report: &mut ServeReport) {
@@ -144,22 +143,14 @@ mod tests {
     fn a_serving_result_fails_on_what_was_named_and_on_nothing_else() {
         let mut report = samples::single();
         let all = [FailOn::Slo, FailOn::Saturated, FailOn::NoRate, FailOn::Invalid];
-        let result = |report: &mut ServeReport| report.points[0].result.take().unwrap();
-        let mut good = result(&mut report);
-        good.validity = Validity::Valid;
-        good.slo_met = Some(true);
-        let open = |gate: &&mut Gate| gate.name == GateName::KeepsUp;
-        good.gates.iter_mut().find(open).unwrap().passed = Some(true);
-        report.points[0].result = Some(good.clone());
+        samples::keeps_up(&mut report.points[0], Some(true)).slo_met = Some(true);
         report.search = None;
         assert_eq!(serving_failures(&report, &all), [""; 0]);
         report.points[0].result.as_mut().unwrap().validity = Validity::Saturated;
         assert_eq!(serving_failures(&report, &all).len(), 1);
         assert_eq!(serving_failures(&report, &[FailOn::Slo, FailOn::Invalid]), [""; 0]);
         // What is not judged is not known to keep up.
-        let open = report.points[0].result.as_mut().unwrap();
-        open.validity = Validity::Valid;
-        open.gates.iter_mut().find(|gate| gate.name == GateName::KeepsUp).unwrap().passed = None;
+        samples::keeps_up(&mut report.points[0], None);
         let found = serving_failures(&report, &[FailOn::Saturated]);
         assert!(found.len() == 1 && found[0].ends_with(": not known to keep up"), "{found:?}");
         assert_eq!(serving_failures(&report, &[FailOn::NotOk]), [""; 0]);

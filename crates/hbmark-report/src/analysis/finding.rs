@@ -7,6 +7,25 @@ pub(super) const UNEXPLAINED: &str = "unexplained";
 /// Where the file or its samples are wrong, and no rule says how.
 const INVALID: &str = "invalid";
 
+/// Cells or points to which no rule gives a name, each with its numbers.
+pub(super) fn unexplained(
+    symptom: &'static str,
+    next: &'static str,
+    found: &[(String, String)],
+) -> Option<Finding> {
+    let rule = Rule {
+        name: UNEXPLAINED,
+        kind: Kind::Regime,
+        severity: Severity::Note,
+        symptom,
+        regime: UNEXPLAINED,
+        next,
+        response: "none before the next measurement: a guess would cost more than it saves",
+        detect: (),
+    };
+    (!found.is_empty()).then(|| rule.finding(found))
+}
+
 /// Cells or points that are invalid for a reason that no rule names, each with the reason.
 pub(super) fn invalid(found: &[(String, String)]) -> Option<Finding> {
     let rule = Rule {

@@ -255,7 +255,6 @@ mod tests {
     use super::*;
     use crate::analysis::explain_serving;
     use crate::samples;
-    use hbmark_core::result::serving::GateName;
 
     /// Points at given rates, each within its targets or saturated.
     fn searched(rates: &[(f64, bool)]) -> ServeReport {
@@ -264,16 +263,13 @@ mod tests {
         let at = |(number, (rate, saturated)): (usize, &(f64, bool))| {
             let mut point =
                 Point { offered: Offered::Rate(*rate), label: format!("run {number}"), ..point.clone() };
-            let result = point.result.as_mut().unwrap();
-            result.validity = if *saturated { Validity::Saturated } else { Validity::Valid };
+            let result = samples::keeps_up(&mut point, Some(!*saturated));
             (result.offered_per_s, result.served_per_s) =
                 (Some(*rate), if *saturated { rate * 0.9 } else { *rate });
             for clause in &mut result.slo {
                 clause.met = (!*saturated).then_some(true);
             }
             result.slo_met = (!*saturated).then_some(true);
-            let gates = result.gates.iter_mut().filter(|gate| gate.name == GateName::KeepsUp);
-            gates.for_each(|gate| gate.passed = Some(!*saturated));
             point
         };
         report.points = rates.iter().enumerate().map(at).collect();
@@ -301,12 +297,11 @@ mod tests {
     #[test]
     fn a_load_that_was_not_seen_to_keep_up_is_not_within_every_target() {
         let mut report = searched(&[(20.0, false), (43.0, false), (60.0, true)]);
-        let gates = &mut report.points[1].result.as_mut().unwrap().gates;
-        gates.iter_mut().find(|gate| gate.name == GateName::KeepsUp).unwrap().passed = None;
+        samples::keeps_up(&mut report.points[1], None);
         let findings = explain_serving(&report, None);
         let first = findings.iter().find(|finding| finding.rule == FIRST_TARGET).unwrap();
         let ends = "; 20.000 was within every target; undetermined at 43.000";
-        assert!(first.evidence[0].ends_with(ends), "{:?}", first.evidence);
+        samples::ends(first, ends);
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Every number checked against one computed by hand.
 
 use super::*;
-use crate::samples::{decided, sweep};
+use crate::samples::{self, decided, sweep};
 use hbmark_core::result::Cause;
-use hbmark_core::result::serving::{GateName, Offered, Search, Validity};
+use hbmark_core::result::serving::{Offered, Search, Validity};
 
 /// Rates 2 and 8 held, 64 did not, 128 was not run; round numbers everywhere the arithmetic looks.
 fn swept() -> ServeReport {
@@ -95,11 +95,7 @@ fn a_rate_that_was_not_shown_to_keep_up_is_none_of_an_instance() {
     let open = |indices: &[usize]| {
         let mut report = swept();
         for index in indices {
-            let gates = &mut report.points[*index].result.as_mut().unwrap().gates;
-            gates
-                .iter_mut()
-                .filter(|gate| gate.name == GateName::KeepsUp)
-                .for_each(|gate| gate.passed = None);
+            samples::keeps_up(&mut report.points[*index], None);
         }
         capacity(&report, &question())
     };

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::analysis::judge;
-use crate::samples;
+use crate::samples::{self, ends, says};
 use hbmark_core::result::{BlockTelemetry, Cause, Quality, Spread, StepBytes};
 use hbmark_core::units::Flops;
 
@@ -62,11 +62,7 @@ fn only(cell: CellResult) -> Finding {
 fn a_decode_near_its_bytes_is_memory_bound_and_says_the_share() {
     let finding = only(decode(0.9));
     assert_eq!((finding.rule.as_str(), finding.severity), ("memory_bound_decode", Severity::Ok));
-    assert!(
-        finding.evidence[0].ends_with("9.00 GB/s, 90 % of the measured read ceiling"),
-        "{:?}",
-        finding.evidence
-    );
+    ends(&finding, "9.00 GB/s, 90 % of the measured read ceiling");
     assert_eq!(finding.cells, ["decode/native/bf16/b1/c128"]);
 }
 
@@ -75,33 +71,19 @@ fn half_a_ceiling_is_unexplained_and_not_given_a_word() {
     for share in [0.55, 0.3, 0.05] {
         let finding = only(decode(share));
         assert_eq!(finding.rule, "unexplained", "{share}");
-        assert!(
-            finding.evidence[0].contains(&format!("{:.0} % of it", share * 100.0)),
-            "{:?}",
-            finding.evidence
-        );
+        says(&finding, &format!("{:.0} % of it", share * 100.0));
     }
 }
 
 #[test]
 fn an_unexplained_cell_names_the_nearest_limit_and_by_how_much_it_was_missed() {
     let finding = only(decode(0.59));
-    assert!(
-        finding.evidence[0]
-            .ends_with("the floor explains the step, from 60.0 %; here 59.0 %, missed by 1.0 points"),
-        "{:?}",
-        finding.evidence
-    );
+    ends(&finding, "the floor explains the step, from 60.0 %; here 59.0 %, missed by 1.0 points");
     // Waiting for a fifth of the interval is a name; 19 % is nearer to it than 30 % is to 60 %.
     let cell = decode(0.3);
     let time = cell.blocks[0].interval_ns[0];
     let finding = only(with_blocks(cell, time * 0.81, time));
-    assert!(
-        finding.evidence[0]
-            .ends_with("the device waits for the host, from 20.0 %; here 19.0 %, missed by 1.0 points"),
-        "{:?}",
-        finding.evidence
-    );
+    ends(&finding, "the device waits for the host, from 20.0 %; here 19.0 %, missed by 1.0 points");
 }
 
 #[test]
@@ -131,7 +113,7 @@ fn a_prefill_near_its_arithmetic_is_compute_bound() {
     // A tera-operation at one TFLOP/s.
     let finding = only(prefill(1250.0));
     assert_eq!(finding.rule, "compute_bound_prefill");
-    assert!(finding.evidence[0].contains("explains 80 % of 1.25 s"), "{:?}", finding.evidence);
+    says(&finding, "explains 80 % of 1.25 s");
     assert_eq!(only(prefill(5000.0)).rule, "unexplained");
 }
 
@@ -166,7 +148,7 @@ fn a_device_that_waits_is_host_bound() {
     let time = cell.blocks[0].interval_ns[0];
     let finding = only(with_blocks(cell.clone(), time * 0.6, time));
     assert_eq!(finding.rule, "host_bound");
-    assert!(finding.evidence[0].contains("40 %; its floor explains 40 %"), "{:?}", finding.evidence);
+    says(&finding, "40 %; its floor explains 40 %");
     assert_eq!(
         only(with_blocks(cell, time * 0.9, time)).rule,
         "unexplained",
@@ -202,7 +184,7 @@ fn bytes_an_engine_copies_are_blamed_on_the_engine() {
     cell.bytes.as_implemented = Some(Bytes(cell.bytes.ideal().0 * 3));
     let finding = only(cell.clone());
     assert_eq!(finding.rule, "engine_moves_more");
-    assert!(finding.evidence[0].contains("explain 90 %"), "{:?}", finding.evidence);
+    says(&finding, "explain 90 %");
     cell.bytes.as_implemented = Some(Bytes(cell.bytes.ideal().0 * 11 / 10));
     assert_eq!(only(cell).rule, "unexplained");
 }
@@ -260,11 +242,7 @@ fn a_power_cap_that_holds_is_named_with_its_watts() {
     cell.blocks.iter_mut().for_each(capped);
     let findings = explain(&judged(vec![cell]));
     let cap = findings.iter().find(|f| f.rule == "power_capped").expect("a finding");
-    assert!(
-        cap.evidence[0].ends_with("10 of 10 blocks at the limit at 350 W, 1410 MHz"),
-        "{:?}",
-        cap.evidence
-    );
+    ends(cap, "10 of 10 blocks at the limit at 350 W, 1410 MHz");
     assert_eq!(disturbed(2, capped), ["memory_bound_decode"]);
 }
 
@@ -279,10 +257,7 @@ fn steps_that_vary_are_noise_and_a_ceiling_that_varied_is_said_beside_them() {
     assert!(found(&report).contains(&"noisy_machine".to_owned()));
     report.ceilings.as_mut().unwrap().read_bytes_per_s = Spread { median: 10e9, low: 8e9, high: 11e9 };
     let noisy = explain(&report).into_iter().find(|f| f.rule == "noisy_machine").unwrap();
-    assert!(
-        noisy.evidence[0].ends_with("the read ceiling itself lay between 8.00 GB/s and 11.0 GB/s"),
-        "{noisy:?}"
-    );
+    ends(&noisy, "the read ceiling itself lay between 8.00 GB/s and 11.0 GB/s");
 }
 
 #[test]
@@ -296,7 +271,7 @@ fn a_small_working_set_is_a_cache_artefact_and_nothing_else() {
     };
     let finding = only(with_blocks(cell, 4.2 * MS, 4.2 * MS));
     assert_eq!(finding.rule, "cold_cache_artefact");
-    assert!(finding.evidence[0].contains("40.0 MB beside a last cache of 32.0 MB"), "{:?}", finding.evidence);
+    says(&finding, "40.0 MB beside a last cache of 32.0 MB");
 }
 
 #[test]
@@ -305,7 +280,7 @@ fn weights_of_another_size_are_a_problem_before_all_else() {
     cell.bytes.weights = Bytes(cell.bytes.weights.0 / 2);
     let findings = explain(&judged(vec![cell]));
     assert_eq!((findings[0].rule.as_str(), findings[0].severity), ("wrong_size_weights", Severity::Problem));
-    assert!(findings[0].evidence[0].ends_with("0.50 times"), "{:?}", findings[0].evidence);
+    ends(&findings[0], "0.50 times");
 }
 
 #[test]

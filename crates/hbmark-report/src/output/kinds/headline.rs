@@ -449,7 +449,6 @@ mod tests {
     use super::*;
     use crate::output::{Format, Kind, render};
     use crate::samples;
-    use hbmark_core::result::serving::{Gate, GateName};
 
     fn shown(figures: &[Figure]) -> Vec<String> {
         figures.iter().map(Figure::text).collect()
@@ -560,10 +559,7 @@ mod tests {
     /// A point as a gate that passed, failed or stayed open leaves it.
     fn judged(mut point: Point, rate: f64, passed: Option<bool>) -> Point {
         point.offered = Offered::Rate(rate);
-        let result = point.result.as_mut().unwrap();
-        result.validity = Validity::Valid;
-        result.gates.retain(|gate| gate.name != GateName::KeepsUp);
-        result.gates.push(Gate { name: GateName::KeepsUp, passed, detail: String::new() });
+        let result = samples::keeps_up(&mut point, passed);
         result.slo.iter_mut().for_each(|clause| clause.met = Some(true));
         result.slo_met = (!result.slo.is_empty()).then_some(true);
         point

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::output::{Format, render};
-use crate::samples::{single, sweep};
+use crate::samples::{self, single, sweep};
 use hbmark_core::result::serving::schema;
 
 #[test]
@@ -71,12 +71,12 @@ fn the_published_schema_is_the_one_of_the_types() {
 #[test]
 fn a_row_whose_keeping_up_nobody_can_judge_says_so() {
     let mut sweep = sweep();
-    let result = sweep.points[0].result.as_mut().unwrap();
-    let gate = result.gates.iter_mut().find(|gate| gate.name == GateName::KeepsUp).unwrap();
-    (gate.passed, gate.detail) = (None, "planted".into());
+    samples::keeps_up(&mut sweep.points[0], None);
     let text = render(&sweep, Format::Table, false).unwrap();
     assert!(
-        text.contains(" requests waited on average; the run is too short to show that it stays so: planted"),
+        text.contains(
+            " requests waited on average; the run is too short to show that it stays so: as planted"
+        ),
         "{text}"
     );
 }
@@ -97,9 +97,8 @@ fn page_of(report: &ServeReport) -> String {
 /// The report's only point, as a gate that passed, failed or stayed open leaves it, with one objective.
 fn judged(passed: Option<bool>, met: Option<bool>) -> ServeReport {
     let mut report = single();
-    let result = report.points[0].result.as_mut().unwrap();
+    let result = samples::keeps_up(&mut report.points[0], passed);
     result.validity = Validity::Valid;
-    result.gates.iter_mut().find(|gate| gate.name == GateName::KeepsUp).unwrap().passed = passed;
     result.slo.iter_mut().for_each(|clause| clause.met = met);
     result.slo_met = met;
     assert!(!result.slo.is_empty(), "the fixture has objectives");
