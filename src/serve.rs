@@ -38,7 +38,7 @@ use hbmark_core::result::serving::{
     Arrivals, MIN_REQUESTS, Offered, Point, SCHEMA_VERSION, ServeKind, ServeReport, Slo, WorkloadSummary,
 };
 use hbmark_core::result::{Cause, DeviceSpec, ModelSummary, Report, as_map};
-use hbmark_core::units::Bytes;
+use hbmark_core::units::{Bytes, Nanos};
 use hbmark_traffic::arrivals::Burst;
 use hbmark_traffic::point::TrafficSource;
 use hbmark_traffic::sampler::Sampling;
@@ -101,6 +101,9 @@ pub struct ServeConfig {
     pub arrivals: Arrivals,
     pub burst: Option<Burst>,
     pub requests: usize,
+    /// As many requests as arrive in this time are measured at a rate, in place of `requests`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub duration: Option<Nanos>,
     /// As many are measured where fewer decide nothing.
     pub max_requests: usize,
     /// `None`: a tenth of the requests, and at least twice as many as are in the system at a time on the virtual clock.
@@ -124,6 +127,13 @@ pub struct ServeConfig {
     pub note: Option<String>,
     pub hypothesis: Option<String>,
     pub out: Option<PathBuf>,
+}
+
+/// Requests that arrive in this time, at so many a second.
+#[must_use]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive, and as many as fit")]
+pub fn requests_within(duration: Nanos, rate: f64) -> usize {
+    (duration.seconds() * rate).ceil() as usize
 }
 
 /// Why a serving benchmark could not run.

@@ -121,7 +121,13 @@ impl HostTelemetry {
     /// Watches a machine planted in a folder.
     #[must_use]
     pub fn at(root: Root) -> Self {
-        Self { root, epoch: Instant::now(), ticks_per_second: ticks_per_second(), block: None, window: None }
+        Self {
+            root,
+            epoch: Instant::now(),
+            ticks_per_second: rustix::param::clock_ticks_per_second() as f64,
+            block: None,
+            window: None,
+        }
     }
 
     fn begin(&mut self, now: HostReading) {
@@ -251,30 +257,18 @@ struct OwnCounters {
     major_faults: u64,
 }
 
-#[cfg(target_os = "linux")]
+/// Of /proc/self/stat: `pid (name) state ppid pgrp session tty_nr tpgid flags minflt cminflt majflt cmajflt utime stime ...`.
 fn own_counters(text: &str) -> Option<OwnCounters> {
-    use procfs::FromRead;
-    let stat = procfs::process::Stat::from_read(text.as_bytes()).ok()?;
+    // A name may have spaces and brackets.
+    let behind_name = text.rsplit_once(')')?.1;
+    let numbers = behind_name.split_whitespace().skip(1).map_while(|field| field.parse::<i64>().ok());
+    let numbers: Vec<i64> = numbers.collect();
+    let &[_, _, _, _, _, _, minor, _, major, _, user, system, ..] = numbers.as_slice() else { return None };
     Some(OwnCounters {
-        ticks: stat.utime.checked_add(stat.stime)?,
-        minor_faults: stat.minflt,
-        major_faults: stat.majflt,
+        ticks: u64::try_from(user.checked_add(system)?).ok()?,
+        minor_faults: u64::try_from(minor).ok()?,
+        major_faults: u64::try_from(major).ok()?,
     })
-}
-
-#[cfg(not(target_os = "linux"))]
-fn own_counters(_text: &str) -> Option<OwnCounters> {
-    None
-}
-
-#[cfg(target_os = "linux")]
-fn ticks_per_second() -> f64 {
-    procfs::ticks_per_second() as f64
-}
-
-#[cfg(not(target_os = "linux"))]
-fn ticks_per_second() -> f64 {
-    100.0
 }
 
 /// Energy of all packages between two readings, across one wrap of a counter.
@@ -622,7 +616,6 @@ mod tests {
         assert_eq!(joules(&[unbounded], &[EnergyCounter { count: 1, range: None }]), None);
     }
 
-    #[cfg(target_os = "linux")]
     #[test]
     fn planted_proc_files_are_read() {
         let own =

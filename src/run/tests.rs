@@ -225,6 +225,7 @@ pub(crate) fn config() -> ServeConfig {
         arrivals: Arrivals::Poisson,
         burst: None,
         requests: 200,
+        duration: None,
         max_requests: 0,
         warmup: None,
         cold_twin: false,

@@ -5,7 +5,7 @@
 
 use super::in_process::{virtual_dtype, virtual_step_model};
 use super::serving_job::{EngineRecord, PointKey, PointRequest, ServeJob, ServeRequest, ServeResponse};
-use super::{ServeConfig, ServeError};
+use super::{ServeConfig, ServeError, requests_within};
 use crate::engine;
 use crate::serve::point::ServingEngine;
 use crate::weights::OpenModel;
@@ -193,11 +193,16 @@ impl<'a> ServingContext<'a> {
     /// The point that the configuration describes.
     pub fn spec(&self, label: &str, offered: Offered, seed: u64) -> PointSpec {
         let config = self.config;
-        let requests = match &config.source {
-            TrafficSource::Workload(_) | TrafficSource::Dataset(_) => config.requests,
-            // A short trace is not spent on warming up.
-            TrafficSource::Trace(trace, _) => config.requests.min(trace.requests.len()),
+        let asked = match (offered, config.duration) {
+            (Offered::Rate(rate), Some(duration)) => requests_within(duration, rate),
+            _ => config.requests,
         };
+        let requests = match &config.source {
+            TrafficSource::Workload(_) | TrafficSource::Dataset(_) => asked,
+            // A short trace is not spent on warming up.
+            TrafficSource::Trace(trace, _) => asked.min(trace.requests.len()),
+        };
+        let goes_on = config.max_requests > config.requests;
         PointSpec {
             label: label.to_owned(),
             source: config.source.clone(),
@@ -205,7 +210,7 @@ impl<'a> ServingContext<'a> {
             arrivals: config.arrivals,
             burst: config.burst,
             requests,
-            max_requests: config.max_requests,
+            max_requests: if goes_on { config.max_requests } else { requests },
             warmup: config.warmup.unwrap_or_else(|| (requests / 10).clamp(4, 100)),
             scheduler: self.engine.scheduler.clone(),
             sampling: Sampling { seed, ..config.sampling },

@@ -117,7 +117,7 @@ fn vary(spec: &mut PointSpec, variable: &str, value: f64) -> Result<(), ServeErr
         return fail("changes a setting of our own scheduler, and not one of the server".into());
     }
     match variable {
-        "rate" => spec.offered = Offered::Rate(value),
+        "rate" => {}
         "concurrency" => spec.offered = Offered::Concurrency(count),
         "max-num-seqs" => spec.scheduler.max_num_seqs = count,
         "max-num-batched-tokens" => spec.scheduler.max_num_batched_tokens = count,
@@ -193,8 +193,9 @@ fn sweep(
     let mut stopped: Option<Cause> = None;
     for (index, value) in values.iter().enumerate() {
         // Prompts differ between points, or the second would find those of the first in the cache.
+        let offered = if variable == "rate" { Offered::Rate(*value) } else { config.offered };
         let mut spec =
-            stage.spec(&format!("{variable} {value}"), config.offered, splitmix64(config.seed, index as u64));
+            stage.spec(&format!("{variable} {value}"), offered, splitmix64(config.seed, index as u64));
         vary(&mut spec, variable, *value)?;
         if let Some(reason) = &stopped {
             let (plan, measured) = spec.plan()?;

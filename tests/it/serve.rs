@@ -288,6 +288,7 @@ fn bad_input_is_refused_before_anything_runs() {
     refused(&["--slo", "fast"], "--slo");
     refused(&["--slo", "ttft_p95=quick"], "--slo");
     refused(&["--duration", "1h"], "--rate");
+    refused(&["--url", "http://localhost:1", "--extra-body", r#"{"n": 2}"#], "one completion per request");
     let model = fixture("models/llama-gqa");
     let on = ["--model", model.to_str().unwrap()];
     let with =
@@ -437,6 +438,16 @@ fn a_virtual_run_is_a_result_with_a_schema() {
     assert!((4.4..20.0).contains(&tpot), "{tpot} ms");
     assert!(result["ttft_ns"]["p99"].is_f64() && result["ttft_ns"]["p99_9"].is_null());
     assert!((result["output_tokens_per_s"].as_f64().unwrap() / 2000.0 - 1.0).abs() < 0.15, "{result}");
+}
+
+#[test]
+fn a_duration_gives_each_rate_of_a_sweep_its_requests() {
+    let found = virtual_json(&["sweep", "rate=10,20", "--duration", "30s"]);
+    let measured = |at: usize| found["points"][at]["result"]["measured"].as_u64();
+    assert_eq!([measured(0), measured(1)], [Some(300), Some(600)]);
+    let objective = ["--duration", "2s", "--slo", "ttft_p99=1s"];
+    refused(&[&["sweep", "rate=10,200"][..], &objective, &H100].concat(), "20 requests");
+    refused(&[&["sweep", "max-num-seqs=8,16"][..], &objective, &H100].concat(), "needs --rate");
 }
 
 #[test]

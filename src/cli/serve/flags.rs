@@ -16,7 +16,7 @@ use crate::cli::benchmark::WorkerArgs;
 use crate::cli::shared_args::{DeviceArgs, ModelArgs, OutputArgs, parse_dtypes};
 use crate::run::config::{self, ConfigError};
 use crate::serve::structured_output::{Grammar, StructuredError};
-use crate::serve::{Mode, SchedulerOptions, ServeConfig, VirtualSource};
+use crate::serve::{Mode, SchedulerOptions, ServeConfig, VirtualSource, requests_within};
 use crate::weights::{self, OpenModel};
 use hbmark_core::ledger::devices;
 use hbmark_core::model::Dtype;
@@ -385,6 +385,7 @@ impl ServingArgs {
             arrivals: Arrivals::Poisson,
             burst: None,
             requests,
+            duration: None,
             max_requests,
             warmup: self.warmup_requests,
             cold_twin: false,
@@ -550,8 +551,8 @@ pub(super) struct LoadArgs {
         help_heading = "Load"
     )]
     pub concurrency: Option<usize>,
-    /// Measurement duration (60s, 10m, 1h) at --rate, instead of --requests.
-    #[arg(long, requires = "rate", conflicts_with = "requests", value_parser = parse_span, help_heading = "Load")]
+    /// Measurement duration (60s, 10m, 1h) at --rate, or at each rate of a sweep, instead of --requests.
+    #[arg(long, conflicts_with = "requests", value_parser = parse_span, help_heading = "Load")]
     duration: Option<Nanos>,
     /// Objectives: ttft_p95=1s,tpot_p95=40ms,e2e_p99=15s.
     #[arg(long, help_heading = "Load")]
@@ -560,9 +561,14 @@ pub(super) struct LoadArgs {
 
 impl LoadArgs {
     pub fn config(&self, mode: Mode) -> anyhow::Result<ServeConfig> {
-        let requests = self.duration.map(|span| self.requests(span)).transpose()?;
         let slo = self.slo.clone().or_else(|| self.workload.vllm.objectives()).unwrap_or_default();
+        let requests = self.duration.map(|duration| self.requests(duration, &mode)).transpose()?;
+        if let Some([fewest, _]) = requests {
+            self.serving.requests(&mode, Some(fewest), &slo)?;
+        }
+        let requests = requests.map(|[_, most]| most);
         let mut config = self.workload.of(self.serving.config(mode, requests, &slo)?)?;
+        config.duration = self.duration;
         config.offered = match (self.rate, self.concurrency, &mut config.server) {
             (Some(rate), Some(cap), Some(server)) => {
                 server.cap = Some(cap);
@@ -579,21 +585,23 @@ impl LoadArgs {
         Ok(config)
     }
 
-    /// As many as arrive in this time.
-    fn requests(&self, span: Nanos) -> anyhow::Result<usize> {
-        let Some(Offered::Rate(rate)) = self.rate else {
-            anyhow::bail!("--duration {span} beside --rate inf has no end; give a rate that is a number")
+    /// The fewest and the most requests that arrive in this time at the rates.
+    fn requests(&self, duration: Nanos, mode: &Mode) -> anyhow::Result<[usize; 2]> {
+        let [lowest, highest] = match (mode, self.rate) {
+            (Mode::Sweep { variable, values }, _) if variable == "rate" => {
+                values.iter().fold([f64::INFINITY, 0.0], |[low, high], rate| [rate.min(low), rate.max(high)])
+            }
+            (_, Some(Offered::Rate(rate))) => [rate; 2],
+            (_, Some(_)) => anyhow::bail!(
+                "--duration {duration} beside --rate inf has no end; give a rate that is a number"
+            ),
+            (_, None) => anyhow::bail!("--duration {duration} needs --rate, or a sweep over rate"),
         };
-        let count = (span.seconds() * rate).ceil();
+        let most = requests_within(duration, highest);
         anyhow::ensure!(
-            count <= MAX_REQUESTS as f64,
-            "--duration {span} at --rate {rate} is {count} requests, above {MAX_REQUESTS}; give a shorter one"
+            most <= MAX_REQUESTS,
+            "--duration {duration} at --rate {highest} is {most} requests, above {MAX_REQUESTS}; give a shorter one"
         );
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "bounded above, and positive"
-        )]
-        Ok(count as usize)
+        Ok([requests_within(duration, lowest), most])
     }
 }

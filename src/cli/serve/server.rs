@@ -40,10 +40,17 @@ pub(super) struct ServerArgs {
 }
 
 fn object(given: &str) -> Result<String, String> {
-    match serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(given) {
-        Ok(_) => Ok(given.to_owned()),
-        Err(error) => Err(format!("it is not a JSON object ({error}); write it as '{{\"top_p\": 0.9}}'")),
+    let fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(given)
+        .map_err(|error| format!("it is not a JSON object ({error}); write it as '{{\"top_p\": 0.9}}'"))?;
+    for field in ["n", "best_of"] {
+        if let Some(count) = fields.get(field).and_then(serde_json::Value::as_u64).filter(|count| *count > 1)
+        {
+            return Err(format!(
+                "it sets {field} to {count}, but latency and tokens are those of one completion per request; leave it out, and raise the load instead"
+            ));
+        }
     }
+    Ok(given.to_owned())
 }
 
 impl ServerArgs {

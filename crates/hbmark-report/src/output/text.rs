@@ -44,7 +44,7 @@ pub fn column(unit: Unit, values: &[Value]) -> Vec<String> {
     values
         .iter()
         .map(|value| match value {
-            Value::Doubtful(Spread { median, low, high }) => {
+            Value::Doubtful(Spread { median, low, high }) if low < high => {
                 let [median, low, high] = [median, low, high].map(|v| format!("{:.decimals$}", v / scale));
                 format!("[{median}{suffix}, {low} to {high}]")
             }
@@ -71,9 +71,11 @@ fn written(value: Value, show: impl Fn(f64) -> String) -> String {
     match value {
         Value::Finite(value) if value.is_finite() => show(value),
         Value::AtLeast(value) if value.is_finite() => format!("≥ {}", show(value)),
-        Value::Doubtful(Spread { median, low, high }) => {
+        Value::Doubtful(Spread { median, low, high }) if low < high => {
             format!("[{}, {} to {}]", show(median), show(low), show(high))
         }
+        // One sample has no range.
+        Value::Doubtful(spread) => format!("[{}]", show(spread.median)),
         Value::Disturbed { value, at_least } if value.is_finite() => {
             format!("[{}{}]", if at_least { "≥ " } else { "" }, show(value))
         }

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use super::{Group, GroupError, Shared, check, sizes, whole};
+use crate::model::gguf::BlockType;
 use crate::model::{
     Architecture, Experts, Family, FeedForward, Inventory, Layer, Mixer, QkNorm, Role, Stack, TensorInfo,
 };
@@ -545,12 +546,11 @@ fn scales_along(tensor: &TensorInfo, columns: bool) -> usize {
 
 /// Blocks along the columns of a matrix in one of ggml's formats, which no split may cut.
 fn ggml_blocks(tensor: &TensorInfo, columns: bool) -> Option<usize> {
-    let block = match tensor.storage.as_str() {
-        "q8_0" | "q4_0" => 32,
-        "q4_k" | "q5_k" | "q6_k" => 256,
-        _ => return None,
-    };
-    columns.then(|| tensor.shape.last().copied().unwrap_or(1) / block)
+    // Safetensors have mxfp4 and nvfp4 too, with scales in tensors of their own.
+    let block = BlockType::named(&tensor.storage)
+        .filter(|block| block.elements > 1 && !matches!(block.name, "mxfp4" | "nvfp4"))?;
+    let size = usize::try_from(block.elements).ok()?;
+    columns.then(|| tensor.shape.last().copied().unwrap_or(1) / size)
 }
 
 /// The module that a tensor belongs to: `q_proj` of `model.layers.3.self_attn.q_proj.weight_scale_inv`.

@@ -205,6 +205,15 @@ fn blocks_that_do_not_divide_are_dealt_out_in_gpt_oss_and_refused_elsewhere() {
         "{refused}"
     );
     assert!(stages(&qwen, &qwen.inventory(Dtype::Bf16), tensor(4), 0).is_ok());
+    // In blocks of 256 they are three, in blocks of 32 twenty-four.
+    for (storage, is_cut) in [("q3_k", true), ("iq4_xs", true), ("q5_0", false), ("iq4_nl", false)] {
+        let mut inventory = qwen.inventory(Dtype::Q4_0);
+        for tensor in inventory.tensors.iter_mut().filter(|tensor| tensor.role == Role::Expert) {
+            tensor.storage = storage.to_owned();
+        }
+        let parts = stages(&qwen, &inventory, tensor(2), 0);
+        assert_eq!(matches!(parts, Err(GroupError::Blocks { .. })), is_cut, "{storage}");
+    }
 }
 
 #[test]

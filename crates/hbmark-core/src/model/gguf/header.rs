@@ -460,7 +460,7 @@ pub fn block_type(code: u32) -> Option<BlockType> {
 
 impl BlockType {
     /// The format of a name that results have.
-    pub(in crate::model) fn named(name: &str) -> Option<Self> {
+    pub(crate) fn named(name: &str) -> Option<Self> {
         let known = BLOCK_TYPES.iter().find(|(_, known, ..)| *known == name);
         known.map(|&(_, name, elements, bytes, _)| Self { name, elements, bytes })
     }
