@@ -27,7 +27,7 @@ use crate::output::document::{
 use crate::output::metrics::{METRICS, Shown, Unit};
 use hbmark_core::result::cause::joined;
 use hbmark_core::result::{
-    Bound, Capabilities, Cause, Ceilings, CellResult, Phase, Report, ReportKind, Spread, Status,
+    Bound, Capabilities, Cause, Ceilings, CellResult, EngineDevice, Phase, Report, ReportKind, Spread, Status,
 };
 use hbmark_core::units::{BytesPerSecond, FlopsPerSecond, Nanos};
 
@@ -188,7 +188,7 @@ pub fn device_line(report: &Report) -> Option<String> {
         return None;
     }
     let environment = &report.environment;
-    let device = report.capabilities.first().map_or("cpu", |c| c.device.as_str());
+    let device = report.capabilities.first().map_or(&EngineDevice::Cpu, |c| &c.device);
     let product = environment.product(report.capabilities.first().is_some_and(Capabilities::on_gpu));
     let cores = environment.cpu.usable_cores;
     Some(format!(
