@@ -13,6 +13,7 @@ mod roofline;
 mod telemetry;
 mod waterfall;
 
+use crate::analysis::speculation::{Drafting, speculation as speculate};
 use crate::analysis::words::counted;
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -66,7 +67,7 @@ impl Kind for Report {
                 document.blocks.extend(tables.into_iter().map(Block::Table));
             }
         }
-        speculation::push(&mut document, self);
+        speculation::push(&mut document, &speculate(self, Drafting::Free, None));
         document.section("about these cells", remarks(&self.cells));
         document.section("fitted over the grid", self.fits.iter().map(fit_line));
         document.section("crossovers", self.crossovers.iter().map(crossover_line));
