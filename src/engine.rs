@@ -284,7 +284,7 @@ pub trait StepProfiler {
 /// # Errors
 /// [`EngineError::Unsupported`] where the engine has none.
 pub fn lora(session: &mut dyn Session) -> Result<&mut dyn LoraSession, EngineError> {
-    let (engine, device) = (session.capabilities().engine.clone(), session.capabilities().device.clone());
+    let (engine, device) = (session.capabilities().engine.clone(), session.capabilities().device.to_string());
     session.lora().ok_or_else(|| no_adapters(&engine, &device))
 }
 

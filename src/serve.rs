@@ -35,7 +35,8 @@ use crate::worker::spawn::{WorkerError, signal_name};
 use crate::worker::{Observer, Worker};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::serving::{
-    Arrivals, MIN_REQUESTS, Offered, Point, SCHEMA_VERSION, ServeKind, ServeReport, Slo, WorkloadSummary,
+    Arrivals, MIN_REQUESTS, Offered, Point, SCHEMA_VERSION, ServeKind, ServeReport, Slo, SweepVariable,
+    WorkloadSummary,
 };
 use hbmark_core::result::{Cause, DeviceSpec, ModelSummary, Report, as_map};
 use hbmark_core::units::{Bytes, Nanos};
@@ -67,7 +68,7 @@ pub enum Mode {
     /// One point; with its baseline without reuse where prefixes are shared.
     Single,
     /// One variable over its values.
-    Sweep { variable: String, values: Vec<f64> },
+    Sweep { variable: SweepVariable, values: Vec<f64> },
     /// The highest rate under the objectives.
     FindMaxRate {
         seeds: usize,
@@ -162,7 +163,7 @@ pub enum ServeError {
     )]
     NoFit { what: &'static str, needed: &'static str },
     #[error("a sweep over {variable} {problem}")]
-    Sweep { variable: String, problem: String },
+    Sweep { variable: SweepVariable, problem: String },
     #[error("{what} needs {needs}")]
     Needs { what: &'static str, needs: &'static str },
     #[error(transparent)]
@@ -173,7 +174,7 @@ pub enum ServeError {
         "a worker was asked for {asked} and found {found}: a trace or another file changed meanwhile; start again"
     )]
     PointMismatch { asked: String, found: String },
-    #[error("{reason}, and so was lost the one before it")]
+    #[error("{reason}; the worker before it was lost, too")]
     GaveUp { reason: String },
     #[error(transparent)]
     Journal(#[from] JournalError),
@@ -302,7 +303,7 @@ fn begin(
             );
         }
     }
-    let concurrency_swept = matches!(&config.mode, Mode::Sweep { variable, .. } if variable == "concurrency");
+    let concurrency_swept = matches!(&config.mode, Mode::Sweep { variable: SweepVariable::Concurrency, .. });
     if concurrency_swept || matches!(config.offered, Offered::Concurrency(_)) {
         warnings.push(
             "closed loop: requests are sent as others finish, so waiting that independent users would see is hidden".into(),
@@ -360,7 +361,7 @@ fn begin(
         workload: WorkloadSummary { name: workload, source },
         step_model: stage.step_model.as_ref().map(StepModel::describe),
         swept: match &config.mode {
-            Mode::Sweep { variable, .. } => Some(variable.clone()),
+            Mode::Sweep { variable, .. } => Some(variable.name().to_owned()),
             _ => None,
         },
         points: Vec::new(),

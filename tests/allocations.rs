@@ -1,4 +1,5 @@
-//! What runs inside a timed interval allocates nothing: a decode of the native engine, a block of timed steps, a step of the scheduler.
+//! What runs inside a timed interval allocates nothing: a decode of the native engine, a block of timed steps, a step of the scheduler, a
+//! step of an engine under it.
 //!
 //! In a binary of its own: the allocator that counts is the whole process's, so its tests take turns.
 
@@ -10,10 +11,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch};
 use hbmark::measure::block::{CellInput, take_block};
+use hbmark::serve::clock::HostClock;
+use hbmark::serve::executor::SessionExecutor;
 use hbmark::weights::Adapter;
 use hbmark_core::model::{Dtype, Target};
 use hbmark_core::result::serving::{Policy, SchedulerConfig};
 use hbmark_core::result::{Cell, Phase};
+use hbmark_traffic::executor::Executor as _;
+use hbmark_traffic::sampler::{Sampler, Sampling};
 use hbmark_traffic::scheduler::{Request, Scheduler};
 
 struct Counting;
@@ -124,6 +129,57 @@ fn more_timed_steps_allocate_no_more() {
             (of_a_block(session.as_mut(), &input, 16), of_a_block(session.as_mut(), &input, 1_000));
         assert_eq!(few, many, "{phase}: allocations of 16 steps and of 1,000");
     }
+}
+
+#[test]
+fn a_steady_step_of_a_served_engine_allocates_nothing() {
+    let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/qwen3");
+    let model = hbmark::weights::open(folder, None, 0).unwrap();
+    let options = DeviceOptions { threads: Some(1), block_size: Some(64), ..DeviceOptions::default() };
+    let mut session =
+        engine::open("native", &model, Dtype::Bf16, DeviceChoice::Cpu, options, &mut |_, _| {}).unwrap();
+    session.preallocate_blocks(4).unwrap();
+    let mut scheduler = Scheduler::new(SchedulerConfig {
+        max_num_seqs: 4,
+        max_num_batched_tokens: 64,
+        block_size: 64,
+        num_blocks: 4,
+        max_model_len: 64,
+        enable_prefix_caching: true,
+        enable_chunked_prefill: true,
+        scheduling: Policy::Fcfs,
+        max_waiting: None,
+        max_loras: None,
+        speculation: None,
+    });
+    for key in 0..4 {
+        let prompt = vec![u32::try_from(key).unwrap() + 1; 5];
+        let request =
+            Request { key, prompt, output_len: 50, stop_tokens: Vec::new(), priority: 0, adapter: None };
+        scheduler.add_request(request).unwrap();
+    }
+    let mut executor = SessionExecutor::new(session.as_mut(), Sampler::new(Sampling::GREEDY));
+    let (mut clock, mut tokens) = (HostClock::default(), Vec::new());
+    let mut step = || {
+        assert_eq!(scheduler.next_batch().scheduled.len(), 4);
+        tokens.clear();
+        executor.run(&scheduler, &mut clock, &mut tokens).unwrap();
+        scheduler.complete(&tokens);
+    };
+    // The prefill, and decodes that make room for what a step keeps.
+    for _ in 0..8 {
+        step();
+    }
+    // The harness may print the end of another test meanwhile: what a step allocates, it allocates every time.
+    let fewest = (0..3).map(|_| {
+        let before = allocations();
+        for _ in 0..8 {
+            step();
+        }
+        allocations() - before
+    });
+    assert_eq!(fewest.min(), Some(0));
 }
 
 #[test]

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
-use runs::{RESULTS, children, clean, names, program, report, runs as is_alive, start, statuses, stderr};
+use runs::{RESULTS, children, clean, names, program, report, runs as is_alive, start, stderr};
 
 use hbmark::engine::{DeviceChoice, DeviceOptions};
 use hbmark::measure::protocol::Depth;
@@ -174,12 +174,19 @@ impl Soak {
         let output = self.drive_to_end(&arguments, folder.path(), temporary.path(), &RESULTS);
         let result = std::fs::read(folder.path().join("result.json")).unwrap();
         let result = report(&std::process::Output { stdout: result, ..output });
-        let cells = statuses(&result);
+        let cells = result["cells"].as_array().unwrap();
         assert_eq!(cells.len(), wanted, "a cell is lost: {cells:?}");
-        for (cell, status, reason) in cells {
-            let named = reason.contains("the worker was killed by signal 9") || reason.contains("stopped");
-            assert!(["ok", "smoke"].contains(&status.as_str()) || named, "{cell}: {status}: {reason}");
-            self.counts.given_up += usize::from(!["ok", "smoke"].contains(&status.as_str()));
+        for cell in cells {
+            let (status, reason) = (&cell["status"], &cell["reason"]);
+            let measured = status == "ok" || status == "smoke";
+            let named = match reason["code"].as_str() {
+                Some("run_stopped" | "not_reached") => true,
+                // No other signal was sent.
+                Some("worker_lost") => reason["message"].as_str().unwrap().contains("killed by signal 9"),
+                _ => false,
+            };
+            assert!(measured || named, "{}: {status}: {reason}", cell["id"]);
+            self.counts.given_up += usize::from(!measured);
         }
         self.counts.cells += wanted;
         self.counts.runs += 1;

@@ -11,7 +11,7 @@ use hbmark_report::output::{Format, Glossary};
 pub struct Args {
     /// Only what has to do with this word.
     word: Option<String>,
-    /// text, md or json.
+    /// What to print on stdout.
     #[arg(long, value_enum, default_value = "table")]
     format: Format,
 }

@@ -20,8 +20,8 @@ use hbmark_report::output::Format;
     after_help = "Examples:\n  hbmark predict --model Llama-3.1-8B --gpu h100-sxm\n  hbmark predict --model DeepSeek-V3 --gpu h200 --dtype fp8 --kv-dtype bf16 --batch '1..256*4' --context 4096 --format json\n  hbmark predict --model Llama-3.1-70B --gpu h200 --tensor-parallel-size 8 --phase decode --batch 1"
 )]
 pub struct Args {
-    /// A name (`hbmark models`), a folder with a config.json, a hub id or a GGUF file; no weights are read. With +mtp or +eagle behind it the layer that
-    /// drafts for that model.
+    /// A name (`hbmark models`), a folder with a config.json, a hub id or a GGUF file; no weights are read. MODEL+mtp or MODEL+eagle is the draft layer
+    /// (MTP or EAGLE) of that model.
     #[arg(long, default_value = DEFAULT_MODEL)]
     model: String,
     /// Revision of a hub id.
@@ -31,7 +31,7 @@ pub struct Args {
     #[arg(long, default_value = "h100-sxm")]
     gpu: String,
     /// Storage of the weights, comma-separated: f32, bf16, f16, int8, fp8, int4, mxfp8, mxfp4, nvfp4, q8_0, q4_0, q4_k, q5_k, q6_k, or gguf for
-    /// a file's own [default: what the model's files state, tensor by tensor (headers, `quantization_config`), bf16 for a shape without files].
+    /// a file's own [default: what the model's files state, tensor by tensor (headers, `quantization_config`), bf16 for a name of `hbmark models`].
     #[arg(long)]
     dtype: Option<String>,
     /// Storage of the KV cache [default: that of the weights, bf16 where they are quantised].

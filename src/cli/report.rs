@@ -65,7 +65,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let outcome = if failed { Outcome::SomeCellsFailed } else { Outcome::Complete };
     let kind = opened.kind();
     // Formats that programs read stay as they were saved.
-    let for_people = !matches!(args.format, Format::Json | Format::Csv);
+    let for_people = args.format.is_for_people();
     let mut report = match opened {
         Opened::Report(report) => report,
         other => {

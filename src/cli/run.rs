@@ -90,7 +90,7 @@ pub struct Args {
     /// CUDA: keep the memory pool's pages between steps (not candle's default; marked in the result).
     #[arg(long)]
     keep_memory_pool: bool,
-    /// CUDA: run `stock` without its replay beside it.
+    /// CUDA: run `stock` without adding `stock-graph`.
     #[arg(long)]
     no_replay: bool,
     /// Break each step down per operation (time, bytes, share of the ceiling), in an extra untimed pass.
@@ -100,7 +100,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "synthetic")]
     kv: KvFill,
     /// Synthetic expert routing for mixtures of experts: uniform, balanced (the most a step can read), or zipf:S (the expert of rank r is
-    /// 1/r^S as popular). The router's products are still computed. Random weights do not route as a trained model does.
+    /// 1/r^S as popular). The router is still computed. Random weights do not route as a trained model does.
     #[arg(long)]
     expert_routing: Option<ExpertRouting>,
     #[command(flatten)]
@@ -324,7 +324,7 @@ fn start(args: &Args) -> anyhow::Result<Ready> {
 fn keep_measured(folder: &Path) -> anyhow::Result<()> {
     let there = hbmark_core::result::saved::read(&folder.join("result.json"));
     anyhow::ensure!(
-        !there.is_ok_and(|report| report.protocol.is_some_and(|protocol| protocol.name != "smoke")),
+        !there.is_ok_and(|report| report.protocol.is_some_and(|protocol| !protocol.is_smoke())),
         "{} holds a measured run, and --smoke would replace it by times that mean nothing; choose another --out",
         folder.display()
     );

@@ -17,8 +17,8 @@ use hbmark_report::output::Format;
 /// Which model, on which device.
 #[derive(Debug, Clone, Args)]
 pub struct ModelArgs {
-    /// A name (`hbmark models`), a Hugging Face folder, a hub id (org/name) or a GGUF file; with +mtp or +eagle behind it the layer that drafts for
-    /// that model, with random weights.
+    /// A name (`hbmark models`), a Hugging Face folder, a hub id (org/name) or a GGUF file. MODEL+mtp or MODEL+eagle is the draft layer (MTP or
+    /// EAGLE) of that model, with random weights.
     #[arg(short, long, env = "HBMARK_MODEL", default_value = config::DEFAULT_MODEL)]
     pub model: String,
     /// Revision of a hub id: a branch, tag or commit.

@@ -166,6 +166,11 @@ impl EventTimeline {
     fn failed(&self, error: DriverError) -> EngineError {
         failed(&self.device, error)
     }
+
+    fn new_event(&self) -> Result<CudaEvent, DriverError> {
+        // Without a flag cudarc makes events that keep no time.
+        self.stream.context().new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT))
+    }
 }
 
 impl Timeline for EventTimeline {
@@ -173,14 +178,17 @@ impl Timeline for EventTimeline {
         TimelineKind::CudaEvents
     }
 
+    fn reserve(&mut self, marks: usize) {
+        while self.events.len() < self.set + marks {
+            // Where one cannot be made, setting its mark says so.
+            let Ok(event) = self.new_event() else { break };
+            self.events.push(event);
+        }
+    }
+
     fn mark(&mut self) -> Result<Mark, EngineError> {
         if self.set == self.events.len() {
-            // Without a flag cudarc makes events that keep no time.
-            let event = self
-                .stream
-                .context()
-                .new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT))
-                .map_err(|error| self.failed(error))?;
+            let event = self.new_event().map_err(|error| self.failed(error))?;
             self.events.push(event);
         }
         self.events[self.set].record(&self.stream).map_err(|error| self.failed(error))?;
@@ -188,9 +196,9 @@ impl Timeline for EventTimeline {
         Ok(Mark(self.set - 1))
     }
 
-    fn drain(&mut self) -> Result<Vec<Nanos>, EngineError> {
+    fn drain_into(&mut self, times: &mut Vec<Nanos>) -> Result<(), EngineError> {
         self.stream.synchronize().map_err(|error| self.failed(error))?;
-        let mut times = Vec::with_capacity(self.set);
+        times.reserve(self.set);
         let mut now = 0.0;
         if self.set > 0 {
             times.push(Nanos(0.0));
@@ -202,7 +210,7 @@ impl Timeline for EventTimeline {
             times.push(Nanos(now));
         }
         self.set = 0;
-        Ok(times)
+        Ok(())
     }
 
     fn host_now(&self) -> Nanos {

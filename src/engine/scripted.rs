@@ -108,9 +108,10 @@ impl Timeline for ScriptedTimeline {
         self.marks.push(Nanos(self.clock.now().0 * self.rate));
         Ok(Mark(self.marks.len() - 1))
     }
-    fn drain(&mut self) -> Result<Vec<Nanos>, EngineError> {
+    fn drain_into(&mut self, times: &mut Vec<Nanos>) -> Result<(), EngineError> {
         let first = self.marks.first().map_or(0.0, |m| m.0);
-        Ok(self.marks.drain(..).map(|m| Nanos(m.0 - first)).collect())
+        times.extend(self.marks.drain(..).map(|m| Nanos(m.0 - first)));
+        Ok(())
     }
     fn host_now(&self) -> Nanos {
         self.clock.now()

@@ -38,12 +38,21 @@ pub trait Timeline {
     /// # Errors
     /// When the device fails.
     fn mark(&mut self) -> Result<Mark, EngineError>;
-    /// Waits for the device and returns the time of every mark since the last call, relative to the first; then removes
-    /// them all.
+    /// Waits for the device and appends to the caller's buffer the time of every mark since the last call, relative to the first; then
+    /// removes them all.
     ///
     /// # Errors
     /// When the device fails.
-    fn drain(&mut self) -> Result<Vec<Nanos>, EngineError>;
+    fn drain_into(&mut self, times: &mut Vec<Nanos>) -> Result<(), EngineError>;
+    /// The same in a new buffer, outside of timed code.
+    ///
+    /// # Errors
+    /// As [`drain_into`](Self::drain_into).
+    fn drain(&mut self) -> Result<Vec<Nanos>, EngineError> {
+        let mut times = Vec::new();
+        self.drain_into(&mut times)?;
+        Ok(times)
+    }
     /// The host's clock (virtual in the scripted engine), for intervals as a client sees them.
     fn host_now(&self) -> Nanos;
 }
@@ -72,9 +81,10 @@ impl Timeline for MonotonicTimeline {
         self.marks.push(self.host_now());
         Ok(Mark(self.marks.len() - 1))
     }
-    fn drain(&mut self) -> Result<Vec<Nanos>, EngineError> {
+    fn drain_into(&mut self, times: &mut Vec<Nanos>) -> Result<(), EngineError> {
         let first = self.marks.first().map_or(0.0, |m| m.0);
-        Ok(self.marks.drain(..).map(|m| Nanos(m.0 - first)).collect())
+        times.extend(self.marks.drain(..).map(|m| Nanos(m.0 - first)));
+        Ok(())
     }
     fn host_now(&self) -> Nanos {
         self.origin.elapsed().into()

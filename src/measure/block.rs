@@ -194,10 +194,12 @@ pub fn warm_up(
     };
     let start = session.timeline().host_now();
     let mut times: Vec<f64> = Vec::new();
+    let mut tokens = Vec::with_capacity(input.step.output_count());
     loop {
         let before = session.timeline().host_now();
         session.step(&input.step)?;
-        session.greedy_tokens()?;
+        tokens.clear();
+        session.next_tokens(&mut tokens)?;
         let now = session.timeline().host_now();
         times.push((now.0 - before.0) / 1e9);
         stepped();

@@ -118,7 +118,7 @@ pub enum VisitEvent<'a> {
 }
 
 /// Receives the events of a visit.
-pub type Told<'a> = &'a mut dyn FnMut(VisitEvent<'_>);
+pub type OnVisitEvent<'a> = &'a mut dyn FnMut(VisitEvent<'_>);
 
 /// The inputs of a session's cells, and which of them were warmed up.
 #[derive(Debug, Default)]
@@ -156,13 +156,13 @@ impl CellInputs {
         monitor: &mut dyn Monitor,
         protocol: &Protocol,
         visit: &Visit,
-        told: Told<'_>,
+        on_event: OnVisitEvent<'_>,
     ) -> Visited {
         peak_memory(session, monitor);
         let mut visited = Visited { steps: visit.steps, tokens: visit.tokens.clone(), ..Visited::default() };
         let whole = self.warmed.insert(visit.index);
         let input = self.of(session, protocol, visit.index, &visit.cell);
-        if let Err(error) = sample(session, monitor, protocol, visit, input, whole, &mut visited, told) {
+        if let Err(error) = sample(session, monitor, protocol, visit, input, whole, &mut visited, on_event) {
             input.release(session);
             visited.end = Some(end_of(&error));
         }
@@ -179,11 +179,11 @@ impl CellInputs {
         session: &mut dyn Session,
         protocol: &Protocol,
         reference: &Reference,
-        told: Told<'_>,
+        on_event: OnVisitEvent<'_>,
     ) -> Option<f64> {
         let input = self.of(session, protocol, reference.index, &reference.cell);
         let expected = seconds(reference.predicted_ns);
-        told(VisitEvent::Busy(expected * (reference.cell.context + 2 * reference.steps) as f64));
+        on_event(VisitEvent::Busy(expected * (reference.cell.context + 2 * reference.steps) as f64));
         input.fill(session).ok()?;
         let mut tokens = Vec::new();
         take_block(session, input, reference.steps.min(5), &mut tokens).ok()?;
@@ -223,18 +223,18 @@ fn sample(
     input: &mut CellInput,
     whole: bool,
     visited: &mut Visited,
-    told: Told<'_>,
+    on_event: OnVisitEvent<'_>,
 ) -> Result<(), BlockError> {
     let expected = seconds(visit.predicted_ns);
-    told(VisitEvent::Busy(expected * visit.cell.context as f64));
+    on_event(VisitEvent::Busy(expected * visit.cell.context as f64));
     input.fill(session)?;
-    let warm = warm_up(session, input, protocol, whole, &mut || told(VisitEvent::Busy(expected)))?;
+    let warm = warm_up(session, input, protocol, whole, &mut || on_event(VisitEvent::Busy(expected)))?;
     let steps = *visited.steps.get_or_insert_with(|| steps_of(visit.cell.phase, &warm, protocol));
     visited.unsteady = (!warm.steady).then_some(warm.drift);
     let mut taken = 0;
     loop {
         let shared = if taken < visit.wanted {
-            told(VisitEvent::Busy(expected.max(warm.step_seconds) * steps as f64));
+            on_event(VisitEvent::Busy(expected.max(warm.step_seconds) * steps as f64));
             monitor.before_block();
             let block = take_block(session, input, steps, &mut visited.tokens)?;
             let mut context = monitor.after_block(block.wall_ns / 1e9);
@@ -244,7 +244,7 @@ fn sample(
             let shared = context.load.take();
             context.apply_to(&mut block, visit.canary_tolerance);
             match &block.rejected {
-                Some(cause) => told(VisitEvent::Rejected(cause)),
+                Some(cause) => on_event(VisitEvent::Rejected(cause)),
                 None => taken += 1,
             }
             visited.blocks.push(block);
@@ -259,7 +259,8 @@ fn sample(
         if let Some(shared) = shared {
             let lost = shared.apply_to(&mut visited.blocks);
             taken -= lost;
-            (0..lost).for_each(|_| shared.reject.iter().for_each(|cause| told(VisitEvent::Rejected(cause))));
+            (0..lost)
+                .for_each(|_| shared.reject.iter().for_each(|cause| on_event(VisitEvent::Rejected(cause))));
         }
         let in_a_row = visited.blocks.iter().rev().take_while(|block| block.rejected.is_some()).count();
         let retries = if visited.noisy.is_some() { 0 } else { protocol.max_retries };

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::measure::visit::{CellEnd, Reference, Visit, Visited};
 use crate::run::RunError;
 use crate::run::config::RunConfig;
-use crate::worker::job::{Effect, Job, RequestKind};
+use crate::worker::job::{Job, RequestKind, StateChange};
 use hbmark_core::ledger::StepCost;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::validation::check_blocks;
@@ -194,14 +194,17 @@ impl Job for DeviceJob {
         }
     }
 
-    fn effect(request: &DeviceRequest, response: &DeviceResponse) -> Option<Effect<DeviceRequest>> {
+    fn state_change(
+        request: &DeviceRequest,
+        response: &DeviceResponse,
+    ) -> Option<StateChange<DeviceRequest>> {
         match (request, response) {
             (DeviceRequest::Open { series, engine, dtype, .. }, DeviceResponse::Opened(_)) => {
                 let (series, engine, dtype) = (*series, engine.clone(), *dtype);
                 let reopen = DeviceRequest::Open { series, engine, dtype, reopen: true };
-                Some(Effect::Opened { key: series, reopen })
+                Some(StateChange::Opened { key: series, reopen })
             }
-            (DeviceRequest::Close { series }, _) => Some(Effect::Closed { key: *series }),
+            (DeviceRequest::Close { series }, _) => Some(StateChange::Closed { key: *series }),
             _ => None,
         }
     }

@@ -13,7 +13,7 @@ use crate::worker::{InProcess, NoopObserver, Worker};
 use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::comparison::Comparison;
-use hbmark_core::result::serving::{Arrivals, Offered, ServeReport};
+use hbmark_core::result::serving::{Arrivals, Offered, ServeReport, SweepVariable};
 use hbmark_core::result::{
     BlockTelemetry, Cause, Ceilings, Cell, CellResult, ColdRow, Environment, ModelSummary, Phase, Report,
     ReportKind, Spread, Status,
@@ -267,5 +267,5 @@ pub(crate) fn report_by(config: &ServeConfig, worker: &mut dyn Worker<ServeJob>)
 }
 
 fn sweep() -> ServeReport {
-    report(Mode::Sweep { variable: "rate".into(), values: vec![2.0, 8.0, 64.0, 128.0] }, 1.0)
+    report(Mode::Sweep { variable: SweepVariable::Rate, values: vec![2.0, 8.0, 64.0, 128.0] }, 1.0)
 }

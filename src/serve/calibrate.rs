@@ -45,6 +45,7 @@ pub fn calibrate(
         clock,
         block_size: config.block_size,
         next: u64::MAX / 2,
+        tokens: Vec::new(),
     };
     let positions = config.max_model_len.min(config.num_blocks * config.block_size);
     let longest = MAX_PROMPT.min(positions - 1).min(config.max_num_batched_tokens.max(LONG_CONTEXT));
@@ -123,6 +124,7 @@ pub fn adapter_time(
         clock,
         block_size: config.block_size,
         next: u64::MAX / 4,
+        tokens: Vec::new(),
     };
     let context = BASE_CONTEXT.min(config.max_model_len.saturating_sub(1)).max(1);
     let fits = config.num_blocks / (context + 1).div_ceil(config.block_size);
@@ -187,6 +189,8 @@ struct Shapes<'a> {
     block_size: usize,
     /// Sequences that no run will name.
     next: u64,
+    /// Greedy tokens of the last step.
+    tokens: Vec<u32>,
 }
 
 impl Shapes<'_> {
@@ -219,9 +223,11 @@ impl Shapes<'_> {
     }
 
     fn once(&mut self, batch: &StepBatch) -> Result<f64, EngineError> {
+        self.tokens.clear();
+        self.tokens.reserve(batch.output_count());
         let begin = self.clock.now().0;
         self.session.step(batch)?;
-        self.session.greedy_tokens()?;
+        self.session.next_tokens(&mut self.tokens)?;
         Ok(self.clock.now().0 - begin)
     }
 

@@ -5,6 +5,7 @@
 use super::structured_output::{ConstraintCounts, Constraints};
 use crate::engine::{AdapterId, EngineError, SequenceId, SequenceStep, Session, StepBatch, lora};
 use hbmark_core::result::Ragged;
+use hbmark_core::units::Nanos;
 use hbmark_traffic::clock::Clock;
 use hbmark_traffic::executor::{Executor, Phases, StepFailure};
 use hbmark_traffic::sampler::Sampler;
@@ -19,6 +20,8 @@ pub struct SessionExecutor<'a> {
     spare: Vec<SequenceStep>,
     /// Greedy tokens of all outputs of a step.
     greedy: Vec<u32>,
+    /// Times of a step's marks.
+    marks: Vec<Nanos>,
     ragged: Ragged,
     paged: bool,
     constraints: Option<Constraints<'a>>,
@@ -35,8 +38,9 @@ impl<'a> SessionExecutor<'a> {
     #[must_use]
     pub fn new(session: &'a mut dyn Session, sampler: Sampler) -> Self {
         let (ragged, paged) = (session.capabilities().ragged, session.capabilities().paged);
-        let (batch, spare, greedy) = (StepBatch::default(), Vec::new(), Vec::new());
-        Self { session, sampler, batch, spare, greedy, ragged, paged, constraints: None }
+        let (batch, spare) = (StepBatch::default(), Vec::new());
+        let (greedy, marks) = (Vec::new(), Vec::new());
+        Self { session, sampler, batch, spare, greedy, marks, ragged, paged, constraints: None }
     }
 
     /// Holds outputs to a grammar.
@@ -163,8 +167,9 @@ impl<'a> SessionExecutor<'a> {
         self.session.timeline().mark()?;
         let launched = clock.now().0;
         // Draining waits for the device.
-        let marks = self.session.timeline().drain()?;
-        let span = marks.last().map_or(0.0, |m| m.0);
+        self.marks.clear();
+        self.session.timeline().drain_into(&mut self.marks)?;
+        let span = self.marks.last().map_or(0.0, |m| m.0);
         let waited = clock.now().0;
         // A synchronous step spends its own time inside the call.
         let inside = span.min(launched - built);
@@ -178,7 +183,7 @@ impl<'a> SessionExecutor<'a> {
         self.sample_tokens(scheduler, range, clock, tokens, &mut phases)?;
         if tokens.len() - before != entries {
             return Err(EngineError::Device {
-                device: self.session.capabilities().device.clone(),
+                device: self.session.capabilities().device.to_string(),
                 detail: format!("{} tokens came for {entries} sequences", tokens.len() - before),
             });
         }

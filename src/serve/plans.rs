@@ -7,7 +7,7 @@ use super::{Mode, ServeConfig, ServeError};
 use crate::serve::point::ServingEngine;
 use crate::worker::Observer;
 use hbmark_core::result::Cause;
-use hbmark_core::result::serving::{Offered, Point, Row, ServeReport, ServeResult};
+use hbmark_core::result::serving::{Offered, Point, Row, ServeReport, ServeResult, SweepVariable};
 use hbmark_core::units::PerSecond;
 use hbmark_traffic::matrix::{check, workload};
 use hbmark_traffic::point::{PointSpec, TrafficSource};
@@ -23,7 +23,7 @@ pub(super) fn run(
 ) -> Result<(), ServeError> {
     match &config.mode {
         Mode::Single => single(config, stage, report, observer),
-        Mode::Sweep { variable, values } => sweep(config, stage, variable, values, report, observer),
+        Mode::Sweep { variable, values } => sweep(config, stage, *variable, values, report, observer),
         Mode::FindMaxRate { seeds, precision, sustain_s } => {
             let asked = SearchConfig { seeds: *seeds, precision: *precision, ..SearchConfig::default() };
             search(config, stage, asked, *sustain_s, report, observer)
@@ -50,7 +50,7 @@ fn single(
     observer: &mut dyn Observer,
 ) -> Result<(), ServeError> {
     let mut spec = stage.spec(&label(config.offered), config.offered, config.seed);
-    baselines_without(stage, &spec, report, observer)?;
+    let without_adapters = baselines_without(stage, &spec, report, observer)?;
     if config.cold_twin {
         // The cold one first: it leaves nothing behind that the warm one could find.
         let cold = PointSpec { label: format!("{} cold", spec.label), cold: true, ..spec.clone() };
@@ -58,7 +58,7 @@ fn single(
         spec.label.push_str(" warm");
     }
     let mut point = stage.measure(&spec, observer)?;
-    let plain = report.points.iter().find(|p| p.label.ends_with(NO_ADAPTERS)).and_then(|p| p.result.as_ref());
+    let plain = without_adapters.and_then(|row| report.points[row].result.as_ref());
     if let (Some(cost), Some(own), Some(plain)) = (&mut point.adapters, &point.result, plain) {
         cost.against(own, plain);
     }
@@ -66,33 +66,31 @@ fn single(
     Ok(())
 }
 
-/// Labels of baselines.
-const NO_ADAPTERS: &str = "without adapters";
-const NO_GRAMMAR: &str = "without grammar";
-
-/// The same load without adapters and without a grammar, as rows of their own.
+/// The same load without adapters and without a grammar, as rows of their own; which row is the one without adapters.
 fn baselines_without(
     stage: &mut ServingContext<'_>,
     spec: &PointSpec,
     report: &mut ServeReport,
     observer: &mut dyn Observer,
-) -> Result<(), ServeError> {
+) -> Result<Option<usize>, ServeError> {
+    let mut without_adapters = None;
     if spec.adapters.is_some() {
-        let label = format!("{} {NO_ADAPTERS}", spec.label);
+        without_adapters = Some(report.points.len());
+        let label = format!("{} without adapters", spec.label);
         let plain = PointSpec { label, adapters: None, ..spec.clone() };
         report.points.push(stage.measure(&plain, observer)?);
     }
     if spec.constrained.is_some() {
-        let label = format!("{} {NO_GRAMMAR}", spec.label);
+        let label = format!("{} without grammar", spec.label);
         let plain = PointSpec { label, constrained: None, ..spec.clone() };
         report.points.push(stage.measure(&plain, observer)?);
     }
-    Ok(())
+    Ok(without_adapters)
 }
 
 /// Changes the one variable of a sweep.
-fn vary(spec: &mut PointSpec, variable: &str, value: f64) -> Result<(), ServeError> {
-    let fail = |problem: String| Err(ServeError::Sweep { variable: variable.to_owned(), problem });
+fn vary(spec: &mut PointSpec, variable: SweepVariable, value: f64) -> Result<(), ServeError> {
+    let fail = |problem: String| Err(ServeError::Sweep { variable, problem });
     let workload =
         |spec: &mut PointSpec, change: &dyn Fn(&Workload) -> Result<Workload, ServeError>| match &spec.source
         {
@@ -109,83 +107,58 @@ fn vary(spec: &mut PointSpec, variable: &str, value: f64) -> Result<(), ServeErr
         reason = "checked to be whole and small"
     )]
     let count = value as usize;
-    if !matches!(variable, "rate" | "prefix-share") && (value.fract() != 0.0 || !(1.0..=1e9).contains(&value))
+    if !matches!(variable, SweepVariable::Rate | SweepVariable::PrefixShare)
+        && (value.fract() != 0.0 || !(1.0..=1e9).contains(&value))
     {
         return fail(format!("takes whole numbers from 1 on, not {value}"));
     }
-    if spec.is_remote && SCHEDULER_VARIABLES.contains(&variable) {
+    if spec.is_remote && variable.is_of_scheduler() {
         return fail("changes a setting of our own scheduler, and not one of the server".into());
     }
     match variable {
-        "rate" => {}
-        "concurrency" => spec.offered = Offered::Concurrency(count),
-        "max-num-seqs" => spec.scheduler.max_num_seqs = count,
-        "max-num-batched-tokens" => spec.scheduler.max_num_batched_tokens = count,
-        "num-gpu-blocks-override" => spec.scheduler.num_blocks = count,
-        "block-size" => {
+        SweepVariable::Rate => {}
+        SweepVariable::Concurrency => spec.offered = Offered::Concurrency(count),
+        SweepVariable::MaxNumSeqs => spec.scheduler.max_num_seqs = count,
+        SweepVariable::MaxNumBatchedTokens => spec.scheduler.max_num_batched_tokens = count,
+        SweepVariable::NumGpuBlocksOverride => spec.scheduler.num_blocks = count,
+        SweepVariable::BlockSize => {
             // The same memory, cut another way.
             let positions = spec.scheduler.num_blocks * spec.scheduler.block_size;
             spec.scheduler.block_size = count;
             spec.scheduler.num_blocks = (positions / count).max(1);
         }
-        "input-len" => {
+        SweepVariable::InputLen => {
             let change = |w: &Workload| {
                 let input = Workload::fixed(count, 1)?.input;
                 Ok(Workload { input, ..w.clone() })
             };
             return workload(spec, &change);
         }
-        "output-len" => {
+        SweepVariable::OutputLen => {
             let change = |w: &Workload| {
                 let output = Workload::fixed(1, count)?.output;
                 Ok(Workload { output, ..w.clone() })
             };
             return workload(spec, &change);
         }
-        "prefix-share" => {
+        SweepVariable::PrefixShare => {
             let change = |w: &Workload| {
                 let Some(prefix) = w.prefix else {
-                    return Err(ServeError::Sweep {
-                        variable: "prefix-share".into(),
-                        problem: "needs --prefix-tokens".into(),
-                    });
+                    return Err(ServeError::Sweep { variable, problem: "needs --prefix-tokens".into() });
                 };
                 let prefix = Some(SharedPrefix { share: value, ..prefix });
                 Ok(Workload { prefix, ..w.clone() }.checked()?)
             };
             return workload(spec, &change);
         }
-        other => {
-            return fail(format!(
-                "is not known; the variables are {} (`{other}` is none of them)",
-                VARIABLES.join(", ")
-            ));
-        }
     }
     spec.scheduler.check().or_else(|out| fail(format!("takes no such number: {out}")))
 }
 
-/// Of these, settings of the scheduler.
-const SCHEDULER_VARIABLES: [&str; 4] =
-    ["max-num-seqs", "max-num-batched-tokens", "num-gpu-blocks-override", "block-size"];
-
-/// What a sweep can vary.
-pub const VARIABLES: &[&str] = &[
-    "rate",
-    "concurrency",
-    "max-num-seqs",
-    "max-num-batched-tokens",
-    "num-gpu-blocks-override",
-    "block-size",
-    "input-len",
-    "output-len",
-    "prefix-share",
-];
-
 fn sweep(
     config: &ServeConfig,
     stage: &mut ServingContext<'_>,
-    variable: &str,
+    variable: SweepVariable,
     values: &[f64],
     report: &mut ServeReport,
     observer: &mut dyn Observer,
@@ -193,7 +166,7 @@ fn sweep(
     let mut stopped: Option<Cause> = None;
     for (index, value) in values.iter().enumerate() {
         // Prompts differ between points, or the second would find those of the first in the cache.
-        let offered = if variable == "rate" { Offered::Rate(*value) } else { config.offered };
+        let offered = if variable == SweepVariable::Rate { Offered::Rate(*value) } else { config.offered };
         let mut spec =
             stage.spec(&format!("{variable} {value}"), offered, splitmix64(config.seed, index as u64));
         vary(&mut spec, variable, *value)?;
@@ -204,7 +177,7 @@ fn sweep(
                 .push(Point { not_run: Some(reason.clone()), ..spec.without_result(&plan, &measured) });
             continue;
         }
-        if variable == "block-size" {
+        if variable == SweepVariable::BlockSize {
             stage.set_block_size(spec.scheduler.block_size, observer)?;
             spec.scheduler.num_blocks = stage.engine.scheduler.num_blocks.max(1);
             spec.scheduler.block_size = stage.engine.scheduler.block_size;
@@ -216,8 +189,9 @@ fn sweep(
         if let Some(result) = point.result.as_ref().filter(|_| !config.slo.clauses.is_empty()) {
             let (met, why) = result.held();
             // More load cannot help; of other variables every value is a question of its own.
-            if met == Some(false) && matches!(variable, "rate" | "concurrency") {
-                stopped = Some(Cause::SweepEnded { variable: variable.into(), value: *value, why });
+            if met == Some(false) && variable.is_load() {
+                stopped =
+                    Some(Cause::SweepEnded { variable: variable.name().to_owned(), value: *value, why });
             }
         }
         report.points.push(point);

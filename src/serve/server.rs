@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use hbmark_client::dialect::{Api, Backend, Knob};
+use hbmark_client::dialect::{Api, Backend, RequestField};
 use hbmark_client::point::{Isolation, Prompts, Server};
 use hbmark_client::probe::probe;
 use hbmark_client::run::Limits;
@@ -224,7 +224,7 @@ fn prompts(
 ) -> Result<(Prompts, Vec<String>), ServeError> {
     let endpoint = backend.endpoint();
     // OpenAI's API has ids, and many servers that speak it do not.
-    let takes_ids = endpoint.has(Knob::Ids) && backend.dialect != Dialect::OpenAi;
+    let takes_ids = endpoint.has(RequestField::Ids) && backend.dialect != Dialect::OpenAi;
     let tokenizer = match model {
         Some(model) => adapters_and_grammar::tokenizer(config.tokenizer.as_ref(), model)?,
         None => config.tokenizer.as_deref().map(Tokenizer::open_path).transpose()?.map(Box::new),

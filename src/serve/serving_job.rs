@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::ServeError;
-use crate::worker::job::{Effect, Job, RequestKind};
+use crate::worker::job::{Job, RequestKind, StateChange};
 use crate::worker::journal::JournaledPlan;
 use hbmark_core::result::serving::{LoraSummary, Point, SchedulerConfig, ServerIdentity, StructuredSummary};
 use hbmark_core::result::{Capabilities, Cause, Environment};
@@ -176,9 +176,9 @@ impl Job for ServeJob {
         }
     }
 
-    fn effect(request: &ServeRequest, response: &ServeResponse) -> Option<Effect<ServeRequest>> {
+    fn state_change(request: &ServeRequest, response: &ServeResponse) -> Option<StateChange<ServeRequest>> {
         matches!(response, ServeResponse::Opened(_))
-            .then(|| Effect::Opened { key: 0, reopen: request.clone() })
+            .then(|| StateChange::Opened { key: 0, reopen: request.clone() })
     }
 
     fn lost(reason: Cause, executing: bool) -> ServeResponse {

@@ -9,7 +9,7 @@ use crate::worker::journal::{Header, Journal};
 use crate::worker::journaled::EntryOf;
 use crate::worker::{InProcess, JournaledWorker, NoopObserver};
 use hbmark_core::result::GpuEnvironment;
-use hbmark_core::result::serving::{GateName, Validity};
+use hbmark_core::result::serving::{Fate, GateName, Validity};
 use hbmark_core::units::Nanos;
 use hbmark_report::output::{Format, render};
 use hbmark_traffic::point::PointSpec;
@@ -83,7 +83,7 @@ fn losing(mode: Mode, label: &'static str) -> ServeReport {
 fn modes() -> [Mode; 5] {
     [
         Mode::Single,
-        Mode::Sweep { variable: "rate".into(), values: vec![2.0, 8.0, 64.0] },
+        Mode::Sweep { variable: SweepVariable::Rate, values: vec![2.0, 8.0, 64.0] },
         Mode::FindMaxRate { seeds: 2, precision: 0.2, sustain_s: 0.0 },
         Mode::Matrix { scale: 1.0 },
         Mode::CompareLoops,
@@ -121,7 +121,8 @@ fn what_a_simulated_device_served_is_invalid() {
 
 #[test]
 fn another_point_in_the_place_of_a_known_one_is_refused() {
-    let sweep = |values: &[f64]| config(Mode::Sweep { variable: "rate".into(), values: values.to_vec() });
+    let sweep =
+        |values: &[f64]| config(Mode::Sweep { variable: SweepVariable::Rate, values: values.to_vec() });
     let (_, first) = resumed(&sweep(&[2.0, 4.0]), Vec::new());
     let (refused, _) = resumed(&sweep(&[3.0, 4.0]), first);
     let refused = refused.unwrap_err().to_string();
@@ -146,7 +147,7 @@ fn a_point_whose_trace_changed_meanwhile_is_refused() {
 
 #[test]
 fn a_lost_point_of_a_sweep_costs_no_other() {
-    let mode = Mode::Sweep { variable: "rate".into(), values: vec![2.0, 4.0, 8.0] };
+    let mode = Mode::Sweep { variable: SweepVariable::Rate, values: vec![2.0, 4.0, 8.0] };
     let report = losing(mode, "rate 4");
     let has: Vec<bool> = report.points.iter().map(|point| point.result.is_some()).collect();
     assert_eq!(has, [true, false, true]);
@@ -351,7 +352,7 @@ fn percentiles_can_be_computed_again_from_the_requests() {
     let point = point(|config| config.slo = Slo::default());
     let result = point.result.unwrap();
     let requests = result.requests.clone().unwrap();
-    assert_eq!((requests.fate.len(), requests.fate.iter().all(|fate| fate == "served")), (1000, true));
+    assert_eq!((requests.fate.len(), requests.fate.iter().all(|fate| *fate == Fate::Served)), (1000, true));
     let since = |ends: &[Option<u64>]| -> Vec<f64> {
         let pairs = ends.iter().zip(&requests.arrival_ns);
         let mut times: Vec<f64> = pairs.map(|(end, begin)| (end.unwrap() - begin) as f64).collect();

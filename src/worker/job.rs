@@ -44,7 +44,7 @@ impl RequestKind {
 
 /// What a request left open in its worker.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Effect<Q> {
+pub enum StateChange<Q> {
     /// Something that another worker must open again with `reopen` before it can go on.
     Opened {
         key: usize,
@@ -79,7 +79,8 @@ pub trait Job: Sized + 'static {
     fn identity(request: &Self::Request) -> String {
         Self::description(request)
     }
-    fn effect(request: &Self::Request, response: &Self::Response) -> Option<Effect<Self::Request>>;
+    fn state_change(request: &Self::Request, response: &Self::Response)
+    -> Option<StateChange<Self::Request>>;
 
     /// The worker was lost: while it executed the request, or before it could.
     fn lost(reason: Cause, executing: bool) -> Self::Response;
@@ -145,12 +146,12 @@ impl<J: Job> Default for OpenRequests<J> {
 impl<J: Job> OpenRequests<J> {
     /// Takes note of what a request opened or closed.
     pub fn note(&mut self, request: &J::Request, response: &J::Response) {
-        match J::effect(request, response) {
-            Some(Effect::Opened { key, reopen }) => {
+        match J::state_change(request, response) {
+            Some(StateChange::Opened { key, reopen }) => {
                 self.0.retain(|(known, _)| *known != key);
                 self.0.push((key, reopen));
             }
-            Some(Effect::Closed { key }) => self.0.retain(|(known, _)| *known != key),
+            Some(StateChange::Closed { key }) => self.0.retain(|(known, _)| *known != key),
             None => {}
         }
     }

@@ -150,7 +150,7 @@ fn no_import_points_down_the_table() {
 }
 
 #[test]
-fn every_room_of_the_table_exists_and_every_crate_is_in_it() {
+fn every_module_of_the_table_exists_and_every_crate_is_in_it() {
     let rows = table(&std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap());
     for entry in std::fs::read_dir(root().join("crates")).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();

@@ -383,7 +383,7 @@ fn a_model_on_several_gpus_has_the_bytes_of_one_and_the_collectives_of_all() {
         "Llama-3.1-70B with tensor parallel 5: 64 attention heads cannot be shared by 5 GPUs",
     );
     refused(&[&asked[..], &["--enable-expert-parallel"]].concat(), "has no routed experts");
-    refused(&[&asked[..], &["--pp", "81"]].concat(), "80 layers make no 81 stages");
+    refused(&[&asked[..], &["--pp", "81"]].concat(), "80 layers cannot be split into 81 stages");
     refused(&[&asked[..], &["--tp", "0"]].concat(), "0");
 }
 

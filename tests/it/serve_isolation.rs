@@ -55,6 +55,7 @@ fn costs_one_point(fault: &str, arguments: &[&str], reason: &[&str]) {
         assert_eq!((&point["not_run"], &point["result"]["served"]), (&Value::Null, &10.into()), "{fault}");
     }
     assert_eq!((lost["label"].as_str(), &lost["result"]), (Some(VICTIM), &Value::Null), "{fault}");
+    assert_eq!(lost["not_run"]["code"], "worker_lost", "{fault}");
     let said = lost["not_run"]["message"].as_str().unwrap();
     for part in reason {
         assert!(said.contains(part), "{fault}: {said}");
@@ -84,8 +85,8 @@ fn a_device_that_fails_for_good_costs_one_point_and_is_no_result() {
     let served: Vec<Option<u64>> =
         points(&report).iter().map(|point| point["result"]["served"].as_u64()).collect();
     assert_eq!(served, [Some(10), Some(0), Some(10)]);
-    let reasons = points(&report)[1]["result"]["reasons"].to_string();
-    assert!(reasons.contains("the engine failed: planted failed: an illegal memory access"), "{reasons}");
+    let reasons = points(&report)[1]["result"]["reasons"].as_array().unwrap();
+    assert!(reasons.iter().any(|r| r["code"] == "gate_failed" && r["gate"] == "engine"), "{reasons:?}");
     assert!(warned(&report, "rate 200: planted failed: an illegal memory access"));
 }
 

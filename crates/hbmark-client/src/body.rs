@@ -8,7 +8,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::dialect::{self, Api, Backend, Endpoint, Knob, Template};
+use super::dialect::{self, Api, Backend, Endpoint, RequestField, Template};
 
 /// What one request asks for.
 #[derive(Debug, Clone, Copy)]
@@ -82,19 +82,19 @@ pub enum BodyError {
 pub fn write(backend: Backend, spec: &RequestSpec<'_>, into: &mut Vec<u8>) -> Result<(), BodyError> {
     into.clear();
     let endpoint = backend.endpoint();
-    let (knob, prompt) = match (spec.prompt, backend.api) {
-        (Prompt::Ids(ids), _) => (Knob::Ids, PromptField::Ids(ids)),
-        (Prompt::Text(text), Api::Completions) => (Knob::Text, PromptField::Text(text)),
+    let (field, prompt) = match (spec.prompt, backend.api) {
+        (Prompt::Ids(ids), _) => (RequestField::Ids, PromptField::Ids(ids)),
+        (Prompt::Text(text), Api::Completions) => (RequestField::Text, PromptField::Text(text)),
         (Prompt::Text(content), Api::Chat) => {
-            (Knob::Messages, PromptField::Messages([Message { role: "user", content }]))
+            (RequestField::Messages, PromptField::Messages([Message { role: "user", content }]))
         }
     };
     let mut body = Body { backend, endpoint, into, is_first: true };
     let Some(extra) = spec.extra else {
-        return body.write(spec, knob, &prompt);
+        return body.write(spec, field, &prompt);
     };
     // A prompt can be long: it is put where it belongs at the end, without a turn through a tree.
-    body.write(spec, knob, &())?;
+    body.write(spec, field, &())?;
     let mut fields: Map<String, Value> = serde_json::from_slice(into)?;
     merge(&mut fields, extra);
     into.clear();
@@ -143,47 +143,48 @@ impl Body<'_> {
     fn write(
         &mut self,
         spec: &RequestSpec<'_>,
-        prompt_knob: Knob,
+        prompt_field: RequestField,
         prompt: &impl Serialize,
     ) -> Result<(), BodyError> {
         self.into.push(b'{');
         // An adapter that is asked for as a model stands in the base model's place.
         let as_model = |template: Template| template.starts_with("\"model\":");
-        let is_model = spec.lora.is_some() && self.endpoint.template(Knob::Lora).is_some_and(as_model);
+        let is_model =
+            spec.lora.is_some() && self.endpoint.template(RequestField::Lora).is_some_and(as_model);
         if let Some(adapter) = spec.lora.filter(|_| is_model) {
-            self.field(Knob::Lora, &adapter)?;
-        } else if let Some(template) = self.endpoint.template(Knob::Model) {
+            self.field(RequestField::Lora, &adapter)?;
+        } else if let Some(template) = self.endpoint.template(RequestField::Model) {
             self.expand(template, &spec.model)?;
         }
-        self.field(prompt_knob, prompt)?;
+        self.field(prompt_field, prompt)?;
         if let Some(name) = self.endpoint.inside {
             self.separate();
             serde_json::to_writer(&mut *self.into, name)?;
             self.into.extend_from_slice(b":{");
             self.is_first = true;
         }
-        if let Some(template) = self.endpoint.template(Knob::Stream) {
+        if let Some(template) = self.endpoint.template(RequestField::Stream) {
             self.expand(template, &())?;
         }
-        self.field(Knob::MaxTokens, &spec.max_tokens)?;
+        self.field(RequestField::MaxTokens, &spec.max_tokens)?;
         if spec.forced_length {
-            self.field(Knob::ForcedLength, &())?;
+            self.field(RequestField::ForcedLength, &())?;
         }
         self.expand(self.endpoint.evidence, &())?;
         self.sampling(spec.sampling)?;
         match spec.cache {
             Cache::Shared => {}
-            Cache::Salt(salt) => self.field(Knob::CacheSalt, &salt)?,
-            Cache::Off => self.field(Knob::CacheOff, &())?,
+            Cache::Salt(salt) => self.field(RequestField::CacheSalt, &salt)?,
+            Cache::Off => self.field(RequestField::CacheOff, &())?,
         }
         if let Some(adapter) = spec.lora.filter(|_| !is_model) {
-            self.field(Knob::Lora, &adapter)?;
+            self.field(RequestField::Lora, &adapter)?;
         }
         match spec.constraint {
             None => {}
-            Some(Constraint::JsonSchema(schema)) => self.field(Knob::JsonSchema, schema)?,
-            Some(Constraint::Regex(regex)) => self.field(Knob::Regex, regex)?,
-            Some(Constraint::Grammar(grammar)) => self.field(Knob::Grammar, grammar)?,
+            Some(Constraint::JsonSchema(schema)) => self.field(RequestField::JsonSchema, schema)?,
+            Some(Constraint::Regex(regex)) => self.field(RequestField::Regex, regex)?,
+            Some(Constraint::Grammar(grammar)) => self.field(RequestField::Grammar, grammar)?,
         }
         self.into.extend_from_slice(if self.endpoint.inside.is_some() { b"}}" } else { b"}" });
         Ok(())
@@ -195,26 +196,26 @@ impl Body<'_> {
             value => Ok(value),
         };
         if let Some(temperature) = finite("the temperature", sampling.temperature)? {
-            let greedy = self.endpoint.template(Knob::Greedy).filter(|_| temperature <= 0.0);
+            let greedy = self.endpoint.template(RequestField::Greedy).filter(|_| temperature <= 0.0);
             match greedy {
                 Some(template) => self.expand(template, &())?,
-                None => self.field(Knob::Temperature, &temperature)?,
+                None => self.field(RequestField::Temperature, &temperature)?,
             }
         }
         if let Some(top_p) = finite("top-p", sampling.top_p)? {
-            self.field(Knob::TopP, &top_p)?;
+            self.field(RequestField::TopP, &top_p)?;
         }
         if let Some(top_k) = sampling.top_k {
-            self.field(Knob::TopK, &top_k)?;
+            self.field(RequestField::TopK, &top_k)?;
         }
         Ok(())
     }
 
-    fn field(&mut self, knob: Knob, value: &impl Serialize) -> Result<(), BodyError> {
-        let template = self.endpoint.template(knob).ok_or_else(|| BodyError::Unsupported {
+    fn field(&mut self, field: RequestField, value: &impl Serialize) -> Result<(), BodyError> {
+        let template = self.endpoint.template(field).ok_or_else(|| BodyError::Unsupported {
             dialect: dialect::server(self.backend.dialect).name,
             api: self.backend.api,
-            what: name(knob),
+            what: name(field),
         })?;
         self.expand(template, value)
     }
@@ -249,24 +250,24 @@ fn merge(into: &mut Map<String, Value>, from: &Map<String, Value>) {
     }
 }
 
-fn name(knob: Knob) -> &'static str {
-    match knob {
-        Knob::Model => "a model",
-        Knob::Ids => "a prompt of token ids",
-        Knob::Text => "a prompt of text",
-        Knob::Messages => "messages",
-        Knob::Stream => "streaming",
-        Knob::MaxTokens => "a number of tokens",
-        Knob::ForcedLength => "going on after the end of the sequence",
-        Knob::Temperature | Knob::Greedy => "a temperature",
-        Knob::TopP => "top-p",
-        Knob::TopK => "top-k",
-        Knob::CacheSalt => "a salt of the prefix cache",
-        Knob::CacheOff => "a request without the prefix cache",
-        Knob::Lora => "a LoRA adapter",
-        Knob::JsonSchema => "a JSON schema",
-        Knob::Regex => "a regular expression",
-        Knob::Grammar => "a grammar",
+fn name(field: RequestField) -> &'static str {
+    match field {
+        RequestField::Model => "a model",
+        RequestField::Ids => "a prompt of token ids",
+        RequestField::Text => "a prompt of text",
+        RequestField::Messages => "messages",
+        RequestField::Stream => "streaming",
+        RequestField::MaxTokens => "a number of tokens",
+        RequestField::ForcedLength => "going on after the end of the sequence",
+        RequestField::Temperature | RequestField::Greedy => "a temperature",
+        RequestField::TopP => "top-p",
+        RequestField::TopK => "top-k",
+        RequestField::CacheSalt => "a salt of the prefix cache",
+        RequestField::CacheOff => "a request without the prefix cache",
+        RequestField::Lora => "a LoRA adapter",
+        RequestField::JsonSchema => "a JSON schema",
+        RequestField::Regex => "a regular expression",
+        RequestField::Grammar => "a grammar",
     }
 }
 

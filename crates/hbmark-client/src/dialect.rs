@@ -23,7 +23,7 @@ pub enum Api {
 
 /// What a request may say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Knob {
+pub enum RequestField {
     Model,
     /// The prompt as token ids.
     Ids,
@@ -59,7 +59,7 @@ pub type Template = &'static str;
 pub struct Endpoint {
     pub path: &'static str,
     /// What it understands.
-    knobs: &'static [&'static [(Knob, Template)]],
+    fields: &'static [&'static [(RequestField, Template)]],
     /// Asks for what tokens can be counted by: the best that costs the server little.
     pub evidence: Template,
     /// Everything but model and prompt goes into an object of this name.
@@ -76,15 +76,20 @@ pub struct Server {
 }
 
 impl Endpoint {
-    /// The words for a knob, if this API has it.
+    /// How a field is written, if this API has it.
     #[must_use]
-    pub fn template(&self, knob: Knob) -> Option<Template> {
-        self.knobs.iter().copied().flatten().find(|(known, _)| *known == knob).map(|(_, template)| *template)
+    pub fn template(&self, field: RequestField) -> Option<Template> {
+        self.fields
+            .iter()
+            .copied()
+            .flatten()
+            .find(|(known, _)| *known == field)
+            .map(|(_, template)| *template)
     }
 
     #[must_use]
-    pub fn has(&self, knob: Knob) -> bool {
-        self.template(knob).is_some()
+    pub fn has(&self, field: RequestField) -> bool {
+        self.template(field).is_some()
     }
 }
 
@@ -168,21 +173,24 @@ const BACKENDS: [(&str, Dialect, Api); 22] = [
 ];
 
 // What several servers have in common.
-const STREAM: &[(Knob, Template)] = &[(Knob::Model, r#""model":$"#), (Knob::Stream, r#""stream":true"#)];
-const PROMPT: &[(Knob, Template)] = &[(Knob::Ids, r#""prompt":$"#), (Knob::Text, r#""prompt":$"#)];
-const MESSAGES: &[(Knob, Template)] = &[(Knob::Messages, r#""messages":$"#)];
-const MAX_TOKENS: &[(Knob, Template)] = &[(Knob::MaxTokens, r#""max_tokens":$"#)];
-const MAX_COMPLETION_TOKENS: &[(Knob, Template)] = &[(Knob::MaxTokens, r#""max_completion_tokens":$"#)];
+const STREAM: &[(RequestField, Template)] =
+    &[(RequestField::Model, r#""model":$"#), (RequestField::Stream, r#""stream":true"#)];
+const PROMPT: &[(RequestField, Template)] =
+    &[(RequestField::Ids, r#""prompt":$"#), (RequestField::Text, r#""prompt":$"#)];
+const MESSAGES: &[(RequestField, Template)] = &[(RequestField::Messages, r#""messages":$"#)];
+const MAX_TOKENS: &[(RequestField, Template)] = &[(RequestField::MaxTokens, r#""max_tokens":$"#)];
+const MAX_COMPLETION_TOKENS: &[(RequestField, Template)] =
+    &[(RequestField::MaxTokens, r#""max_completion_tokens":$"#)];
 /// What most servers have beyond OpenAI's API. `min_tokens` would say the first twice: vLLM and SGLang then mask logits at every step, work
 /// that is not asked about here, and vLLM does not do it when it speculates.
-const BEYOND_OPENAI: &[(Knob, Template)] =
-    &[(Knob::ForcedLength, r#""ignore_eos":true"#), (Knob::TopK, r#""top_k":$"#)];
-const SAMPLING: &[(Knob, Template)] =
-    &[(Knob::Temperature, r#""temperature":$"#), (Knob::TopP, r#""top_p":$"#)];
-const CACHE_SALT: &[(Knob, Template)] = &[(Knob::CacheSalt, r#""cache_salt":$"#)];
-const LORA_AS_MODEL: &[(Knob, Template)] = &[(Knob::Lora, r#""model":$"#)];
-const RESPONSE_FORMAT: &[(Knob, Template)] = &[(
-    Knob::JsonSchema,
+const BEYOND_OPENAI: &[(RequestField, Template)] =
+    &[(RequestField::ForcedLength, r#""ignore_eos":true"#), (RequestField::TopK, r#""top_k":$"#)];
+const SAMPLING: &[(RequestField, Template)] =
+    &[(RequestField::Temperature, r#""temperature":$"#), (RequestField::TopP, r#""top_p":$"#)];
+const CACHE_SALT: &[(RequestField, Template)] = &[(RequestField::CacheSalt, r#""cache_salt":$"#)];
+const LORA_AS_MODEL: &[(RequestField, Template)] = &[(RequestField::Lora, r#""model":$"#)];
+const RESPONSE_FORMAT: &[(RequestField, Template)] = &[(
+    RequestField::JsonSchema,
     r#""response_format":{"type":"json_schema","json_schema":{"name":"output","schema":$}}"#,
 )];
 
@@ -190,52 +198,55 @@ const FINAL_USAGE: Template = r#""stream_options":{"include_usage":true}"#;
 const CONTINUOUS_USAGE: Template = r#""stream_options":{"include_usage":true,"continuous_usage_stats":true}"#;
 
 /// vLLM 0.11 and later: the older `guided_regex` and `guided_grammar` went with 0.12.
-const VLLM_STRUCTURED: &[(Knob, Template)] = &[
-    (Knob::Regex, r#""structured_outputs":{"regex":$}"#),
-    (Knob::Grammar, r#""structured_outputs":{"grammar":$}"#),
+const VLLM_STRUCTURED: &[(RequestField, Template)] = &[
+    (RequestField::Regex, r#""structured_outputs":{"regex":$}"#),
+    (RequestField::Grammar, r#""structured_outputs":{"grammar":$}"#),
 ];
 /// A second adapter name in `model`, behind a colon, is newer than this field.
-const SGLANG_OWN: &[(Knob, Template)] =
-    &[(Knob::Lora, r#""lora_path":$"#), (Knob::Regex, r#""regex":$"#), (Knob::Grammar, r#""ebnf":$"#)];
-const TRTLLM_STRUCTURED: &[(Knob, Template)] = &[
-    (Knob::JsonSchema, r#""response_format":{"type":"json","schema":$}"#),
-    (Knob::Regex, r#""response_format":{"type":"regex","regex":$}"#),
-    (Knob::Grammar, r#""response_format":{"type":"ebnf","ebnf":$}"#),
+const SGLANG_OWN: &[(RequestField, Template)] = &[
+    (RequestField::Lora, r#""lora_path":$"#),
+    (RequestField::Regex, r#""regex":$"#),
+    (RequestField::Grammar, r#""ebnf":$"#),
+];
+const TRTLLM_STRUCTURED: &[(RequestField, Template)] = &[
+    (RequestField::JsonSchema, r#""response_format":{"type":"json","schema":$}"#),
+    (RequestField::Regex, r#""response_format":{"type":"regex","regex":$}"#),
+    (RequestField::Grammar, r#""response_format":{"type":"ebnf","ebnf":$}"#),
 ];
 /// Adapters are numbers here, and model names are ignored.
-const LLAMA_CPP_OWN: &[(Knob, Template)] = &[
-    (Knob::MaxTokens, r#""n_predict":$"#),
-    (Knob::CacheOff, r#""cache_prompt":false"#),
-    (Knob::JsonSchema, r#""json_schema":$"#),
-    (Knob::Grammar, r#""grammar":$"#),
+const LLAMA_CPP_OWN: &[(RequestField, Template)] = &[
+    (RequestField::MaxTokens, r#""n_predict":$"#),
+    (RequestField::CacheOff, r#""cache_prompt":false"#),
+    (RequestField::JsonSchema, r#""json_schema":$"#),
+    (RequestField::Grammar, r#""grammar":$"#),
 ];
 /// The running count is in the timings. Its log probabilities are not a count: a token whose text is held back has no entry.
 const LLAMA_CPP_USAGE: Template = r#""stream_options":{"include_usage":true},"timings_per_token":true"#;
 /// Of `/generate_stream`. It cannot be made to go on after the end of the sequence, and refuses a top-p of one.
-const TGI_OWN: &[(Knob, Template)] = &[
-    (Knob::Text, r#""inputs":$"#),
-    (Knob::MaxTokens, r#""max_new_tokens":$"#),
+const TGI_OWN: &[(RequestField, Template)] = &[
+    (RequestField::Text, r#""inputs":$"#),
+    (RequestField::MaxTokens, r#""max_new_tokens":$"#),
     // A temperature of zero is refused.
-    (Knob::Greedy, r#""do_sample":false"#),
-    (Knob::TopK, r#""top_k":$"#),
-    (Knob::Lora, r#""adapter_id":$"#),
-    (Knob::JsonSchema, r#""grammar":{"type":"json","value":$}"#),
-    (Knob::Regex, r#""grammar":{"type":"regex","value":$}"#),
+    (RequestField::Greedy, r#""do_sample":false"#),
+    (RequestField::TopK, r#""top_k":$"#),
+    (RequestField::Lora, r#""adapter_id":$"#),
+    (RequestField::JsonSchema, r#""grammar":{"type":"json","value":$}"#),
+    (RequestField::Regex, r#""grammar":{"type":"regex","value":$}"#),
 ];
 /// Any other model name is taken for an adapter's.
-const TGI_CHAT: &[(Knob, Template)] = &[
-    (Knob::Model, r#""model":"tgi""#),
-    (Knob::JsonSchema, r#""response_format":{"type":"json","value":$}"#),
-    (Knob::Regex, r#""response_format":{"type":"regex","value":$}"#),
+const TGI_CHAT: &[(RequestField, Template)] = &[
+    (RequestField::Model, r#""model":"tgi""#),
+    (RequestField::JsonSchema, r#""response_format":{"type":"json","value":$}"#),
+    (RequestField::Regex, r#""response_format":{"type":"regex","value":$}"#),
 ];
 
 /// An endpoint whose parameters stand beside the prompt.
 const fn flat(
     path: &'static str,
     evidence: Template,
-    knobs: &'static [&'static [(Knob, Template)]],
+    fields: &'static [&'static [(RequestField, Template)]],
 ) -> Endpoint {
-    Endpoint { path, knobs, evidence, inside: None }
+    Endpoint { path, fields, evidence, inside: None }
 }
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -273,7 +284,7 @@ const SERVERS: [Server; 6] = [
     Server {
         dialect: Dialect::Tgi,
         name: "tgi",
-        completions: Endpoint { path: "/generate_stream", knobs: &[TGI_OWN, SAMPLING], evidence: r#""details":true"#, inside: Some("parameters") },
+        completions: Endpoint { path: "/generate_stream", fields: &[TGI_OWN, SAMPLING], evidence: r#""details":true"#, inside: Some("parameters") },
         chat: flat(CHAT, FINAL_USAGE, &[TGI_CHAT, STREAM, MESSAGES, MAX_TOKENS, SAMPLING, LORA_AS_MODEL]),
     },
     Server {

@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 pub use crate::body::{BodyError, Constraint};
 use crate::body::{Cache, Prompt, RequestSpec, Sampling};
-use crate::dialect::{Backend, Knob};
+use crate::dialect::{Backend, RequestField};
 use crate::event::Finish;
 use crate::exchange::Exchange;
 use crate::metrics::scraper::{Scraper, Source};
@@ -114,7 +114,7 @@ pub enum MeasureError {
     Plan(#[from] PlanError),
     #[error(transparent)]
     Body(#[from] BodyError),
-    #[error("this system has no room for the client's event queue, timer or thread: {0}")]
+    #[error("cannot create the client's event queue, timer or thread: {0}")]
     System(#[from] io::Error),
 }
 
@@ -187,9 +187,9 @@ impl Server {
     #[must_use]
     pub fn isolation(&self) -> Isolation {
         let endpoint = self.backend.endpoint();
-        if endpoint.has(Knob::CacheSalt) {
+        if endpoint.has(RequestField::CacheSalt) {
             Isolation::Salt
-        } else if endpoint.has(Knob::CacheOff) {
+        } else if endpoint.has(RequestField::CacheOff) {
             Isolation::Off
         } else {
             Isolation::None
@@ -220,7 +220,7 @@ impl Server {
         let mut traffic = spec.traffic(&plan, measured, self.prompts.vocabulary.len().max(1), &[]);
         traffic.prompt_vocab.clone_from(&self.prompts.vocabulary);
         let endpoint = self.backend.endpoint();
-        let forced = !spec.stop_at_eos && endpoint.has(Knob::ForcedLength);
+        let forced = !spec.stop_at_eos && endpoint.has(RequestField::ForcedLength);
         if !forced || plan.iter().any(|planned| planned.constrained) {
             // The server ends outputs where it will.
             traffic.stop_tokens = vec![u32::MAX];

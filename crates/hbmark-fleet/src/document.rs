@@ -17,36 +17,36 @@ const ROWS: usize = 300;
 
 impl Kind for FleetReport {
     fn document(&self) -> Document {
-        let mut document = Document::new("fleet");
-        document.lines(header(self));
-        document.figures(figures(self));
-        findings(self, &mut document);
-        document.heading("what the fleet does");
-        document.blocks.push(groups(self));
-        days(self, &mut document);
-        missing(self, &mut document);
-        let commands = drain_commands(self);
-        if !commands.is_empty() {
-            document.heading("to take confirmed nodes out of service (printed, not run)");
-            document.blocks.extend(commands.into_iter().map(Block::Shell));
-        }
-        notices(self, &mut document);
-        document.sheet = Some(sheet(self));
-        document
+        laid_out(self, Vec::new())
     }
 
     fn page(&self) -> Document {
-        let mut page = self.document();
+        let mut page = laid_out(self, plots::plots(self));
         page.page = true;
         page.title = format!("Fleet: {}", headline(self));
-        let at = page
-            .blocks
-            .iter()
-            .position(|block| matches!(block, Block::Heading { title, .. } if title == "what the fleet does"))
-            .unwrap_or(page.blocks.len());
-        page.blocks.splice(at..at, plots::plots(self));
         page
     }
+}
+
+/// The report, with plots between what was found and the tables.
+fn laid_out(report: &FleetReport, plots: Vec<Block>) -> Document {
+    let mut document = Document::new("fleet");
+    document.lines(header(report));
+    document.figures(figures(report));
+    findings(report, &mut document);
+    document.blocks.extend(plots);
+    document.heading("what the fleet does");
+    document.blocks.push(groups(report));
+    days(report, &mut document);
+    missing(report, &mut document);
+    let commands = drain_commands(report);
+    if !commands.is_empty() {
+        document.heading("to take confirmed nodes out of service (printed, not run)");
+        document.blocks.extend(commands.into_iter().map(Block::Shell));
+    }
+    notices(report, &mut document);
+    document.sheet = Some(sheet(report));
+    document
 }
 
 /// All of it in one line, as Nagios shows it.

@@ -132,11 +132,19 @@ fn label(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// Checks of each GPU, and the findings that fail them.
-const CHECKS: [(&str, &[FindingKind]); 4] = [
-    ("result", &[FindingKind::GpuFailed, FindingKind::GpuTooFew]),
+/// How a case of JUnit ends that does not pass.
+#[derive(Clone, Copy)]
+enum CaseEnd {
+    Failure,
+    Error,
+}
+
+/// Checks of each GPU, the findings that fail them, and how such a case ends.
+const CHECKS: [(&str, CaseEnd, &[FindingKind]); 4] = [
+    ("result", CaseEnd::Error, &[FindingKind::GpuFailed, FindingKind::GpuTooFew]),
     (
         "speed",
+        CaseEnd::Failure,
         &[
             FindingKind::GpuSlow,
             FindingKind::GpuSuspect,
@@ -144,8 +152,8 @@ const CHECKS: [(&str, &[FindingKind]); 4] = [
             FindingKind::GpuChanged,
         ],
     ),
-    ("steadiness", &[FindingKind::GpuUnstable, FindingKind::GpuDisturbed]),
-    ("hardware", &[FindingKind::GpuWrongOutput, FindingKind::GpuMemoryFault]),
+    ("steadiness", CaseEnd::Failure, &[FindingKind::GpuUnstable, FindingKind::GpuDisturbed]),
+    ("hardware", CaseEnd::Failure, &[FindingKind::GpuWrongOutput, FindingKind::GpuMemoryFault]),
 ];
 
 /// JUnit's XML: one case a GPU and check. Slow is a failure, missing is an error; what concerns a node, a rack or all of them has a case of
@@ -156,17 +164,22 @@ pub fn junit(report: &FleetReport) -> String {
         by_gpu.entry(finding.gpu.as_deref().unwrap_or_default()).or_default().push(finding);
     }
     let (mut cases, mut tests, mut failures, mut errors) = (String::new(), 0, 0, 0);
-    let mut case = |node: &str, name: &str, fault: Option<(&str, &str, &str)>| {
+    let mut case = |node: &str, name: &str, fault: Option<(CaseEnd, &str, &str)>| {
         tests += 1;
         let _ = write!(cases, "  <testcase classname=\"{}\" name=\"{}\"", xml(node), xml(name));
         match fault {
             None => cases.push_str("/>\n"),
-            Some((element, kind, why)) => {
-                if element == "error" {
-                    errors += 1;
-                } else {
-                    failures += 1;
-                }
+            Some((end, kind, why)) => {
+                let element = match end {
+                    CaseEnd::Failure => {
+                        failures += 1;
+                        "failure"
+                    }
+                    CaseEnd::Error => {
+                        errors += 1;
+                        "error"
+                    }
+                };
                 let _ = writeln!(
                     cases,
                     "><{element} type=\"{}\" message=\"{}\"/></testcase>",
@@ -178,26 +191,27 @@ pub fn junit(report: &FleetReport) -> String {
     };
     for row in &report.gpus {
         let found = by_gpu.get(row.gpu.as_str()).map_or(&[][..], Vec::as_slice);
-        for (check, kinds) in CHECKS {
+        for (check, end, kinds) in CHECKS {
             let fault = found.iter().find(|f| kinds.contains(&f.kind) && f.kind.level() > Level::Ok);
             let name = format!("{} {check}", row.gpu);
-            let fault = fault.map(|f| {
-                let element = if check == "result" { "error" } else { "failure" };
-                (element, f.kind.code(), f.evidence.as_str())
-            });
-            case(&row.node, &name, fault.as_ref().map(|(e, code, why)| (*e, code.as_str(), *why)));
+            let fault = fault.map(|f| (end, f.kind.code(), f.evidence.as_str()));
+            case(&row.node, &name, fault.as_ref().map(|(end, code, why)| (*end, code.as_str(), *why)));
         }
     }
     for row in &report.missing {
         for index in 0..row.count {
             let gpu = row.gpu.clone().unwrap_or_else(|| format!("missing GPU {}", index + 1));
-            case(&row.node, &format!("{gpu} result"), Some(("error", "gpu_missing", &row.why)));
+            case(&row.node, &format!("{gpu} result"), Some((CaseEnd::Error, "gpu_missing", &row.why)));
         }
     }
     for finding in report.findings.iter().filter(|f| f.gpu.is_none() && f.kind != FindingKind::GpuMissing) {
         if finding.kind.level() > Level::Ok {
             let (code, node) = (finding.kind.code(), finding.node.as_deref().unwrap_or("fleet"));
-            case(node, &format!("{code} {}", place(finding)), Some(("failure", &code, &finding.evidence)));
+            case(
+                node,
+                &format!("{code} {}", place(finding)),
+                Some((CaseEnd::Failure, &code, &finding.evidence)),
+            );
         }
     }
     format!(

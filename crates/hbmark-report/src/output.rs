@@ -56,6 +56,12 @@ impl Format {
     /// The formats that are saved in files, in the order of writing.
     pub const SAVED: [Self; 4] = [Self::Json, Self::Csv, Self::Md, Self::Html];
 
+    /// Whether a person reads it, and not a program.
+    #[must_use]
+    pub fn is_for_people(self) -> bool {
+        matches!(self, Self::Table | Self::Md | Self::Html)
+    }
+
     /// The name of a file of this format; `stem` is its subject.
     pub fn file_name(self, stem: &str) -> String {
         match self {

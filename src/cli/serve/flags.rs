@@ -21,7 +21,9 @@ use crate::weights::{self, OpenModel};
 use hbmark_core::ledger::devices;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::EngineKind;
-use hbmark_core::result::serving::{Arrivals, Offered, Policy, SchedulerConfig, Slo, parse_span};
+use hbmark_core::result::serving::{
+    Arrivals, Offered, Policy, SchedulerConfig, Slo, SweepVariable, parse_span,
+};
 use hbmark_core::units::Nanos;
 use hbmark_report::analysis::{FailOn, opened};
 use hbmark_traffic::arrivals::Burst;
@@ -236,7 +238,7 @@ pub(super) struct ServingArgs {
         help_heading = "Workload"
     )]
     requests: Option<usize>,
-    /// Go on up to this many while it is undetermined whether the system keeps up or meets --slo [default: 16 x the default number,
+    /// Send up to this many requests while it is undetermined whether the system keeps up or meets --slo [default: 16 x the default number,
     /// 65536 on the virtual clock; exactly --requests where that is given, except in search and matrix].
     #[arg(long, value_parser = within(1..=MAX_REQUESTS), allow_negative_numbers = true, help_heading = "Workload")]
     max_requests: Option<usize>,
@@ -276,8 +278,8 @@ pub(super) struct ServingArgs {
     pub worker: WorkerArgs,
     #[command(flatten)]
     pub output: OutputArgs,
-    /// Exit with 1 when one of these holds: an objective of --slo missed, a point saturated, no rate found by a search, a point invalid or
-    /// not valid.
+    /// Exit with 1 when one of these holds: an objective of --slo missed, a point saturated, no rate found by a search, a point invalid, or
+    /// not `ok`.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "CONDITION")]
     pub fail_on: Vec<FailOn>,
 }
@@ -485,7 +487,7 @@ impl WorkloadArgs {
     /// That benchmark, of this workload.
     pub fn of(&self, mut config: ServeConfig) -> anyhow::Result<ServeConfig> {
         // What a sweep sets point by point needs no other value.
-        let swept = |name: &str| matches!(&config.mode, Mode::Sweep { variable, .. } if variable == name);
+        let swept = |asked| matches!(config.mode, Mode::Sweep { variable, .. } if variable == asked);
         config.arrivals = self.arrivals.or(self.vllm.arrivals()).unwrap_or_default();
         config.burst = self.burst;
         if let Some(dataset) = self.vllm.dataset(&config, self.output_len)? {
@@ -501,8 +503,8 @@ impl WorkloadArgs {
         let output = self.output_len.or(random.map(|(_, output)| output));
         let lengths = match (input, output) {
             (Some(input), Some(output)) => Some((input, output)),
-            (None, Some(output)) if swept("input-len") => Some((1, output)),
-            (Some(input), None) if swept("output-len") => Some((input, 1)),
+            (None, Some(output)) if swept(SweepVariable::InputLen) => Some((1, output)),
+            (Some(input), None) if swept(SweepVariable::OutputLen) => Some((input, 1)),
             (Some(input), None) => anyhow::bail!("--input-len {input} needs --output-len beside it"),
             (None, Some(output)) => anyhow::bail!("--output-len {output} needs --input-len beside it"),
             (None, None) => None,
@@ -511,7 +513,7 @@ impl WorkloadArgs {
             *traffic = match lengths {
                 Some((input, output)) => {
                     let fixed = self.vllm.spread(Workload::fixed(input, output)?)?;
-                    let name = match (swept("input-len"), swept("output-len")) {
+                    let name = match (swept(SweepVariable::InputLen), swept(SweepVariable::OutputLen)) {
                         (true, _) => format!("input swept, output {output}"),
                         (_, true) => format!("input {input}, output swept"),
                         _ => fixed.name.clone(),
@@ -542,7 +544,8 @@ pub(super) struct LoadArgs {
     /// Requests per second, or `inf`: all at once [default: 1; for a trace, as recorded].
     #[arg(long, visible_alias = "request-rate", value_parser = rate, allow_negative_numbers = true, help_heading = "Load")]
     pub rate: Option<Offered>,
-    /// Closed loop with this many concurrent requests; with --rate and --url, an open loop with no more in flight, whose wait counts.
+    /// Closed loop with this many concurrent requests; with --rate and --url, an open loop with no more in flight; TTFT
+    /// and E2E include the wait for a slot.
     #[arg(
         long,
         visible_alias = "max-concurrency",
@@ -588,7 +591,7 @@ impl LoadArgs {
     /// The fewest and the most requests that arrive in this time at the rates.
     fn requests(&self, duration: Nanos, mode: &Mode) -> anyhow::Result<[usize; 2]> {
         let [lowest, highest] = match (mode, self.rate) {
-            (Mode::Sweep { variable, values }, _) if variable == "rate" => {
+            (Mode::Sweep { variable, values }, _) if *variable == SweepVariable::Rate => {
                 values.iter().fold([f64::INFINITY, 0.0], |[low, high], rate| [rate.min(low), rate.max(high)])
             }
             (_, Some(Offered::Rate(rate))) => [rate; 2],

@@ -22,7 +22,7 @@ pub(super) struct LoraArgs {
     /// Serve with LoRA adapters and also measure a baseline without them (native engine on a CPU, or a live server that has them).
     #[arg(long)]
     enable_lora: bool,
-    /// NAME=PATH of PEFT folders (adapter_config.json, adapter_model.safetensors); of a live server the names alone.
+    /// NAME=PATH of PEFT folders (adapter_config.json, adapter_model.safetensors); for a live server the names alone.
     #[arg(long, value_name = "NAME=PATH", num_args = 1.., value_parser = module)]
     lora_modules: Vec<(String, PathBuf)>,
     /// Number of random adapters [default: 4 without --lora-modules].

@@ -5,6 +5,7 @@ use clap::Args;
 
 use super::flags::LoadArgs;
 use crate::serve::{Mode, ServeConfig};
+use hbmark_core::result::serving::SweepVariable;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -16,7 +17,7 @@ pub(super) struct SweepArgs {
     /// One variable and its values: rate=1..32*2, concurrency=1,8, max-num-seqs=8,64, max-num-batched-tokens, block-size,
     /// num-gpu-blocks-override, input-len, output-len, prefix-share. With --slo a sweep of the load ends where it is not met.
     #[arg(value_name = "VARIABLE=VALUES", value_parser = parse)]
-    over: (String, Vec<f64>),
+    over: (SweepVariable, Vec<f64>),
     #[command(flatten)]
     pub load: LoadArgs,
 }
@@ -25,17 +26,16 @@ impl SweepArgs {
     pub fn config(&self) -> anyhow::Result<ServeConfig> {
         let (variable, values) = self.over.clone();
         ensure!(
-            !(matches!(&*variable, "rate" | "concurrency")
-                && (self.load.rate.is_some() || self.load.concurrency.is_some())),
+            !(variable.is_load() && (self.load.rate.is_some() || self.load.concurrency.is_some())),
             "a sweep over {variable} chooses the load itself; leave out --rate and --concurrency"
         );
         self.load.config(Mode::Sweep { variable, values })
     }
 }
 
-fn parse(given: &str) -> anyhow::Result<(String, Vec<f64>)> {
+fn parse(given: &str) -> anyhow::Result<(SweepVariable, Vec<f64>)> {
     let (variable, values) = given.split_once('=').context("it has no `=`; write it as rate=1..32*2")?;
-    Ok((variable.trim().to_owned(), parse_values(values)?))
+    Ok((variable.trim().parse()?, parse_values(values)?))
 }
 
 /// The most values of a sweep.

@@ -44,7 +44,7 @@ pub struct Oracle {
 
 /// What an oracle computes wrong, for tests of the checks that compare with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum OracleFault {
     /// The next token of the vocabulary is embedded.
     Embed,
     /// The norm of the hidden state that a drafting layer takes has too large an ε, or where it has none the state is doubled.
@@ -75,7 +75,7 @@ pub enum Fault {
 
 #[derive(Debug)]
 struct PlantedFault {
-    fault: Fault,
+    fault: OracleFault,
     /// The steps that are faulty.
     when: fn(&Rows) -> bool,
     /// The current step is one.
@@ -149,15 +149,15 @@ impl Oracle {
 
     /// An oracle with a fault in the steps that `when` picks.
     #[must_use]
-    pub fn with_fault(fault: Fault, when: fn(&Rows) -> bool) -> Self {
+    pub fn with_fault(fault: OracleFault, when: fn(&Rows) -> bool) -> Self {
         Self { fault: Some(PlantedFault { fault, when, now: false, begun: false }), ..Self::default() }
     }
 
-    fn is_faulty(&self, fault: Fault) -> bool {
+    fn is_faulty(&self, fault: OracleFault) -> bool {
         self.fault.as_ref().is_some_and(|planted| planted.fault == fault && planted.now)
     }
 
-    fn eps(&self, fault: Fault, eps: f32) -> f32 {
+    fn eps(&self, fault: OracleFault, eps: f32) -> f32 {
         if self.is_faulty(fault) { 0.1 } else { eps }
     }
 
@@ -343,7 +343,7 @@ impl Operations for Oracle {
             Embedding::Table(table) => table,
             Embedding::Head(head) => &head[0].matrix,
         };
-        let shift = usize::from(self.is_faulty(Fault::Embed));
+        let shift = usize::from(self.is_faulty(OracleFault::Embed));
         for (row, &token) in rows.tokens.iter().enumerate() {
             let out = hidden.row_mut(row);
             table.row((token as usize + shift) % table.rows, out);
@@ -365,10 +365,10 @@ impl Operations for Oracle {
     ) -> Result<(), EngineError> {
         let [of_embedding, of_state] =
             draft.norms.as_ref().map_or([None; 2], |[embedding, state]| [Some(embedding), Some(state)]);
-        let eps = self.eps(Fault::DraftInput, norm_eps);
+        let eps = self.eps(OracleFault::DraftInput, norm_eps);
         let state = match of_state {
             Some(norm) => normed(&draft.state, norm, eps),
-            None if self.is_faulty(Fault::DraftInput) => draft.state.iter().map(|x| 2.0 * x).collect(),
+            None if self.is_faulty(OracleFault::DraftInput) => draft.state.iter().map(|x| 2.0 * x).collect(),
             None => draft.state.clone(),
         };
         let embeddings = self.norm(hidden, 0..rows.len(), of_embedding.map(|norm| (norm, norm_eps)));
@@ -391,7 +391,7 @@ impl Operations for Oracle {
         pool: &mut PlainPool,
         query: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
-        let eps = self.eps(Fault::NormQkv, shape.norm_eps);
+        let eps = self.eps(OracleFault::NormQkv, shape.norm_eps);
         let inputs = self.norm(hidden, 0..rows.len(), weights.norm.as_ref().map(|norm| (norm, eps)));
         let projected = self.multiply_adapted(&weights.qkv, &inputs);
         let head_norms = weights.head_norms.as_ref();
@@ -438,7 +438,7 @@ impl Operations for Oracle {
         out: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
         let (dim, value_dim) = (shape.head_dim, shape.value_dim);
-        let window = if self.is_faulty(Fault::Attention) { Some(1) } else { window };
+        let window = if self.is_faulty(OracleFault::Attention) { Some(1) } else { window };
         let [keys, values] = &pool.layers[layer];
         let values = if pool.shape.value_dim == 0 { keys } else { values };
         for sequence in &rows.sequences {
@@ -532,7 +532,7 @@ impl Operations for Oracle {
         hidden: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
         let inputs: Vec<Vec<f32>> = (0..rows.len()).map(|row| input.row(row).to_vec()).collect();
-        let times = if self.is_faulty(Fault::Residual) { 2.0 } else { 1.0 };
+        let times = if self.is_faulty(OracleFault::Residual) { 2.0 } else { 1.0 };
         for (row, output) in self.multiply_adapted(weights, &inputs).iter_mut().enumerate() {
             if let Some((weights, eps)) = norm {
                 let squares: f64 = output.iter().map(|x| x * x).sum();
@@ -556,7 +556,7 @@ impl Operations for Oracle {
         hidden: &PlainBuffer,
         out: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
-        let norm = norm.map(|(norm, eps)| (norm, self.eps(Fault::GateUp, eps)));
+        let norm = norm.map(|(norm, eps)| (norm, self.eps(OracleFault::GateUp, eps)));
         let inputs = self.norm(hidden, 0..rows.len(), norm);
         for (row, output) in self.multiply_adapted(weights, &inputs).iter().enumerate() {
             let (gates, ups) = output.split_at(weights[0].matrix.rows);
@@ -579,7 +579,7 @@ impl Operations for Oracle {
         next: &mut Vec<u32>,
     ) -> Result<(), EngineError> {
         let with_logits = rows.outputs.iter().map(|row| *row as usize);
-        let norm = Some((norm, self.eps(Fault::Head, norm_eps)));
+        let norm = Some((norm, self.eps(OracleFault::Head, norm_eps)));
         let inputs = self.norm(hidden, with_logits, norm);
         next.clear();
         for (output, sums) in self.multiply(head, &inputs).iter().enumerate() {
@@ -594,7 +594,8 @@ impl Operations for Oracle {
 
     fn take_bytes_moved(&mut self) -> Bytes {
         let moved = std::mem::take(&mut self.moved);
-        let twice = self.fault.as_ref().is_some_and(|planted| planted.fault == Fault::Bytes && planted.begun);
+        let twice =
+            self.fault.as_ref().is_some_and(|planted| planted.fault == OracleFault::Bytes && planted.begun);
         Bytes(if twice { moved + moved / 50 } else { moved })
     }
 }

@@ -323,7 +323,7 @@ impl<O: Operations> ParallelSession<O> {
         let sessions =
             loaded.into_iter().enumerate().map(session).collect::<Result<Vec<_>, EngineError>>()?;
         let of_rank = sessions[0].capabilities();
-        let own = super::capabilities(&model.architecture, &of_rank.device, of_rank.host_memory);
+        let own = super::capabilities(&model.architecture, &of_rank.device.to_string(), of_rank.host_memory);
         let kernels = of_rank.kernels.clone();
         Ok(Self {
             team,
@@ -365,7 +365,7 @@ impl<O: Operations> ParallelSession<O> {
     ) -> Result<(), EngineError> {
         if self.lost {
             return Err(EngineError::Device {
-                device: self.model.capabilities.device.clone(),
+                device: self.model.capabilities.device.to_string(),
                 detail: "a rank of the tensor parallel group failed before".into(),
             });
         }

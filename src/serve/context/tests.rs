@@ -19,13 +19,14 @@ use crate::worker::messages::{Program, SupervisorMessage, WorkerMessage};
 use crate::worker::signals::Interrupts;
 use crate::worker::spawn::WorkerCommand;
 use crate::worker::{JournaledWorker, NoopObserver, Supervisor};
+use hbmark_core::result::serving::SweepVariable;
 
 type Message = WorkerMessage<ServeResponse>;
 
 /// A sweep of three rates.
 fn config() -> ServeConfig {
     let values = vec![2.0, 4.0, 8.0];
-    ServeConfig { mode: Mode::Sweep { variable: "rate".into(), values }, ..serving_config() }
+    ServeConfig { mode: Mode::Sweep { variable: SweepVariable::Rate, values }, ..serving_config() }
 }
 
 /// The responses of an undisturbed worker, computed once: an engine and three points.
@@ -187,7 +188,7 @@ fn two_workers_lost_before_anything_was_measured_are_an_error() {
     let played = Played::new(&[vec![ends("exit 5")], vec![ends("exit 6")]]);
     assert_eq!(
         played.refused(),
-        "the worker exited with code 6 while loading weights and timing steps, and so was lost the one before it"
+        "the worker exited with code 6 while loading weights and timing steps; the worker before it was lost, too"
     );
 }
 

@@ -17,8 +17,8 @@ fn every_dialect_finds_its_own_row() {
 #[test]
 fn every_template_is_a_piece_of_an_object() {
     for (server, endpoint) in endpoints() {
-        let knobs = endpoint.knobs.iter().copied().flatten().map(|(_, template)| *template);
-        for template in knobs.chain([endpoint.evidence]) {
+        let fields = endpoint.fields.iter().copied().flatten().map(|(_, template)| *template);
+        for template in fields.chain([endpoint.evidence]) {
             let object = format!("{{{}}}", template.replace('$', "0"));
             let value: Result<serde_json::Value, _> = serde_json::from_str(&object);
             assert!(value.is_ok_and(|value| value.is_object()), "{}: {template}", server.name);
@@ -30,9 +30,9 @@ fn every_template_is_a_piece_of_an_object() {
 fn every_endpoint_can_stream_a_prompt_of_limited_length() {
     for (server, endpoint) in endpoints() {
         assert!(endpoint.path.starts_with('/'), "{}", server.name);
-        assert!(endpoint.has(Knob::MaxTokens), "{}", server.name);
-        assert!(endpoint.has(Knob::Text) != endpoint.has(Knob::Messages), "{}", server.name);
-        assert!(endpoint.has(Knob::Temperature), "{}", server.name);
+        assert!(endpoint.has(RequestField::MaxTokens), "{}", server.name);
+        assert!(endpoint.has(RequestField::Text) != endpoint.has(RequestField::Messages), "{}", server.name);
+        assert!(endpoint.has(RequestField::Temperature), "{}", server.name);
     }
 }
 

@@ -120,7 +120,9 @@ pub enum GroupError {
         listed(.sizes)
     )]
     Blocks { tensor: String, blocks: usize, gpus: usize, sizes: Vec<usize>, otherwise: &'static str },
-    #[error("{layers} layers make no {stages} stages; --pipeline-parallel-size may be 1 to {layers}")]
+    #[error(
+        "{layers} layers cannot be split into {stages} stages; --pipeline-parallel-size may be 1 to {layers}"
+    )]
     Stages { layers: usize, stages: usize },
     #[error("the model has no routed experts; leave out --enable-expert-parallel")]
     NoExperts,
@@ -132,7 +134,7 @@ pub enum GroupError {
         "how {format} weights are split over GPUs is not modelled; take a folder of safetensors, or --pipeline-parallel-size alone"
     )]
     Format { format: String },
-    #[error("{tensor}: which GPU holds what of it is not known; take --pipeline-parallel-size alone")]
+    #[error("{tensor}: how tensor parallelism splits it is not known; use --pipeline-parallel-size alone")]
     Tensor { tensor: String },
 }
 

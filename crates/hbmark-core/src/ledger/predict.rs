@@ -239,7 +239,8 @@ mod tests {
         // 13.5 GB of weights, 32 · 8192 · 524,288 B = 137.4 GB of KV, 32 · 8192 · (2·11,008 + 2·4096) · 2 B = 15.8 GB of
         // activations.
         let full = cell(&prediction, "prefill/ideal/bf16/b32/c8192");
-        assert!(full.flags[0].to_string().starts_with("does not fit: needs 155."), "{:?}", full.flags);
+        let [Cause::DoesNotFit { needed_bytes, .. }] = full.flags[..] else { panic!("{:?}", full.flags) };
+        assert_eq!(needed_bytes.0 / 1_000_000_000, 166, "{needed_bytes}");
         assert!(cell(&prediction, "decode/ideal/bf16/b1/c512").flags.is_empty());
     }
 

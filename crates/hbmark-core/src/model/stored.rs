@@ -15,7 +15,7 @@ use crate::units::Bytes;
 /// Why the tensors of a folder are not those of its config.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StoredError {
-    #[error("tensor {name} is none of the {family} family")]
+    #[error("tensor {name} is not one of the {family} family")]
     Unknown { name: String, family: String },
     #[error(
         "{place} has {found} {role} weights in the tensors and {wanted} by config.json; the folder is incomplete or of another model"

@@ -1,5 +1,7 @@
 //! The capabilities of an engine, for planning and for results.
 
+use std::fmt;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +22,8 @@ pub enum Ragged {
 #[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub struct Capabilities {
     pub engine: String,
-    pub device: String,
+    #[schemars(with = "String")]
+    pub device: EngineDevice,
     pub max_batch: usize,
     /// Why `max_batch` is what it is, when it is less than the engine's own limit.
     #[serde(default)]
@@ -46,7 +49,52 @@ pub struct Capabilities {
 impl Capabilities {
     /// Whether its steps run on a GPU.
     pub fn on_gpu(&self) -> bool {
-        self.device.starts_with("cuda")
+        matches!(self.device, EngineDevice::Cuda(_))
+    }
+}
+
+/// The device that runs an engine's steps. In files it is its name: `cpu`, `cuda:0`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub enum EngineDevice {
+    Cpu,
+    /// A GPU by its number; of a tensor parallel group the first.
+    Cuda(u32),
+    /// Any other: `scripted`, `emulated`.
+    Other(String),
+}
+
+impl fmt::Display for EngineDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(index) => write!(f, "cuda:{index}"),
+            Self::Other(name) => f.write_str(name),
+        }
+    }
+}
+
+impl From<String> for EngineDevice {
+    fn from(name: String) -> Self {
+        let index = name.strip_prefix("cuda:").and_then(|index| index.parse().ok());
+        match index.map(Self::Cuda) {
+            // Whatever else is written so is kept as it is.
+            Some(gpu) if gpu.to_string() == name => gpu,
+            _ if name == Self::Cpu.to_string() => Self::Cpu,
+            _ => Self::Other(name),
+        }
+    }
+}
+
+impl From<&str> for EngineDevice {
+    fn from(name: &str) -> Self {
+        name.to_owned().into()
+    }
+}
+
+impl From<EngineDevice> for String {
+    fn from(device: EngineDevice) -> Self {
+        device.to_string()
     }
 }
 
@@ -115,6 +163,22 @@ impl EngineKind {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_is_saved_under_its_name() {
+        let known = [
+            ("cpu", EngineDevice::Cpu),
+            ("cuda:0", EngineDevice::Cuda(0)),
+            ("cuda:7", EngineDevice::Cuda(7)),
+        ];
+        for (name, device) in known {
+            assert_eq!((EngineDevice::from(name), device.to_string().as_str()), (device, name));
+        }
+        for name in ["scripted", "emulated", "cuda", "cuda:", "cuda:00", "cuda:+1", ""] {
+            assert_eq!(EngineDevice::from(name), EngineDevice::Other(name.to_owned()));
+            assert_eq!(EngineDevice::from(name).to_string(), name);
+        }
+    }
 
     #[test]
     fn ranks_are_part_of_the_name_of_the_native_engine() {

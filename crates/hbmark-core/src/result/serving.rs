@@ -16,6 +16,7 @@ mod scheduler;
 mod search;
 mod server_metrics;
 mod slo;
+mod sweep;
 mod timeline;
 
 use std::collections::BTreeMap;
@@ -42,7 +43,7 @@ pub use probe::{
     Asked, ClockCheck, Clue, DialectEvidence, Outcome, Probe, ProbedAddress, ProbedMetrics, Question,
     ServedModel,
 };
-pub use requests::Requests;
+pub use requests::{Fate, Requests};
 pub use residuals::{Residual, Residuals};
 pub use scheduler::{DraftCounts, Policy, SchedulerConfig, SettingOutOfRange, SpeculativeConfig};
 pub use search::{Attempt, Search, SearchStage};
@@ -51,6 +52,7 @@ pub use server_metrics::{
     ServerMetrics, ServerSpeculation, Signal, StepBasis, Unknown, UnknownSignal,
 };
 pub use slo::{Clause, Slo, SloError, SloMetric, parse_span};
+pub use sweep::{SweepVariable, UnknownVariable};
 pub use timeline::{SPANS, Span, Timeline};
 
 /// Version of the JSON result of `serve`. Version 1 had sentences where causes are now.
@@ -117,6 +119,12 @@ pub struct ServeReport {
 }
 
 impl ServeReport {
+    /// What the points differ in; the rate, where there was no sweep. `None` for a variable that this program does not know.
+    #[must_use]
+    pub fn variable(&self) -> Option<SweepVariable> {
+        self.swept.as_ref().map_or(Some(SweepVariable::Rate), |name| name.parse().ok())
+    }
+
     /// The model's name.
     pub fn model_name(&self) -> &str {
         let served = || self.server.as_ref().map(|server| server.model.as_str());

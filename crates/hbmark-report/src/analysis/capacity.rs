@@ -55,11 +55,36 @@ pub struct Question {
     pub concurrency: Option<u64>,
 }
 
+/// A part of the arithmetic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum CapacityPart {
+    #[serde(rename = "one instance")]
+    OneInstance,
+    #[serde(rename = "instances")]
+    Instances,
+    #[serde(rename = "cost")]
+    Cost,
+    #[serde(rename = "KV memory")]
+    KvMemory,
+}
+
+impl CapacityPart {
+    /// As it is printed and saved.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OneInstance => "one instance",
+            Self::Instances => "instances",
+            Self::Cost => "cost",
+            Self::KvMemory => "KV memory",
+        }
+    }
+}
+
 /// One line of the arithmetic.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ArithmeticLine {
-    /// `one instance`, `instances`, `cost`, `KV memory`.
-    pub part: String,
+    pub part: CapacityPart,
     pub what: String,
     pub formula: String,
     /// The formula with its values in it.
@@ -154,7 +179,7 @@ pub fn capacity(report: &ServeReport, question: &Question) -> Result<Capacity, C
     let slo = objectives(report, question)?;
     let rates = rates(report, &slo)?;
     let accepted = rates.accepted()?;
-    let mut sums = CapacityArithmetic { lines: Vec::new(), part: "" };
+    let mut sums = CapacityArithmetic { lines: Vec::new(), part: CapacityPart::OneInstance };
     let rate = one_instance(&mut sums, question, &accepted, rates.search.is_some());
     let noun = noun(report);
     let (instances, gpus) = instances(&mut sums, question, rate, noun);

@@ -36,7 +36,7 @@ pub struct Source {
 
 /// A cell or a point, and which of the [`Source`]s it is from.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct From<T> {
+pub struct Sourced<T> {
     pub source: usize,
     #[serde(flatten)]
     pub row: T,
@@ -54,8 +54,8 @@ pub struct Unused {
 pub struct Collection {
     pub folder: String,
     pub sources: Vec<Source>,
-    pub cells: Vec<From<CellResult>>,
-    pub points: Vec<From<Point>>,
+    pub cells: Vec<Sourced<CellResult>>,
+    pub points: Vec<Sourced<Point>>,
     pub unused: Vec<Unused>,
 }
 
@@ -135,7 +135,7 @@ impl Collection {
             note: report.note,
         });
         let light = |cell| CellResult { blocks: Vec::new(), operations: Vec::new(), ..cell };
-        self.cells.extend(report.cells.into_iter().map(|cell| From { source, row: light(cell) }));
+        self.cells.extend(report.cells.into_iter().map(|cell| Sourced { source, row: light(cell) }));
     }
 
     fn add_serving(&mut self, file: String, report: ServeReport) {
@@ -160,7 +160,7 @@ impl Collection {
             }
             point
         };
-        self.points.extend(report.points.into_iter().map(|point| From { source, row: light(point) }));
+        self.points.extend(report.points.into_iter().map(|point| Sourced { source, row: light(point) }));
     }
 }
 

@@ -7,7 +7,7 @@
 use serde_json::{Map, Value};
 
 use hbmark_core::result::serving::{
-    Arrivals, Dialect, LEVELS, Offered, Point, Quantiles, Quantity, Requests, ServeReport,
+    Arrivals, Dialect, Fate, LEVELS, Offered, Point, Quantiles, Quantity, Requests, ServeReport,
 };
 
 /// Which latencies and percentiles are written.
@@ -120,7 +120,7 @@ fn duration(requests: &Requests) -> Option<f64> {
 
 /// Prompt and output tokens of the requests that were served.
 fn tokens(requests: &Requests) -> (f64, f64) {
-    let served = |index: &usize| requests.fate.get(*index).is_some_and(|fate| fate == "served");
+    let served = |index: &usize| requests.fate.get(*index).is_some_and(|fate| *fate == Fate::Served);
     let sum = |of: &[usize]| (0..of.len()).filter(served).map(|index| of[index] as f64).sum();
     (sum(&requests.prompt_tokens), sum(&requests.output_tokens))
 }

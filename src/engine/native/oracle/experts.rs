@@ -5,7 +5,7 @@ use super::super::ragged_batch::Rows;
 use super::super::rope::to_f32;
 use super::super::shapes::{ExpertScores, ExpertShape, ExpertsMet, SMALLEST_SUM};
 use super::arithmetic::{gated, normed, sigmoid, softmax};
-use super::{Fault, Oracle, PlainBuffer};
+use super::{Oracle, OracleFault, PlainBuffer};
 use crate::engine::EngineError;
 
 impl ExpertOperations for Oracle {
@@ -19,7 +19,7 @@ impl ExpertOperations for Oracle {
     ) -> Result<(), EngineError> {
         let inputs = self.norm(hidden, 0..rows.len(), Some((norm, norm_eps)));
         let (number, per_row) = (experts.shape.count, experts.shape.per_row);
-        let shift = usize::from(self.is_faulty(Fault::Router));
+        let shift = usize::from(self.is_faulty(OracleFault::Router));
         self.routed.clear();
         for (row, logits) in self.multiply(&experts.router, &inputs).iter().enumerate() {
             let (logits, gate) = logits.split_at(number);
@@ -49,7 +49,7 @@ impl ExpertOperations for Oracle {
         hidden: &PlainBuffer,
         inner: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
-        let (shape, eps) = (&experts.shape, self.eps(Fault::ExpertGateUp, norm_eps));
+        let (shape, eps) = (&experts.shape, self.eps(OracleFault::ExpertGateUp, norm_eps));
         // The norm's weights are counted with the router.
         let input = |row: usize| normed(hidden.row(row), norm, eps);
         for (number, expert) in experts.routed.iter().enumerate() {
@@ -78,7 +78,8 @@ impl ExpertOperations for Oracle {
         inner: &PlainBuffer,
         hidden: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
-        let (shape, times) = (&experts.shape, if self.is_faulty(Fault::ExpertDown) { 2.0 } else { 1.0 });
+        let (shape, times) =
+            (&experts.shape, if self.is_faulty(OracleFault::ExpertDown) { 2.0 } else { 1.0 });
         let mut sums = vec![vec![0.0; hidden.width]; rows.len()];
         let mut add = |row: usize, share: f64, output: &[f64]| {
             sums[row].iter_mut().zip(output).for_each(|(sum, output)| *sum += share * output);

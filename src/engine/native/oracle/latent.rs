@@ -1,7 +1,7 @@
 //! Latent attention as formulas: what is kept of a token, and the queries that meet it.
 
 use super::arithmetic::{as_multiplied, dot, normed};
-use super::{Fault, Oracle, PlainBuffer, PlainPool, bytes_of, to_f32};
+use super::{Oracle, OracleFault, PlainBuffer, PlainPool, bytes_of, to_f32};
 use crate::engine::EngineError;
 use crate::engine::native::kv_format;
 use crate::engine::native::operations::{LatentOperations, LatentWeights, LinearPart};
@@ -22,7 +22,7 @@ impl LatentOperations for Oracle {
         compressed: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
         let LatentShape { kv_rank, .. } = weights.shape;
-        let eps = self.eps(Fault::NormQkv, shape.norm_eps);
+        let eps = self.eps(OracleFault::NormQkv, shape.norm_eps);
         let inputs = self.norm(hidden, 0..rows.len(), Some((&weights.norm, eps)));
         let projected = self.multiply(&weights.down, &inputs);
         for (row, projected) in projected.iter().enumerate() {
@@ -88,7 +88,7 @@ impl LatentOperations for Oracle {
                     unturned.into_iter().zip(parts).for_each(|(out, part)| out.copy_from_slice(part));
                 }
             }
-            let turned = shape.rope.filter(|_| !self.is_faulty(Fault::LatentQuery));
+            let turned = shape.rope.filter(|_| !self.is_faulty(OracleFault::LatentQuery));
             let angles = ropes.at(turned, rows.positions[row] as usize);
             for (key, head) in keys.into_iter().zip(of_heads()) {
                 key.copy_from_slice(&head[nope_dim..]);
@@ -118,7 +118,7 @@ impl LatentOperations for Oracle {
             let (latent, turned) = kept[place].split_at(kv_rank);
             for head in 0..heads {
                 let (mut key, mut value) = (vec![0.0; nope_dim], vec![0.0; value_dim]);
-                let of_key = if self.is_faulty(Fault::LatentExpand) { 0 } else { head };
+                let of_key = if self.is_faulty(OracleFault::LatentExpand) { 0 } else { head };
                 by_head(&weights.key[of_key..=of_key], [latent], [key.as_mut_slice()]);
                 by_head(&weights.value_up[head..=head], [latent], [value.as_mut_slice()]);
                 key.extend_from_slice(turned);
@@ -138,7 +138,8 @@ impl LatentOperations for Oracle {
         values: &mut PlainBuffer,
     ) -> Result<(), EngineError> {
         let LatentShape { heads, kv_rank, value_dim, .. } = weights.shape;
-        let first = self.is_faulty(Fault::LatentValue).then(|| vec![weights.value_up[0].clone(); heads]);
+        let first =
+            self.is_faulty(OracleFault::LatentValue).then(|| vec![weights.value_up[0].clone(); heads]);
         let parts = first.as_ref().unwrap_or(&weights.value_up);
         for row in 0..rows.len() {
             let of_heads = attended.row(row).chunks_exact(kv_rank);

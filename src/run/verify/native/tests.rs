@@ -2,7 +2,7 @@
 
 use super::operations::against_the_oracle;
 use super::*;
-use crate::engine::native::oracle::{Fault, Oracle};
+use crate::engine::native::oracle::{Oracle, OracleFault};
 use crate::engine::native::ragged_batch::Rows;
 use crate::run::verify::outputs::{FAMILIES, small_model};
 use crate::weights::OpenModel;
@@ -12,11 +12,11 @@ fn right() -> impl Fn(usize) -> Result<Oracle, EngineError> {
     |_| Ok(Oracle::new())
 }
 
-fn faulty(fault: Fault) -> impl Fn(usize) -> Result<Oracle, EngineError> {
+fn faulty(fault: OracleFault) -> impl Fn(usize) -> Result<Oracle, EngineError> {
     faulty_when(fault, |_| true)
 }
 
-fn faulty_when(fault: Fault, when: fn(&Rows) -> bool) -> impl Fn(usize) -> Result<Oracle, EngineError> {
+fn faulty_when(fault: OracleFault, when: fn(&Rows) -> bool) -> impl Fn(usize) -> Result<Oracle, EngineError> {
     move |_| Ok(Oracle::with_fault(fault, when))
 }
 
@@ -28,7 +28,7 @@ fn side<'a>(make: &'a Make<'a, Oracle>) -> Side<'a, Oracle> {
 }
 
 /// Of each fault, the operations whose checks fail; `None` is not a fault.
-fn failing_operations(faults: &[Option<Fault>]) -> Vec<Vec<String>> {
+fn failing_operations(faults: &[Option<OracleFault>]) -> Vec<Vec<String>> {
     let makers: Vec<_> = faults
         .iter()
         .map(|fault| {
@@ -59,69 +59,71 @@ fn failing_operations(faults: &[Option<Fault>]) -> Vec<Vec<String>> {
 #[test]
 fn a_fault_of_one_operation_fails_the_check_of_that_operation() {
     let faults = [
-        Fault::GateUp,
-        Fault::Head,
-        Fault::NormQkv,
-        Fault::LatentQuery,
-        Fault::LatentExpand,
-        Fault::LatentValue,
-        Fault::DraftInput,
-        Fault::Residual,
-        Fault::Attention,
-        Fault::Router,
-        Fault::ExpertGateUp,
-        Fault::ExpertDown,
-        Fault::Embed,
+        OracleFault::GateUp,
+        OracleFault::Head,
+        OracleFault::NormQkv,
+        OracleFault::LatentQuery,
+        OracleFault::LatentExpand,
+        OracleFault::LatentValue,
+        OracleFault::DraftInput,
+        OracleFault::Residual,
+        OracleFault::Attention,
+        OracleFault::Router,
+        OracleFault::ExpertGateUp,
+        OracleFault::ExpertDown,
+        OracleFault::Embed,
     ];
-    let with_none: Vec<Option<Fault>> = faults.into_iter().map(Some).chain([None]).collect();
+    let with_none: Vec<Option<OracleFault>> = faults.into_iter().map(Some).chain([None]).collect();
     let failing = failing_operations(&with_none);
     assert!(failing.last().unwrap().is_empty());
     let failing_operations = |fault| failing[faults.iter().position(|own| *own == fault).unwrap()].clone();
-    assert_eq!(failing_operations(Fault::GateUp), ["gate_up"]);
-    assert_eq!(failing_operations(Fault::Head), ["head"]);
-    assert_eq!(failing_operations(Fault::NormQkv), ["norm_qkv", "latent_down"]);
-    assert_eq!(failing_operations(Fault::LatentQuery), ["latent_query"]);
-    assert_eq!(failing_operations(Fault::LatentExpand), ["latent_expand"]);
-    assert_eq!(failing_operations(Fault::LatentValue), ["latent_value"]);
-    assert_eq!(failing_operations(Fault::DraftInput), ["draft_input"]);
+    assert_eq!(failing_operations(OracleFault::GateUp), ["gate_up"]);
+    assert_eq!(failing_operations(OracleFault::Head), ["head"]);
+    assert_eq!(failing_operations(OracleFault::NormQkv), ["norm_qkv", "latent_down"]);
+    assert_eq!(failing_operations(OracleFault::LatentQuery), ["latent_query"]);
+    assert_eq!(failing_operations(OracleFault::LatentExpand), ["latent_expand"]);
+    assert_eq!(failing_operations(OracleFault::LatentValue), ["latent_value"]);
+    assert_eq!(failing_operations(OracleFault::DraftInput), ["draft_input"]);
     assert_eq!(
-        failing_operations(Fault::Residual),
+        failing_operations(OracleFault::Residual),
         ["output", "down", "router", "expert_down", "draft_input"],
         "four add to the residual, and a choice is seen through it"
     );
     assert_eq!(
-        failing_operations(Fault::Attention),
+        failing_operations(OracleFault::Attention),
         ["norm_qkv", "attention", "latent_down", "latent_expand"],
         "K and V are seen through it"
     );
     // What one of the three gives is seen through the next, and through nothing else.
     let experts = ["router", "expert_gate_up", "expert_down"];
-    for (fault, own) in
-        [(Fault::Router, experts[0]), (Fault::ExpertGateUp, experts[1]), (Fault::ExpertDown, experts[2])]
-    {
+    for (fault, own) in [
+        (OracleFault::Router, experts[0]),
+        (OracleFault::ExpertGateUp, experts[1]),
+        (OracleFault::ExpertDown, experts[2]),
+    ] {
         let failing = failing_operations(fault);
         assert!(failing.iter().any(|name| name == own), "{own}: {failing:?}");
         assert!(failing.iter().all(|name| experts.contains(&name.as_str())), "{own}: {failing:?}");
     }
     // Inputs of all operations are embedded.
-    assert!(failing_operations(Fault::Embed).contains(&"embed".to_owned()));
+    assert!(failing_operations(OracleFault::Embed).contains(&"embed".to_owned()));
 }
 
 #[test]
 fn a_result_that_depends_on_the_cut_fails_the_check_of_that_cut() {
-    let batched = faulty_when(Fault::Attention, |rows| rows.sequences.len() > 1);
+    let batched = faulty_when(OracleFault::Attention, |rows| rows.sequences.len() > 1);
     let looped = |make: &Make<'_, Oracle>| steps::in_pieces("looped", "", &CPU, side(make), usize::MAX, &FEW);
     assert!(looped(&right()).passed);
     assert!(!looped(&batched).passed);
 
-    let short = faulty_when(Fault::Attention, |rows| rows.len() < 5);
+    let short = faulty_when(OracleFault::Attention, |rows| rows.len() < 5);
     assert!(!steps::in_pieces("chunked", "", &CPU, side(&short), 3, &FEW).passed);
 
-    let small_blocks = faulty_when(Fault::Attention, |rows| rows.block_size == 16);
+    let small_blocks = faulty_when(OracleFault::Attention, |rows| rows.block_size == 16);
     assert!(steps::paged(&CPU, side(&right()), &FEW).passed);
     assert!(!steps::paged(&CPU, side(&small_blocks), &FEW).passed);
 
-    let crowded = |threads| if threads > 2 { faulty(Fault::Head)(threads) } else { right()(threads) };
+    let crowded = |threads| if threads > 2 { faulty(OracleFault::Head)(threads) } else { right()(threads) };
     assert!(steps::threads(&CPU, side(&right()), &FEW).passed);
     assert!(!steps::threads(&CPU, side(&crowded), &FEW).passed);
 }
@@ -129,7 +131,7 @@ fn a_result_that_depends_on_the_cut_fails_the_check_of_that_cut() {
 #[test]
 fn a_model_that_is_wrong_fails_against_stock_and_names_what_differs() {
     let model = OpenModel::synthetic("small", small_model(FAMILIES[0].1), 7);
-    let wrong = faulty(Fault::Residual);
+    let wrong = faulty(OracleFault::Residual);
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Q8_0] {
         assert!(models::logits(&CPU, &right(), &model, dtype).unwrap().0, "{dtype}");
         let (passed, detail) = models::logits(&CPU, &wrong, &model, dtype).unwrap();
@@ -145,20 +147,20 @@ fn experts_that_are_chosen_or_weighed_wrong_fail_against_the_oracle() {
     for (_, keys) in models::MIXTURES {
         let model = OpenModel::synthetic("small", small_model(keys), 7);
         assert!(models::as_the_oracle(&right(), &model).unwrap().0);
-        for fault in [Fault::Router, Fault::ExpertGateUp, Fault::ExpertDown] {
+        for fault in [OracleFault::Router, OracleFault::ExpertGateUp, OracleFault::ExpertDown] {
             let (passed, detail) = models::as_the_oracle(&faulty(fault), &model).unwrap();
             assert!(!passed, "{fault:?}: {detail}");
         }
     }
     let (passed, detail) =
-        models::experts_against_the_ledger(&faulty(Fault::Bytes), models::COUNTED_EXPERTS, Dtype::Q8_0)
+        models::experts_against_the_ledger(&faulty(OracleFault::Bytes), models::COUNTED_EXPERTS, Dtype::Q8_0)
             .unwrap();
     assert!(!passed && detail.contains("found +2"), "{detail}");
 }
 
 #[test]
 fn bytes_beyond_the_ledger_fail() {
-    let wrong = faulty(Fault::Bytes);
+    let wrong = faulty(OracleFault::Bytes);
     let (passed, detail) = models::against_the_ledger(&right(), Dtype::Q8_0, WHOLE.depths).unwrap();
     assert!(passed, "{detail}");
     let (passed, detail) = models::against_the_ledger(&wrong, Dtype::Q8_0, WHOLE.depths).unwrap();
@@ -168,7 +170,7 @@ fn bytes_beyond_the_ledger_fail() {
 #[test]
 fn bytes_that_depend_on_how_a_cache_was_filled_fail() {
     let prompt = |rows: &Rows| rows.len() > 1;
-    let wrong = faulty_when(Fault::Bytes, prompt);
+    let wrong = faulty_when(OracleFault::Bytes, prompt);
     assert!(models::filled_as_prefilled(&right(), &[17]).unwrap().0);
     let (passed, detail) = models::filled_as_prefilled(&wrong, &[17]).unwrap();
     assert!(!passed && detail.contains("at depth 17"), "{detail}");

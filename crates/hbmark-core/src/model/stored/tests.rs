@@ -206,7 +206,7 @@ fn a_folder_of_another_model_is_refused_by_what_does_not_fit() {
         name: "model.layers.0.mlp.fourth_proj.weight".into(),
         ..plain.tensors[1].clone()
     });
-    assert_eq!(refused(&more), "tensor model.layers.0.mlp.fourth_proj.weight is none of the Llama family");
+    assert_eq!(refused(&more), "tensor model.layers.0.mlp.fourth_proj.weight is not one of the Llama family");
     // The config says 128 query heads, the tensors have 32.
     let other = Architecture { heads: 128, ..a.clone() };
     assert!(other.inventory_of(&headers(&plain, str::to_owned)).is_err());

@@ -19,7 +19,42 @@ pub struct Requests {
     /// Prompt tokens that were found in the cache.
     pub cached_tokens: Vec<usize>,
     /// `served`, `unfinished`, or why it was rejected.
-    pub fate: Vec<String>,
+    #[schemars(with = "Vec<String>")]
+    pub fate: Vec<Fate>,
+}
+
+/// How a request ended. In files it is one word.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub enum Fate {
+    Served,
+    /// On its way when the run ended.
+    Unfinished,
+    /// Rejected or failed, for this reason: `queue_full`, `status_503`.
+    NotServed(String),
+}
+
+const SERVED: &str = "served";
+const UNFINISHED: &str = "unfinished";
+
+impl From<String> for Fate {
+    fn from(word: String) -> Self {
+        match word.as_str() {
+            SERVED => Self::Served,
+            UNFINISHED => Self::Unfinished,
+            _ => Self::NotServed(word),
+        }
+    }
+}
+
+impl From<Fate> for String {
+    fn from(fate: Fate) -> Self {
+        match fate {
+            Fate::Served => SERVED.to_owned(),
+            Fate::Unfinished => UNFINISHED.to_owned(),
+            Fate::NotServed(reason) => reason,
+        }
+    }
 }
 
 impl Requests {
@@ -30,15 +65,15 @@ impl Requests {
             _ => f64::INFINITY,
         };
         let arrival = Some(self.arrival_ns[i]);
-        let fate = self.fate[i].as_str();
+        let fate = &self.fate[i];
         match metric {
             // What is on its way at the end has had its first token.
-            SloMetric::Ttft if matches!(fate, "served" | "unfinished") => {
+            SloMetric::Ttft if matches!(fate, Fate::Served | Fate::Unfinished) => {
                 Some(since(arrival, self.first_token_ns[i]))
             }
-            SloMetric::E2e if fate == "served" => Some(since(arrival, self.last_token_ns[i])),
+            SloMetric::E2e if *fate == Fate::Served => Some(since(arrival, self.last_token_ns[i])),
             SloMetric::Queue => Some(since(arrival, self.started_ns[i])),
-            SloMetric::Tpot if fate == "served" => (self.output_tokens[i] > 1).then(|| {
+            SloMetric::Tpot if *fate == Fate::Served => (self.output_tokens[i] > 1).then(|| {
                 since(self.first_token_ns[i], self.last_token_ns[i]) / (self.output_tokens[i] - 1) as f64
             }),
             SloMetric::Ttft | SloMetric::E2e | SloMetric::Tpot => Some(f64::INFINITY),

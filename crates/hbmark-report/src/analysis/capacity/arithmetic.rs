@@ -1,7 +1,7 @@
 //! The arithmetic from an accepted rate to instances, money and memory, line by line as it is done.
 
 use super::rates::Accepted;
-use super::{ArithmeticLine, Question, SECONDS_PER_HOUR, money, number, percent};
+use super::{ArithmeticLine, CapacityPart, Question, SECONDS_PER_HOUR, money, number, percent};
 use hbmark_core::ledger::Ledger;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::serving::{ServeReport, ServeResult, Slo};
@@ -10,7 +10,7 @@ use hbmark_core::units::Bytes;
 /// The arithmetic as it is done.
 pub(super) struct CapacityArithmetic {
     pub(super) lines: Vec<ArithmeticLine>,
-    pub(super) part: &'static str,
+    pub(super) part: CapacityPart,
 }
 
 impl CapacityArithmetic {
@@ -22,9 +22,8 @@ impl CapacityArithmetic {
         value: f64,
         result: String,
     ) -> f64 {
-        let part = self.part.to_owned();
         self.lines.push(ArithmeticLine {
-            part,
+            part: self.part,
             what: what.into(),
             formula: formula.into(),
             values,
@@ -41,7 +40,7 @@ pub(super) fn one_instance(
     accepted: &Accepted<'_>,
     searched: bool,
 ) -> f64 {
-    sums.part = "one instance";
+    sums.part = CapacityPart::OneInstance;
     let realised = accepted.mean(|r| r.offered_per_s).unwrap_or(accepted.rate);
     let shown = |rate: f64| format!("{} requests/s", number(rate));
     let rate = if searched {
@@ -78,7 +77,7 @@ pub(super) fn instances(
     rate: f64,
     noun: &str,
 ) -> (u64, u64) {
-    sums.part = "instances";
+    sums.part = CapacityPart::Instances;
     let usable = rate * (1.0 - question.headroom);
     let count = whole(question.target_rate / usable);
     sums.line(
@@ -128,7 +127,7 @@ pub(super) fn cost(
     noun: &str,
 ) -> Cost {
     let Some(prices) = &question.prices else { return Cost::default() };
-    sums.part = "cost";
+    sums.part = CapacityPart::Cost;
     let money = |value: f64| money(&prices.currency, value);
     let (point, result) = accepted.longest();
     let rate = question.mean_rate.unwrap_or(question.target_rate);
@@ -236,7 +235,7 @@ pub(super) fn kv_memory(
     question: &Question,
     accepted: &Accepted<'_>,
 ) -> Option<f64> {
-    sums.part = "KV memory";
+    sums.part = CapacityPart::KvMemory;
     let (point, result) = accepted.longest();
     let (knobs, model) = (point.scheduler.as_ref()?, report.model.as_ref()?);
     let (blocks, size) = (knobs.num_blocks as f64, knobs.block_size as f64);

@@ -3,7 +3,8 @@
 use super::{CapacityError, Question, TriedRate, number};
 use hbmark_core::result::cause::joined;
 use hbmark_core::result::serving::{
-    Clause, LEVELS, Offered, Point, Quantity, Search, ServeReport, ServeResult, Slo, SloMetric, Validity,
+    Clause, LEVELS, Offered, Point, Quantity, Search, ServeReport, ServeResult, Slo, SloMetric,
+    SweepVariable, Validity,
 };
 use hbmark_core::units::Nanos;
 
@@ -14,7 +15,7 @@ pub(super) fn objectives(report: &ServeReport, question: &Question) -> Result<Sl
     if !report.matrix.is_empty() {
         return Err(CapacityError::Matrix);
     }
-    if let Some(variable) = report.swept.as_ref().filter(|v| *v != "rate") {
+    if let Some(variable) = report.swept.as_ref().filter(|_| report.variable() != Some(SweepVariable::Rate)) {
         return Err(CapacityError::OtherSweep { variable: variable.clone() });
     }
     let asked = question.slo.clone().filter(|slo| !slo.clauses.is_empty());

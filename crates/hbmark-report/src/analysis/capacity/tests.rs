@@ -132,7 +132,10 @@ fn costs_are_the_hour_over_requests_and_tokens() {
     let half = Question { mean_rate: Some(50.0), ..question() };
     near(capacity(&swept(), &half).unwrap().cost_per_million_output_tokens.unwrap(), 2.0 * 96.0 / 36.0);
     let free = capacity(&swept(), &Question { prices: None, ..question() }).unwrap();
-    assert_eq!((free.cost_per_hour, free.lines.iter().filter(|l| l.part == "cost").count()), (None, 0));
+    assert_eq!(
+        (free.cost_per_hour, free.lines.iter().filter(|l| l.part == CapacityPart::Cost).count()),
+        (None, 0)
+    );
 }
 
 #[test]

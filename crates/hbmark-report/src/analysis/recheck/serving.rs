@@ -5,7 +5,7 @@
 
 use crate::analysis::words::{answer, precise};
 use hbmark_core::result::serving::{
-    ClauseResult, GateName, Offered, Point, Quantiles, Quantity, Requests, ServeKind, ServeReport,
+    ClauseResult, Fate, GateName, Offered, Point, Quantiles, Quantity, Requests, ServeKind, ServeReport,
     ServeResult, SloMetric, Validity,
 };
 use hbmark_core::result::{Cause, ConsistencyRule as Rule};
@@ -118,7 +118,7 @@ fn columns(requests: &Requests, result: &ServeResult) -> Option<Broken> {
 }
 
 fn served(requests: &Requests, i: usize) -> bool {
-    requests.fate[i] == "served"
+    requests.fate[i] == Fate::Served
 }
 
 /// Replaces what the requests say by what they say; the first that was another thing.
@@ -129,10 +129,10 @@ fn figures(requests: &Requests, result: &mut ServeResult, live: bool) -> Option<
     let mut note = |rule: Rule, detail: String| {
         broken.get_or_insert((rule, detail));
     };
-    let count = |fate: &str| requests.fate.iter().filter(|own| *own == fate).count();
+    let count = |fate: Fate| requests.fate.iter().filter(|own| **own == fate).count();
     for (what, stated, counted) in [
-        ("served", &mut result.served, count("served")),
-        ("unfinished", &mut result.unfinished, count("unfinished")),
+        ("served", &mut result.served, count(Fate::Served)),
+        ("unfinished", &mut result.unfinished, count(Fate::Unfinished)),
     ] {
         if *stated != counted {
             note(
@@ -251,7 +251,7 @@ fn window(requests: &Requests, result: &ServeResult, offered: Offered) -> Option
         ));
     }
     let inside = |at: f64| first < at && at <= first + stated * 1e9 + ROUNDING_NS;
-    let ends = requests.last_token_ns.iter().zip(&requests.fate).filter(|(_, fate)| *fate == "served");
+    let ends = requests.last_token_ns.iter().zip(&requests.fate).filter(|(_, fate)| **fate == Fate::Served);
     let ended = ends.filter_map(|(at, _)| *at).filter(|at| inside(*at as f64)).count() as f64;
     // Requests before and behind the measured ones may end in the window, too.
     let around = (result.warmup_requests + result.cooldown_requests) as f64;

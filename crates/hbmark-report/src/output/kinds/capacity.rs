@@ -12,8 +12,8 @@ use crate::output::metrics::Unit;
 impl Kind for Capacity {
     fn document(&self) -> Document {
         let mut document = Document::new(headline(self));
-        for part in distinct(self.lines.iter().map(|line| line.part.as_str())) {
-            document.heading(part);
+        for part in distinct(self.lines.iter().map(|line| line.part)) {
+            document.heading(part.name());
             document.table(arithmetic(self.lines.iter().filter(|line| line.part == part)));
         }
         let near = self
@@ -32,7 +32,7 @@ impl Kind for Capacity {
         }));
         document.section("assumed", self.assumptions.iter().cloned());
         document.section("mind", self.caveats.iter().cloned());
-        let mut sheet = vec![words("part", self.lines.iter().map(|line| line.part.clone()))];
+        let mut sheet = vec![words("part", self.lines.iter().map(|line| line.part.name().to_owned()))];
         sheet.extend(arithmetic(self.lines.iter()));
         sheet.push(measured("value", Unit::Count, self.lines.iter().map(|line| line.value)));
         document.sheet = Some(sheet);

@@ -4,7 +4,7 @@
 //! cell and, below them, of every point of load.
 
 use super::{run, serving};
-use crate::analysis::collection::{Collection, From, Source};
+use crate::analysis::collection::{Collection, Source, Sourced};
 use crate::analysis::words::counted;
 use crate::output::Kind;
 use crate::output::document::{Column, Document, Line, Tone, facts, split_constants, words};
@@ -58,7 +58,7 @@ fn or_dash(text: Option<&String>) -> String {
 }
 
 impl Collection {
-    fn of<'a, T>(&'a self, rows: &'a [From<T>]) -> impl Iterator<Item = &'a Source> {
+    fn of<'a, T>(&'a self, rows: &'a [Sourced<T>]) -> impl Iterator<Item = &'a Source> {
         rows.iter().map(|row| &self.sources[row.source])
     }
 
@@ -67,7 +67,7 @@ impl Collection {
         &self,
         document: &mut Document,
         title: &str,
-        rows: &[From<T>],
+        rows: &[Sourced<T>],
         mut same: Vec<(String, String)>,
         columns: Vec<Column>,
     ) {

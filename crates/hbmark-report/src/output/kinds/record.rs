@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use super::run::{device_line, protocol_text, status_word};
 use super::serving::{Standing, held, latencies, met_objectives, reasons, standing, validity};
-use crate::analysis::capacity::{Capacity, number};
+use crate::analysis::capacity::{Capacity, CapacityPart, number};
 use crate::analysis::compare::percent;
 use crate::output::document::{Block, Column, Document, Value, measured, numbers, words};
 use crate::output::metrics::Unit;
@@ -120,7 +120,7 @@ pub fn of_serving(report: &ServeReport, planned: Option<&Capacity>) -> Document 
         page.0.table(latencies("", point, result));
     }
     if let Some(planned) = planned {
-        let cost = planned.lines.iter().filter(|l| l.part != "KV memory");
+        let cost = planned.lines.iter().filter(|l| l.part != CapacityPart::KvMemory);
         page.section(
             "Cost and size",
             cost.map(|l| format!("{}: {} = {} = {}", l.what, l.formula, l.values, l.result)),

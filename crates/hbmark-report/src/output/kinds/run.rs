@@ -13,6 +13,7 @@ mod roofline;
 mod telemetry;
 mod waterfall;
 
+use crate::analysis::speculation::{Drafting, speculation as speculate};
 use crate::analysis::words::counted;
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -27,7 +28,7 @@ use crate::output::document::{
 use crate::output::metrics::{METRICS, Shown, Unit};
 use hbmark_core::result::cause::joined;
 use hbmark_core::result::{
-    Bound, Capabilities, Cause, Ceilings, CellResult, Phase, Report, ReportKind, Spread, Status,
+    Bound, Capabilities, Cause, Ceilings, CellResult, EngineDevice, Phase, Report, ReportKind, Spread, Status,
 };
 use hbmark_core::units::{BytesPerSecond, FlopsPerSecond, Nanos};
 
@@ -66,7 +67,7 @@ impl Kind for Report {
                 document.blocks.extend(tables.into_iter().map(Block::Table));
             }
         }
-        speculation::push(&mut document, self);
+        speculation::push(&mut document, &speculate(self, Drafting::Free, None));
         document.section("about these cells", remarks(&self.cells));
         document.section("fitted over the grid", self.fits.iter().map(fit_line));
         document.section("crossovers", self.crossovers.iter().map(crossover_line));
@@ -187,7 +188,7 @@ pub fn device_line(report: &Report) -> Option<String> {
         return None;
     }
     let environment = &report.environment;
-    let device = report.capabilities.first().map_or("cpu", |c| c.device.as_str());
+    let device = report.capabilities.first().map_or(&EngineDevice::Cpu, |c| &c.device);
     let product = environment.product(report.capabilities.first().is_some_and(Capabilities::on_gpu));
     let cores = environment.cpu.usable_cores;
     Some(format!(

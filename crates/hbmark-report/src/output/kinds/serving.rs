@@ -98,15 +98,15 @@ pub fn latencies(name: &str, point: &Point, result: &ServeResult) -> Vec<Column>
         ("TPOT", result.tpot_ns.as_ref()),
         ("ITL", result.itl_ns.as_ref()),
         ("E2E", result.e2e_ns.as_ref()),
-        ("queue", result.queue_ns.as_ref()),
-        ("injection lag", Some(&result.injection_lag_ns)),
     ];
-    // On a virtual clock the loop is never late.
-    all.retain(|(name, q)| *name != "injection lag" || q.and_then(|q| q.max) != Some(Quantity::Finite(0.0)));
-    if let Some(live) = &point.live {
-        all.retain(|(name, _)| *name != "queue");
-        all.extend(live::rows(live));
+    if point.live.is_none() {
+        all.push(("queue", result.queue_ns.as_ref()));
     }
+    // On a virtual clock the loop is never late.
+    if result.injection_lag_ns.max != Some(Quantity::Finite(0.0)) {
+        all.push(("injection lag", Some(&result.injection_lag_ns)));
+    }
+    all.extend(point.live.iter().flat_map(live::rows));
     let column = |title: &str, unit: Unit, of: &dyn Fn(&Quantiles) -> Value| {
         measured(title, unit, all.iter().map(|(_, q)| q.map_or(Value::Word("not reported"), of)))
     };
@@ -179,7 +179,7 @@ pub fn validity(point: &Point) -> &'static str {
 }
 
 /// The parts of the loop that took time, in its order. On a virtual clock only the device takes time.
-fn loop_parts(b: &Breakdown) -> Vec<(&'static str, f64)> {
+fn busy_parts(b: &Breakdown) -> Vec<(&'static str, f64)> {
     let parts = [
         ("enqueue", b.enqueue_ns),
         ("schedule", b.schedule_ns),
@@ -191,9 +191,19 @@ fn loop_parts(b: &Breakdown) -> Vec<(&'static str, f64)> {
         ("mask apply", b.mask_apply_ns),
         ("detokenize", b.detokenize_ns),
         ("other", b.other_ns),
-        ("idle", b.idle_ns),
     ];
-    parts.into_iter().filter(|(_, ns)| ns.is_finite() && *ns > 0.0).collect()
+    parts.into_iter().filter(|(_, ns)| was_spent(*ns)).collect()
+}
+
+/// The same, and what was spent waiting for arrivals.
+fn loop_parts(b: &Breakdown) -> Vec<(&'static str, f64)> {
+    let mut parts = busy_parts(b);
+    parts.extend(was_spent(b.idle_ns).then_some(("idle", b.idle_ns)));
+    parts
+}
+
+fn was_spent(ns: f64) -> bool {
+    ns.is_finite() && ns > 0.0
 }
 
 /// Whether a point is known to be within its objectives, on a machine that nothing disturbed.
@@ -234,13 +244,9 @@ pub fn standing(point: &Point) -> Standing {
 fn breakdown_line(b: &Breakdown) -> String {
     let share = |ns: f64| format!("{:.2} %", if b.wall_ns > 0.0 { ns / b.wall_ns * 100.0 } else { 0.0 });
     let per_step = |ns: f64| Nanos(ns / b.steps.max(1) as f64);
-    let parts: Vec<String> = loop_parts(b)
-        .into_iter()
-        .map(|(name, ns)| match name {
-            "idle" => format!("idle {}", share(ns)),
-            name => format!("{name} {} ({})", share(ns), per_step(ns)),
-        })
-        .collect();
+    let busy = busy_parts(b).into_iter().map(|(name, ns)| format!("{name} {} ({})", share(ns), per_step(ns)));
+    let idle = was_spent(b.idle_ns).then(|| format!("idle {}", share(b.idle_ns)));
+    let parts: Vec<String> = busy.chain(idle).collect();
     format!(
         "{} steps in {}: {} (share of the run, time per step)",
         b.steps,
@@ -379,6 +385,22 @@ pub fn notes(point: &Point) -> Vec<String> {
 
 /// The lines above all tables.
 pub fn head(report: &ServeReport) -> Vec<String> {
+    let served = served(report).into_iter().map(|(what, how)| format!("{what} · {how}"));
+    served.chain(setup(report)).collect()
+}
+
+/// What was served: the model, then the server, each with what follows its name.
+fn served(report: &ServeReport) -> Vec<(String, String)> {
+    let of_model = |model: &ModelSummary| {
+        let dtype = report.dtype.map(|dtype| format!(" · {dtype}")).unwrap_or_default();
+        let parameters = model.parameters as f64 / 1e9;
+        (model.name.clone(), format!("{}{dtype} · {parameters:.3} B parameters", model.source))
+    };
+    report.model.iter().map(of_model).chain(report.server.iter().map(live::server)).collect()
+}
+
+/// How it was served, and with which requests.
+fn setup(report: &ServeReport) -> Vec<String> {
     let engine = match (&report.capabilities, &report.datasheet) {
         _ if report.server.is_some() => String::new(),
         (Some(c), _) => {
@@ -390,18 +412,7 @@ pub fn head(report: &ServeReport) -> Vec<String> {
         }
         (None, None) => "VIRTUAL: nothing was measured".to_owned(),
     };
-    let of_model = |model: &ModelSummary| {
-        let dtype = report.dtype.map(|dtype| format!(" · {dtype}")).unwrap_or_default();
-        format!(
-            "{} · {}{dtype} · {:.3} B parameters",
-            model.name,
-            model.source,
-            model.parameters as f64 / 1e9
-        )
-    };
-    let mut lines: Vec<String> = report.model.iter().map(of_model).collect();
-    lines.extend(report.server.iter().map(live::server));
-    lines.extend((!engine.is_empty()).then_some(engine));
+    let mut lines: Vec<String> = (!engine.is_empty()).then_some(engine).into_iter().collect();
     lines.extend(report.step_model.iter().map(|model| format!("step time model: {model}")));
     lines.extend(adapters_and_grammar::head(report));
     lines.push(format!("workload: {} ({})", report.workload.name, report.workload.source));

@@ -5,7 +5,7 @@
 use super::run::palette::numbered;
 use super::run::status_word;
 use crate::analysis::distinct;
-use crate::analysis::speculation::{Acceptance, Drafting, Speculation, VerifyRow, speculation};
+use crate::analysis::speculation::{Acceptance, Speculation, VerifyRow};
 use crate::analysis::words::counted;
 use crate::output::Kind;
 use crate::output::document::{
@@ -14,7 +14,6 @@ use crate::output::document::{
 use crate::output::metrics::Unit;
 use crate::output::plot::axis::{Axis, Measure};
 use crate::output::plot::{Chart, Drawing, Key, Line as PlotLine, Plot, Span};
-use hbmark_core::result::Report;
 
 /// Acceptance rates that have a column.
 const SHOWN: [(f64, &str); 4] = [(0.5, "at 50 %"), (0.7, "at 70 %"), (0.9, "at 90 %"), (1.0, "all accepted")];
@@ -49,8 +48,7 @@ impl Kind for Speculation {
 }
 
 /// The verify steps of a run, under a heading of their own, where it has any. Drafting costs nothing there.
-pub fn push(document: &mut Document, report: &Report) {
-    let found = speculation(report, Drafting::Free, None);
+pub fn push(document: &mut Document, found: &Speculation) {
     if found.rows.is_empty() {
         return;
     }
@@ -62,8 +60,7 @@ pub fn push(document: &mut Document, report: &Report) {
 const FREE: &str = "Drafting costs no time here: `hbmark speculate` adds that of a draft model, and an acceptance of your own.";
 
 /// The chart of a run's page, where it has verify steps.
-pub fn push_plot(page: &mut Document, report: &Report) {
-    let found = speculation(report, Drafting::Free, None);
+pub fn push_plot(page: &mut Document, found: &Speculation) {
     if found.rows.is_empty() {
         return;
     }

@@ -6,6 +6,7 @@ use super::{
     before, ceiling_doubt, cold, copy_above_read, crossover_line, device_line, fit_line, notes, of_cells,
     protocol_line, read_ceiling, remarks,
 };
+use crate::analysis::speculation::{Drafting, speculation as speculate};
 use crate::analysis::words::counted;
 use crate::output::External;
 use crate::output::document::{Block, Document, Line, Tone, facts};
@@ -37,7 +38,7 @@ pub fn page(report: &Report, externals: &[External]) -> Document {
     page.blocks.push(context::plot(report, &palette));
     page.anchored("batch", "TPOT and throughput against batch");
     page.blocks.push(batch::plot(report, &palette));
-    speculation::push_plot(&mut page, report);
+    speculation::push_plot(&mut page, &speculate(report, Drafting::Free, None));
     all_cells(&mut page, report);
     group::push(&mut page, report);
     all_operations(&mut page, report);

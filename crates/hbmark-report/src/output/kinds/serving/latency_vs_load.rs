@@ -10,7 +10,8 @@ use crate::output::plot::axis::{Axis, Measure};
 use crate::output::plot::{Chart, Drawing, Key, Label, Line, Mark, Plot, Rule, Shape, Span};
 use hbmark_core::input::plain;
 use hbmark_core::result::serving::{
-    Clause, ClauseResult, Offered, Point, Quantiles, Quantity, ServeReport, ServeResult, SloMetric, Validity,
+    Clause, ClauseResult, Offered, Point, Quantiles, Quantity, ServeReport, ServeResult, SloMetric,
+    SweepVariable, Validity,
 };
 
 /// Loads further apart than this factor are on a logarithmic axis.
@@ -70,7 +71,7 @@ fn same(a: f64, b: f64) -> bool {
 }
 
 pub fn plot(report: &ServeReport) -> Block {
-    let swept = report.swept.as_deref().unwrap_or("rate");
+    let swept = report.variable();
     let places: Vec<CurvePoint<'_>> = report
         .points
         .iter()
@@ -92,14 +93,14 @@ pub fn plot(report: &ServeReport) -> Block {
             "One load alone; a sweep (hbmark serve sweep rate=1..32*2 --slo ttft_p95=1s) draws the curve.",
         );
     }
-    let Some(axis) = axis(swept, &xs) else {
+    let Some(axis) = axis(report, &xs) else {
         return Block::absent("The loads of this result cannot be drawn.");
     };
     let charts = [
         latency("ttft", "TTFT", SloMetric::Ttft, |r| r.ttft_ns.as_ref(), &places, &axis, report),
         latency("tpot", "TPOT", SloMetric::Tpot, |r| r.tpot_ns.as_ref(), &places, &axis, report),
         latency("e2e", "E2E", SloMetric::E2e, |r| r.e2e_ns.as_ref(), &places, &axis, report),
-        throughput(swept, &places, &axis, report),
+        throughput(&places, &axis, report),
     ];
     let mut caption = vec![
         "A cross is a percentile that missed its own objective, or one of an INVALID point. Crosses at the upper edge have no height: their \
@@ -122,26 +123,27 @@ pub fn plot(report: &ServeReport) -> Block {
 
 /// A point's place on the axis of the swept variable: for a rate the one that was really offered, which chance makes another than the one
 /// asked for.
-fn place(point: &Point, result: &ServeResult, swept: &str) -> Option<f64> {
+fn place(point: &Point, result: &ServeResult, swept: Option<SweepVariable>) -> Option<f64> {
     let value = match (swept, point.offered) {
-        ("rate", Offered::Rate(rate)) => {
+        (Some(SweepVariable::Rate), Offered::Rate(rate)) => {
             result.offered_per_s.filter(|r| r.is_finite() && *r > 0.0).unwrap_or(rate)
         }
-        ("concurrency", Offered::Concurrency(count)) => count as f64,
-        ("rate" | "concurrency", _) => return None,
+        (Some(SweepVariable::Concurrency), Offered::Concurrency(count)) => count as f64,
+        (Some(SweepVariable::Rate | SweepVariable::Concurrency), _) => return None,
         // `max-num-seqs 8`: the label of a sweep ends with the value.
         _ => point.label.rsplit(' ').next()?.parse().ok()?,
     };
     (value.is_finite() && value > 0.0).then_some(value)
 }
 
-fn axis(swept: &str, xs: &[f64]) -> Option<Axis> {
+fn axis(report: &ServeReport, xs: &[f64]) -> Option<Axis> {
     let (low, high) = (xs.first()?, xs.last()?);
-    let (label, measure) = match swept {
-        "rate" => ("offered requests per second", Measure::RequestsPerSecond),
-        other => (other, Measure::Count),
+    let is_rate = report.variable() == Some(SweepVariable::Rate);
+    let (label, measure) = match &report.swept {
+        Some(variable) if !is_rate => (variable.as_str(), Measure::Count),
+        _ => ("offered requests per second", Measure::RequestsPerSecond),
     };
-    if high / low > WIDE && xs.len() <= 12 && swept != "rate" {
+    if high / low > WIDE && xs.len() <= 12 && !is_rate {
         Axis::log_at(label, measure, xs)
     } else if high / low > WIDE {
         Axis::log(label, measure, xs.iter().copied(), 1.25)
@@ -231,7 +233,7 @@ fn clauses(places: &[CurvePoint<'_>], metric: SloMetric) -> Vec<Clause> {
     distinct(clauses.filter(|clause| clause.metric == metric))
 }
 
-fn throughput(swept: &str, places: &[CurvePoint<'_>], x: &Axis, report: &ServeReport) -> Option<Chart> {
+fn throughput(places: &[CurvePoint<'_>], x: &Axis, report: &ServeReport) -> Option<Chart> {
     let series: [PlotSeries; 2] =
         [("served", "c0", |r| Some(r.served_per_s)), ("goodput", "c2", |r| r.goodput_per_s)];
     let (mut lines, mut marks, mut legend) = (Vec::new(), Vec::new(), Vec::new());
@@ -253,7 +255,7 @@ fn throughput(swept: &str, places: &[CurvePoint<'_>], x: &Axis, report: &ServeRe
     }
     let y = Axis::from_zero("requests per second", Measure::RequestsPerSecond, marks.iter().map(|m| m.y))?;
     // Both axes of a rate begin at zero and are even, so that what is offered is a straight line, as far as the plot shows it.
-    let x = if swept == "rate" {
+    let x = if report.variable() == Some(SweepVariable::Rate) {
         let x = Axis::from_zero(&x.label, x.measure, places.iter().map(|p| p.x))?;
         let reach = x.high().min(y.high());
         lines.push(Line::new("level", vec![(0.0, 0.0), (reach, reach)]));

@@ -7,11 +7,12 @@ use hbmark_core::result::serving::{
 };
 use hbmark_core::units::Nanos;
 
-/// The server, above all tables.
-pub(super) fn server(server: &ServerIdentity) -> String {
+/// The server, above all tables: its model and address, and which program it is.
+pub(super) fn server(server: &ServerIdentity) -> (String, String) {
     let version = server.version.as_deref().map(|version| format!(" {version}")).unwrap_or_default();
     let most = server.max_model_len.map(|most| format!(" · context {most}")).unwrap_or_default();
-    format!("{} at {}{} · {}{version}{most}", server.model, server.url, server.path, server.dialect.name())
+    let place = format!("{} at {}{}", server.model, server.url, server.path);
+    (place, format!("{}{version}{most}", server.dialect.name()))
 }
 
 /// The name of a kind of evidence.

@@ -2,7 +2,8 @@
 //! few are drawn in full; all are in the tables and on the curve.
 
 use super::{
-    Standing, curve, head, held, latency_vs_load, notes, percentiles, reasons, standing, timeline, times,
+    Standing, curve, held, latency_vs_load, notes, percentiles, reasons, served, setup, standing, timeline,
+    times,
 };
 use super::{matrix_lines, point_lines, search_steps, verdict};
 use crate::analysis::distinct;
@@ -106,12 +107,13 @@ fn drawn(points: &[Point]) -> Vec<&Point> {
 }
 
 fn header(report: &ServeReport) -> Vec<Line> {
-    let mut lines = head(report).into_iter();
-    // The first line begins with the model's name, which is the title.
-    let first = lines.next().unwrap_or_default();
-    let made = first.split_once(" · ").map_or(first.clone(), |(_, rest)| rest.to_owned());
+    let mut served = served(report).into_iter();
+    // The model's name is the title.
+    let first = served.next().map(|(_, how)| how);
+    let others = served.map(|(what, how)| format!("{what} · {how}"));
     let started = report.started_at.iter().map(|at| format!("started {at}"));
-    let mut lines: Vec<Line> = [made].into_iter().chain(lines).chain(started).map(Line::plain).collect();
+    let lines = first.into_iter().chain(others).chain(setup(report)).chain(started);
+    let mut lines: Vec<Line> = lines.map(Line::plain).collect();
     if report.kind == ServeKind::ServeVirtual {
         let text =
             "VIRTUAL: the scheduler is real, the times of its steps are computed; nothing was measured";

@@ -1,6 +1,7 @@
 //! What is printed of verify steps.
 
 use super::*;
+use crate::analysis::speculation::{Drafting, speculation};
 use crate::output::{Format, render};
 use crate::samples;
 
