@@ -8,7 +8,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 
-use super::{architecture, evidence, label};
+use super::{architecture, label};
 use crate::engine::scripted::{ScriptedSession, StepInfo, StepOutcome};
 use crate::engine::{DeviceChoice, EngineError};
 use crate::serve::executor::SessionExecutor;
@@ -336,23 +336,6 @@ pub fn report(points: Vec<Point>) -> ServeReport {
 
 /// A verdict and its figures.
 type Shown = (bool, String);
-
-/// Leaked blocks, and none.
-pub fn block_leak() -> Shown {
-    let findings = ServeScenario::new(3, vec![ServeFault::LostBlocks(3)]).explain();
-    let clean = ServeScenario::new(3, Vec::new()).explain();
-    let passed = label(&findings) == "kv_block_leak" && label(&clean) == "keeps_up";
-    (passed, format!("INVALID: {}", evidence(&findings)))
-}
-
-/// An engine that ends outputs early serves another load than was planned.
-pub fn early_end() -> Shown {
-    let findings = ServeScenario::new(4, vec![ServeFault::EndsEarly(16)]).explain();
-    let forced = ServeScenario::new(4, vec![ServeFault::OtherLengths]).explain();
-    let found: Vec<Finding> = findings.into_iter().filter(|f| f.rule == "early_end").collect();
-    let passed = !found.is_empty() && label(&forced) == "wrong_token_count";
-    (passed, format!("{}; a forced length that is missed is {}", evidence(&found), label(&forced)))
-}
 
 /// One token a request and a request every 10 ms: after a stall of 1.4 s, 140 requests wait 1.4 s less 10 ms each. Of ten thousand a
 /// hundred lie above p99, and the one at it waits 0.4 s, from the scheduled arrival.
