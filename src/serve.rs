@@ -3,19 +3,19 @@
 //! Enters: a [`ServeConfig`] and an opened model. Leaves: a [`ServeReport`]: one point, a sweep, a search or the matrix, on a real engine
 //! or on a virtual clock.
 
-pub mod adapters_and_grammar;
-pub mod calibrate;
+pub(crate) mod adapters_and_grammar;
+pub(crate) mod calibrate;
 pub mod clock;
-pub mod cold;
+pub(crate) mod cold;
 mod context;
 pub mod detokenizer;
 pub mod executor;
-pub mod in_process;
+pub(crate) mod in_process;
 mod plans;
-pub mod point;
+pub(crate) mod point;
 mod scheduler_options;
 mod server;
-pub mod serving_job;
+pub(crate) mod serving_job;
 pub mod structured_output;
 #[cfg(test)]
 mod tests;

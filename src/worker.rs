@@ -5,14 +5,14 @@
 
 pub mod child;
 pub(crate) mod fault_injection;
-pub mod job;
-pub mod journal;
-pub mod journaled;
-pub mod messages;
-pub mod observer;
+pub(crate) mod job;
+pub(crate) mod journal;
+pub(crate) mod journaled;
+pub(crate) mod messages;
+pub(crate) mod observer;
 pub mod signals;
-pub mod spawn;
-pub mod supervisor;
+pub(crate) mod spawn;
+pub(crate) mod supervisor;
 
 pub use job::{InProcess, Worker};
 pub use journaled::JournaledWorker;

@@ -71,9 +71,6 @@ pub enum ColdError {
 }
 
 /// The child: runs the phases and prints to `out` when each is over. The model is opened by `open`, inside its phase.
-///
-/// # Errors
-/// When a phase fails.
 pub fn child<E: From<ColdError>>(
     config: &ColdConfig,
     open: impl FnOnce() -> Result<OpenModel, E>,
@@ -122,9 +119,6 @@ fn dtype(config: &ColdConfig, model: &OpenModel) -> Dtype {
 }
 
 /// The parent: launches `program` with `arguments` so many times and times its phases.
-///
-/// # Errors
-/// When the prompt does not fit the model, or a launch fails.
 pub fn measure(
     config: &ColdConfig,
     model: &OpenModel,
