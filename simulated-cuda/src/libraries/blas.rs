@@ -14,10 +14,6 @@ use crate::stream::{self, StreamHandle, Work};
 static HANDLES: Handles<usize> = Handles::new();
 
 /// Makes a handle, on the default stream.
-///
-/// # Safety
-///
-/// Null, or there is room for a handle.
 #[unsafe(export_name = "simulated_cublasCreate_v2")]
 pub unsafe extern "C" fn create(handle: *mut *mut c_void) -> Status {
     count!("cublasCreate_v2");
@@ -59,10 +55,6 @@ pub(super) fn transposed(operation: c_int) -> Result<bool, Status> {
     }
 }
 
-/// # Safety
-///
-/// alpha and beta are null or addresses of values of the type that the compute type asks for. When the stream comes to it, the matrices
-/// are memory of the sizes that they have here.
 #[unsafe(export_name = "simulated_cublasGemmStridedBatchedEx")]
 pub unsafe extern "C" fn gemm_strided_batched_ex(
     handle: *mut c_void,

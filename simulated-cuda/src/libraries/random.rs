@@ -34,10 +34,6 @@ struct Generator {
 static GENERATORS: Handles<Generator> = Handles::new();
 
 /// Makes a pseudorandom generator; quasirandom ones there are none.
-///
-/// # Safety
-///
-/// Null, or there is room for a handle.
 #[unsafe(export_name = "simulated_curandCreateGenerator")]
 pub unsafe extern "C" fn create_generator(generator: *mut *mut c_void, kind: c_int) -> Status {
     count!("curandCreateGenerator");
@@ -74,9 +70,6 @@ pub extern "C" fn set_seed(generator: *mut c_void, seed: u64) -> Status {
     if GENERATORS.with(generator, set).is_some() { SUCCESS } else { NOT_INITIALIZED }
 }
 
-/// # Safety
-///
-/// When the stream comes to it, there is room for so many numbers.
 #[unsafe(export_name = "simulated_curandGenerateUniform")]
 pub unsafe extern "C" fn generate_uniform(generator: *mut c_void, out: *mut f32, numbers: usize) -> Status {
     count!("curandGenerateUniform");
@@ -84,9 +77,6 @@ pub unsafe extern "C" fn generate_uniform(generator: *mut c_void, out: *mut f32,
     generate(generator, "curandGenerateUniform", out, numbers, |seed, i| uniform(seed, i) as f32)
 }
 
-/// # Safety
-///
-/// When the stream comes to it, there is room for so many numbers.
 #[unsafe(export_name = "simulated_curandGenerateNormal")]
 pub unsafe extern "C" fn generate_normal(
     generator: *mut c_void,
