@@ -124,16 +124,7 @@ fn norms_of_queries_and_keys_go_over_one_head_or_all() {
     let mut query = buffer(&[&[0.0; 4]]);
     let mut run = |shape, norm: &[f32]| {
         let mut oracle = Oracle::new();
-        let mut pool = oracle.pool(PoolShape {
-            layers: 1,
-            kv_heads: 2,
-            head_dim: 2,
-            value_dim: 2,
-            block_size: 16,
-            dtype: Dtype::F32,
-            consecutive: false,
-        });
-        let pool = pool.as_mut().unwrap();
+        let pool = &mut oracle.pool(PoolShape { kv_heads: 2, ..TINY }).unwrap();
         oracle.reserve(pool, 1).unwrap();
         let weights = AttentionWeights::<Oracle> {
             norm: None,
@@ -246,17 +237,18 @@ fn tiny() -> (AttentionShape, RopeTables) {
     (AttentionShape::of(&architecture, 0), ropes)
 }
 
+const TINY: PoolShape = PoolShape {
+    layers: 2,
+    kv_heads: 1,
+    head_dim: 2,
+    value_dim: 2,
+    block_size: 16,
+    dtype: Dtype::F32,
+    consecutive: false,
+};
+
 fn tiny_pool(oracle: &mut Oracle, dtype: Dtype) -> PlainPool {
-    let shape = PoolShape {
-        layers: 2,
-        kv_heads: 1,
-        head_dim: 2,
-        value_dim: 2,
-        block_size: 16,
-        dtype,
-        consecutive: false,
-    };
-    let mut pool = oracle.pool(shape).unwrap();
+    let mut pool = oracle.pool(PoolShape { dtype, ..TINY }).unwrap();
     oracle.reserve(&mut pool, 3).unwrap();
     pool
 }
@@ -315,15 +307,7 @@ fn a_pool_keeps_what_its_dtype_can_hold() {
     let [place, _] = pool.places((1, 3), 0);
     assert_eq!(pool.layers[0][0][place.clone()], [0.0, -127.0]);
     assert_close(&pool.layers[0][1][place], &[2.0, 16.0 * 2.0 / 127.0]);
-    let shape = PoolShape {
-        layers: 1,
-        kv_heads: 1,
-        head_dim: 2,
-        value_dim: 2,
-        block_size: 16,
-        dtype: Dtype::Int4,
-        consecutive: false,
-    };
+    let shape = PoolShape { dtype: Dtype::Int4, ..TINY };
     assert!(oracle.pool(shape).unwrap_err().to_string().contains("a KV cache in int4"));
 }
 
