@@ -15,10 +15,10 @@ use crate::serve::executor::SessionExecutor;
 use hbmark_client::point::{Delay, check_delay};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::serving::{
-    Arrivals, Offered, Point, Policy, SCHEMA_VERSION, SchedulerConfig, ServeKind, ServeReport, Slo,
+    Arrivals, Offered, Point, Policy, SchedulerConfig, ServeKind, ServeReport, Slo,
     WorkloadSummary,
 };
-use hbmark_core::result::{Environment, Finding};
+use hbmark_core::result::Finding;
 use hbmark_core::units::Nanos;
 use hbmark_report::analysis::explain_serving;
 use hbmark_traffic::arrivals::deadlines;
@@ -303,31 +303,13 @@ impl Clock for LateClock {
 
 /// A saved result of these points, as read back from a file.
 pub fn report(points: Vec<Point>) -> ServeReport {
+    let workload = WorkloadSummary { name: "scripted".into(), source: format!("{}", DeviceChoice::Cpu) };
     let saved = ServeReport {
-        lora: None,
-        structured: None,
-        schema_version: SCHEMA_VERSION,
-        kind: ServeKind::Serve,
-        command: "hbmark selftest".into(),
-        started_at: None,
-        note: None,
-        hypothesis: None,
-        environment: Environment::default(),
-        config: std::collections::BTreeMap::new(),
         model: Some(super::model()),
         dtype: Some(Dtype::Bf16),
-        server: None,
-        capabilities: None,
-        datasheet: None,
-        ceilings: None,
-        workload: WorkloadSummary { name: "scripted".into(), source: format!("{}", DeviceChoice::Cpu) },
-        step_model: None,
         swept: Some("rate".into()),
         points,
-        search: None,
-        matrix: Vec::new(),
-        cold_start: None,
-        warnings: Vec::new(),
+        ..ServeReport::new(ServeKind::Serve, "hbmark selftest", workload)
     };
     serde_json::to_string(&saved)
         .and_then(|text| serde_json::from_str(&text))
