@@ -1,6 +1,6 @@
 //! Jobs of requests and responses: in this process or in a child process that owns the device, observed, recorded and resumed.
 //!
-//! Enters: a [`Job`](job::Job) with its requests. Leaves: the responses of a worker, or how it was lost: a signal, an exit code, a silence.
+//! Enters: a `Job` with its requests. Leaves: the responses of a worker, or how it was lost: a signal, an exit code, a silence.
 //! Beside it the journal, to resume after a kill, and planted faults for tests. What the job measures is not known here.
 
 pub mod child;

@@ -1,7 +1,7 @@
 //! The native engine: our own forward over a paged KV pool, fused operations, ragged batches.
 //!
 //! Enters: a model and a device's [`Operations`]. Leaves: a [`Session`]. The stock engine shows what users of candle get, the native one
-//! what memory bandwidth allows. [`forward`] is written once; [`cpu`] is the fast implementation on the host, [`oracle`] the reference
+//! what memory bandwidth allows. `forward` is written once; `cpu` is the fast implementation on the host, `oracle` the reference
 //! that all others are compared with.
 
 pub(crate) mod adapters;

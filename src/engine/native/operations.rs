@@ -1,8 +1,8 @@
 //! What a device must be able to do for the native forward: the fused operations of a layer, and nothing else.
 //!
-//! Enters: packed weights, activations and the [`Rows`] of a ragged step. Leaves: activations and KV. [`super::forward`] calls these
+//! Enters: packed weights, activations and the [`Rows`] of a ragged step. Leaves: activations and KV. `forward` calls these
 //! in order and knows no device; a device implements them and knows no model. There is a fast CPU implementation
-//! ([`super::cpu`]) and a plain one that accumulates in f64 and is the oracle of all others ([`super::oracle`]).
+//! (`cpu`) and a plain one that accumulates in f64 and is the oracle of all others (`oracle`).
 //!
 //! Activations are `[rows, width]`, f32, one row per token of the step. A linear layer rounds its input to the precision its
 //! weights are multiplied in: bf16 for bf16 and fp8 weights, 8-bit groups of 32 for integer weights, f32 otherwise. Every implementation
@@ -328,7 +328,7 @@ pub trait ExpertOperations: Storage {
         Ok(())
     }
     /// Chooses the experts of each row: those with the largest scores of `router · norm(hidden)`, the first of equal ones, with their scores as
-    /// shares ([`ExpertShape`]); or `scripted` ones, so many per row, with the shares that the router gives them: the next ones of those
+    /// shares (`ExpertShape`); or `scripted` ones, so many per row, with the shares that the router gives them: the next ones of those
     /// that [`take_script`](Self::take_script) was given. The choice is kept for the two operations that follow.
     fn route(
         &mut self,

@@ -36,7 +36,7 @@ pub fn rotary_of_latents(architecture: &Architecture, dims: usize) -> Rotary {
     Rotary { rope: architecture.rope, dims, interleaved: true }
 }
 
-/// The tables of a model: one for each of [`distinct_ropes`].
+/// The tables of a model: one for each of `distinct_ropes`.
 #[derive(Debug, Clone)]
 pub struct RopeTables {
     tables: Vec<RopeTable>,
