@@ -301,7 +301,7 @@ impl Gemm {
         for column in 0..self.n {
             for row in 0..self.m {
                 // Nothing is summed where the matrices have no columns.
-                let sum = if length == 0 { 0.0 } else { sums[(column * self.m + row) as usize].into() };
+                let sum = if length == 0 { 0.0 } else { f64::from(sums[(column * self.m + row) as usize]) };
                 let mut value = self.alpha * sum;
                 // SAFETY: within C, within the bias, and within D, by the caller's promise. C is not read where nothing is added.
                 unsafe {
