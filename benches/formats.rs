@@ -12,10 +12,9 @@
 
 use std::time::Instant;
 
-use hbmark::engine::native::cpu::CpuOperations;
+use hbmark::engine::native::CpuOperations;
 use hbmark::engine::native::operations::{Embedding, FusedLayout, LinearPart, Operations, Storage};
-use hbmark::engine::native::ragged_batch::Rows;
-use hbmark::engine::native::{DEFAULT_BLOCK_SIZE, random_kv};
+use hbmark::engine::native::{DEFAULT_BLOCK_SIZE, Rows, random_kv};
 use hbmark::machine::environment::last_cache;
 use hbmark::measure::canary::{Canary, CpuCanary};
 use hbmark::run::config::parse_axis;

@@ -13,14 +13,12 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 
-use hbmark::engine::native::cpu::CpuOperations;
 use hbmark::engine::native::operations::{
     AttentionWeights, Embedding, FusedLayout, LinearPart, Operation, Operations, Storage,
 };
-use hbmark::engine::native::ragged_batch::Rows;
-use hbmark::engine::native::rope::RopeTables;
-use hbmark::engine::native::shapes::{AttentionShape, Gate, PoolShape};
-use hbmark::engine::native::{DEFAULT_BLOCK_SIZE, kv_dtype, random_kv};
+use hbmark::engine::native::{
+    AttentionShape, CpuOperations, DEFAULT_BLOCK_SIZE, Gate, PoolShape, RopeTables, Rows, kv_dtype, random_kv,
+};
 use hbmark::machine::environment::last_cache;
 use hbmark::run::config::parse_axis;
 use hbmark::weights::{self, Packing, StoredMatrix};

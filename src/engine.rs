@@ -25,16 +25,17 @@
 //! ```
 
 #[cfg(feature = "cuda")]
-pub mod cuda;
-pub mod device;
-pub mod error_mapping;
+pub(crate) mod cuda;
+pub(crate) mod device;
+pub(crate) mod error_mapping;
 pub mod native;
 mod open;
-pub mod replay;
-pub mod scripted;
-pub mod stock;
-pub mod threads;
-pub mod timeline;
+#[cfg(any(test, feature = "cuda"))]
+pub(crate) mod replay;
+pub(crate) mod scripted;
+pub(crate) mod stock;
+pub(crate) mod threads;
+pub(crate) mod timeline;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -46,9 +47,9 @@ use hbmark_core::units::{Bytes, Nanos};
 
 pub use crate::machine::device::DeviceChoice;
 pub use device::{Backend, DeviceOptions, ScriptedRouting};
-pub use open::{
-    capabilities, check_kv_dtype, default_dtype, kv_dtype, open, open_reference, reference_device,
-};
+pub use open::{capabilities, check_kv_dtype, open};
+pub(crate) use open::{default_dtype, kv_dtype, open_reference, reference_device};
+pub use stock::StockSession;
 pub use timeline::{Mark, Timeline, TimelineKind};
 
 /// Identifies a sequence while a session keeps its KV.

@@ -2,15 +2,15 @@
 //!
 //! Enters: procfs, sysfs, NVML. Leaves: plain data, with `None` for what cannot be read.
 
-pub mod atomic_file;
+pub(crate) mod atomic_file;
 mod cgroup;
-pub mod clock;
-pub mod device;
-pub mod doctor;
+pub(crate) mod clock;
+pub(crate) mod device;
+pub(crate) mod doctor;
 pub mod environment;
-pub mod memory;
-pub mod nvml;
-pub mod placement;
-pub mod system_files;
-pub mod telemetry;
+pub(crate) mod memory;
+pub(crate) mod nvml;
+pub(crate) mod placement;
+pub(crate) mod system_files;
+pub(crate) mod telemetry;
 mod xid;

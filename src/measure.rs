@@ -5,12 +5,12 @@
 
 pub mod block;
 pub mod canary;
-pub mod ceilings;
-pub mod monitor;
-pub mod operations;
-pub mod probe;
+pub(crate) mod ceilings;
+pub(crate) mod monitor;
+pub(crate) mod operations;
+pub(crate) mod probe;
 pub mod protocol;
 pub mod quality;
-pub mod timer_checks;
-pub mod visit;
-pub mod weight_check;
+pub(crate) mod timer_checks;
+pub(crate) mod visit;
+pub(crate) mod weight_check;

@@ -8,18 +8,18 @@
 //! ```
 
 pub mod bench;
-pub mod compare;
+pub(crate) mod compare;
 pub mod config;
-pub mod device_worker;
-pub mod dry_run;
+pub(crate) mod device_worker;
+pub(crate) mod dry_run;
 mod engine_run;
-pub mod fleet;
-pub mod in_process;
-pub mod journal;
-pub mod plan;
+pub(crate) mod fleet;
+pub(crate) mod in_process;
+pub(crate) mod journal;
+pub(crate) mod plan;
 pub mod predict;
-pub mod selftest;
-pub mod verify;
+pub(crate) mod selftest;
+pub(crate) mod verify;
 
 pub use in_process::LocalDevice;
 

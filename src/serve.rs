@@ -3,19 +3,19 @@
 //! Enters: a [`ServeConfig`] and an opened model. Leaves: a [`ServeReport`]: one point, a sweep, a search or the matrix, on a real engine
 //! or on a virtual clock.
 
-pub mod adapters_and_grammar;
-pub mod calibrate;
+pub(crate) mod adapters_and_grammar;
+pub(crate) mod calibrate;
 pub mod clock;
-pub mod cold;
+pub(crate) mod cold;
 mod context;
 pub mod detokenizer;
 pub mod executor;
-pub mod in_process;
+pub(crate) mod in_process;
 mod plans;
-pub mod point;
+pub(crate) mod point;
 mod scheduler_options;
 mod server;
-pub mod serving_job;
+pub(crate) mod serving_job;
 pub mod structured_output;
 #[cfg(test)]
 mod tests;
@@ -35,8 +35,7 @@ use crate::worker::spawn::{WorkerError, signal_name};
 use crate::worker::{Observer, Worker};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::serving::{
-    Arrivals, MIN_REQUESTS, Offered, Point, SCHEMA_VERSION, ServeKind, ServeReport, Slo, SweepVariable,
-    WorkloadSummary,
+    Arrivals, MIN_REQUESTS, Offered, Point, ServeKind, ServeReport, Slo, SweepVariable, WorkloadSummary,
 };
 use hbmark_core::result::{Cause, DeviceSpec, ModelSummary, Report, as_map};
 use hbmark_core::units::{Bytes, Nanos};
@@ -309,7 +308,7 @@ fn begin(
             "closed loop: requests are sent as others finish, so waiting that independent users would see is hidden".into(),
         );
     }
-    let (workload, source) = match &config.source {
+    let (name, source) = match &config.source {
         TrafficSource::Workload(w) => (w.name.clone(), w.source.clone()),
         TrafficSource::Dataset(dataset) => dataset.as_ref().map_or_else(Default::default, |dataset| {
             let (name, prompts) = (dataset.format.name(), dataset.prompts.len());
@@ -327,14 +326,13 @@ fn begin(
             ),
         ),
     };
+    let kind = match (&engine.server, &engine.capabilities) {
+        (Some(_), _) => ServeKind::ServeLive,
+        (None, Some(_)) => ServeKind::Serve,
+        (None, None) => ServeKind::ServeVirtual,
+    };
+    let workload = WorkloadSummary { name, source };
     ServeReport {
-        schema_version: SCHEMA_VERSION,
-        kind: match (&engine.server, &engine.capabilities) {
-            (Some(_), _) => ServeKind::ServeLive,
-            (None, Some(_)) => ServeKind::Serve,
-            (None, None) => ServeKind::ServeVirtual,
-        },
-        command: command.to_owned(),
         started_at: engine.started_at.clone(),
         note: config.note.clone(),
         hypothesis: config.hypothesis.clone(),
@@ -357,20 +355,15 @@ fn begin(
             Some(VirtualSource::Datasheet(sheet)) => Some((**sheet).clone()),
             _ => None,
         },
-        ceilings: None,
-        workload: WorkloadSummary { name: workload, source },
         step_model: stage.step_model.as_ref().map(StepModel::describe),
         swept: match &config.mode {
             Mode::Sweep { variable, .. } => Some(variable.name().to_owned()),
             _ => None,
         },
-        points: Vec::new(),
-        search: None,
-        matrix: Vec::new(),
-        cold_start: None,
         lora: engine.lora.as_ref().map(|(summary, _)| summary.clone()),
         structured: engine.structured.clone(),
         warnings,
+        ..ServeReport::new(kind, command, workload)
     }
 }
 

@@ -5,21 +5,21 @@
 
 pub mod adapter;
 mod error;
-pub mod gguf;
-pub mod hub;
-pub mod loading;
+pub(crate) mod gguf;
+pub(crate) mod hub;
+pub(crate) mod loading;
 mod open;
 mod quantised;
-pub mod safetensors;
+pub(crate) mod safetensors;
 pub mod stored_matrix;
 mod stream;
-pub mod synthetic;
+pub(crate) mod synthetic;
 pub mod tokenizer;
 
 pub use adapter::{Adapter, AdapterError};
 pub use error::OpenError;
-pub use loading::{LoadedWeights, WeightsError};
+pub use loading::WeightsError;
 pub use open::{OpenModel, Weights, open, open_shape};
-pub use quantised::streamed_as;
+pub(crate) use quantised::streamed_as;
 pub use stored_matrix::{Packing, StoredData, StoredMatrix, StoredTensor};
 pub(crate) use stream::name_of_weights;

@@ -1,18 +1,18 @@
 //! Jobs of requests and responses: in this process or in a child process that owns the device, observed, recorded and resumed.
 //!
-//! Enters: a [`Job`](job::Job) with its requests. Leaves: the responses of a worker, or how it was lost: a signal, an exit code, a silence.
+//! Enters: a `Job` with its requests. Leaves: the responses of a worker, or how it was lost: a signal, an exit code, a silence.
 //! Beside it the journal, to resume after a kill, and planted faults for tests. What the job measures is not known here.
 
 pub mod child;
 pub(crate) mod fault_injection;
-pub mod job;
-pub mod journal;
-pub mod journaled;
-pub mod messages;
-pub mod observer;
+pub(crate) mod job;
+pub(crate) mod journal;
+pub(crate) mod journaled;
+pub(crate) mod messages;
+pub(crate) mod observer;
 pub mod signals;
-pub mod spawn;
-pub mod supervisor;
+pub(crate) mod spawn;
+pub(crate) mod supervisor;
 
 pub use job::{InProcess, Worker};
 pub use journaled::JournaledWorker;

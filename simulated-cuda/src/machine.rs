@@ -304,7 +304,6 @@ impl Machine {
         if self.devices.is_empty() { Err(status::NO_DEVICE) } else { Ok(()) }
     }
 
-    #[must_use]
     pub fn count(&self) -> usize {
         self.devices.len()
     }
@@ -394,7 +393,6 @@ impl Machine {
         Ok(())
     }
 
-    #[must_use]
     pub fn current_context() -> usize {
         CURRENT.get().map_or(0, |index| CONTEXT + index)
     }

@@ -47,9 +47,6 @@ pub fn open(index: u32, options: DeviceOptions) -> Result<Backend, EngineError> 
 }
 
 /// Checks that there is such a device.
-///
-/// # Errors
-/// [`EngineError::NoCudaDevice`] without a driver or such a device.
 pub(super) fn require(index: u32, name: &str) -> Result<(), EngineError> {
     let count = result::init().and_then(|()| CudaContext::device_count());
     let count = count.map_err(|error| failed(name, error))?;
@@ -131,9 +128,6 @@ fn take_graph_peak(context: &CudaContext) -> Option<Bytes> {
 }
 
 /// Gives back the memory that graphs which are gone leave with the device: no pool has it, and nothing else can use it.
-///
-/// # Errors
-/// When the device fails.
 pub(super) fn trim_graph_memory(context: &CudaContext) -> Result<(), DriverError> {
     context.bind_to_thread()?;
     // SAFETY: the context is bound, so its device is valid; memory of graphs that still are is not touched.
@@ -158,7 +152,6 @@ impl std::fmt::Debug for EventTimeline {
 
 impl EventTimeline {
     /// A timeline on a stream.
-    #[must_use]
     pub fn new(stream: Arc<CudaStream>, device: &str) -> Self {
         Self { stream, device: device.to_owned(), origin: Instant::now(), events: Vec::new(), set: 0 }
     }

@@ -7,14 +7,16 @@ use super::EngineError;
 use crate::weights::{OpenError, WeightsError};
 
 /// `CUresult` of an allocation that the device cannot serve. *Source* of this and the codes below: cuda.h of CUDA 13.0.
+#[cfg(any(test, feature = "cuda"))]
 const OUT_OF_MEMORY: u32 = 2;
 
 /// `CUresult`s that say that there is nothing to run on: the stub in place of the driver's library, no device, no such device, a driver
 /// too old for its kernel module, a driver that does not serve the device.
+#[cfg(any(test, feature = "cuda"))]
 const NO_DEVICE: [u32; 5] = [34, 100, 101, 803, 804];
 
 /// A CUDA driver's error, by its code; `detail` says it in words.
-#[must_use]
+#[cfg(any(test, feature = "cuda"))]
 pub fn of_driver(device: &str, code: u32, detail: String) -> EngineError {
     let device = device.to_owned();
     match code {
@@ -25,7 +27,6 @@ pub fn of_driver(device: &str, code: u32, detail: String) -> EngineError {
 }
 
 /// An error of candle, which passes on the errors of the driver and of cuBLAS as text.
-#[must_use]
 pub fn of_candle(device: &str, error: &candle_core::Error) -> EngineError {
     let detail = first_line(&error.to_string());
     let device = device.to_owned();
@@ -37,7 +38,6 @@ pub fn of_candle(device: &str, error: &candle_core::Error) -> EngineError {
 }
 
 /// An error of loading weights onto a device.
-#[must_use]
 pub fn of_loading(device: &str, error: OpenError) -> EngineError {
     let full = match &error {
         OpenError::Weights(WeightsError::OutOfMemory { .. }) => Some("cpu"),

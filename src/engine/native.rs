@@ -1,41 +1,46 @@
 //! The native engine: our own forward over a paged KV pool, fused operations, ragged batches.
 //!
 //! Enters: a model and a device's [`Operations`]. Leaves: a [`Session`]. The stock engine shows what users of candle get, the native one
-//! what memory bandwidth allows. [`forward`] is written once; [`cpu`] is the fast implementation on the host, [`oracle`] the reference
+//! what memory bandwidth allows. `forward` is written once; `cpu` is the fast implementation on the host, `oracle` the reference
 //! that all others are compared with.
 
-pub mod adapters;
+pub(crate) mod adapters;
 mod block_tables;
 mod checks;
-pub mod cpu;
+pub(crate) mod cpu;
 #[cfg(any(test, feature = "cuda"))]
-pub mod cuda;
-pub mod forward;
+#[allow(dead_code, reason = "a build with CUDA needs what tests do not, and the other way round")]
+pub(crate) mod cuda;
+pub(crate) mod forward;
 mod gguf_formats;
-pub mod kv_format;
+pub(crate) mod kv_format;
 pub mod operations;
-pub mod oracle;
+pub(crate) mod oracle;
 mod parallel;
-pub mod ragged_batch;
+pub(crate) mod ragged_batch;
 pub mod random_kv;
-pub mod ranks;
-pub mod rope;
-pub mod routing_script;
-pub mod shapes;
-pub mod testing;
+pub(crate) mod ranks;
+pub(crate) mod rope;
+pub(crate) mod routing_script;
+pub(crate) mod shapes;
+pub(crate) mod testing;
 mod weights;
 
 use std::collections::HashMap;
 
 use block_tables::BlockTables;
-pub use checks::{check, check_device, check_kv_dtype, check_model_on_device, check_ranks};
-use cpu::CpuOperations;
+pub use checks::check;
+#[cfg(any(test, feature = "cuda"))]
+pub(crate) use checks::check_device;
+pub(crate) use checks::{check_kv_dtype, check_model_on_device, check_ranks};
+pub use cpu::{CpuOperations, InstructionSet};
 use forward::{Forward, ModelWeights, ModelWidths};
 use operations::{Operation, Operations};
-pub use parallel::ParallelSession;
-use ragged_batch::Rows;
-use rope::{RopeTables, distinct_ropes};
-use shapes::PoolShape;
+pub(crate) use parallel::ParallelSession;
+pub use ragged_batch::Rows;
+pub use rope::RopeTables;
+use rope::distinct_ropes;
+pub use shapes::{AttentionShape, Gate, PoolShape};
 
 use super::{
     AdapterId, DeviceChoice, DeviceOptions, EngineError, LoadedModel, OperationTime, ScriptedRouting,
@@ -260,7 +265,6 @@ impl<O: Operations> NativeSession<O> {
     }
 
     /// The shape of the KV pool.
-    #[must_use]
     pub fn pool_shape(&self) -> PoolShape {
         self.pool_shape
     }

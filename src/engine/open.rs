@@ -108,7 +108,6 @@ fn known(engine: &str) -> Result<EngineKind, EngineError> {
 
 /// The dtype that is sensible for an engine where none is asked for: the native engine streams bf16 on a CPU, where candle's
 /// products are fastest in f32.
-#[must_use]
 pub fn default_dtype(engine: &str, model: &OpenModel, device: DeviceChoice) -> Dtype {
     match (EngineKind::of(engine), device, model.default_dtype(device)) {
         (Some(EngineKind::Native), DeviceChoice::Cpu, Dtype::F32) => Dtype::Bf16,
@@ -117,7 +116,6 @@ pub fn default_dtype(engine: &str, model: &OpenModel, device: DeviceChoice) -> D
 }
 
 /// The storage of the KV cache in an engine: what is asked for, otherwise what goes with a dtype of weights.
-#[must_use]
 pub fn kv_dtype(engine: &str, model: &OpenModel, dtype: Dtype, asked: Option<Dtype>) -> Dtype {
     let own = || {
         if EngineKind::of(engine) == Some(EngineKind::Native) {
@@ -189,9 +187,6 @@ fn reference_kind(
 }
 
 /// Where the f32 copy of the weights lies that an engine's outputs are compared with; `None` where there is no reference.
-///
-/// # Errors
-/// When the engine is not in this build.
 pub fn reference_device(
     engine: &str,
     model: &OpenModel,
@@ -208,9 +203,6 @@ pub fn reference_device(
 ///
 /// Plain floats are compared with candle. Quantised weights, and 16-bit ones of mixtures, are compared with the native
 /// forward in f32 over the dequantised weights, so that only the kernels and the rounding of activations differ.
-///
-/// # Errors
-/// As [`open`].
 pub fn open_reference(
     engine: &str,
     model: &OpenModel,

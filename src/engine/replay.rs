@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use super::{EngineError, LoadedModel, MemoryUse, SequenceId, Session, StepBatch, Timeline};
+use super::{EngineError, LoadedModel, MemoryUse, SequenceId, Session, StepBatch, Timeline, relative_error};
 use crate::engine::{ScriptedRouting, StepProfiler, SyntheticKv};
 use hbmark_core::units::Bytes;
 
@@ -30,9 +30,6 @@ pub trait CapturableSession: Session {
     fn record(&mut self, batch: &StepBatch) -> Result<Self::CapturedStep, EngineError>;
 
     /// Enqueues a recorded step. Its logits and tokens are then the session's.
-    ///
-    /// # Errors
-    /// When the device fails.
     fn replay(&mut self, recording: &Self::CapturedStep) -> Result<(), EngineError>;
 }
 
@@ -49,7 +46,6 @@ pub struct Replayed<S: CapturableSession> {
 
 impl<S: CapturableSession> Replayed<S> {
     /// A session under another name.
-    #[must_use]
     pub fn new(session: S, engine: &str) -> Self {
         let mut model = session.model().clone();
         engine.clone_into(&mut model.capabilities.engine);
@@ -94,12 +90,8 @@ fn difference(found: &[Vec<f32>], wanted: &[Vec<f32>]) -> f64 {
     if found.len() != wanted.len() {
         return f64::INFINITY;
     }
-    let row = |(found, wanted): (&Vec<f32>, &Vec<f32>)| -> f64 {
-        let scale = wanted.iter().fold(f32::MIN_POSITIVE, |most, x| most.max(x.abs()));
-        let off = found.iter().zip(wanted).map(|(a, b)| f64::from((a - b).abs() / scale));
-        off.fold(0.0, |worst, off| if off.is_nan() { f64::INFINITY } else { worst.max(off) })
-    };
-    found.iter().zip(wanted).map(row).fold(0.0, f64::max)
+    let errors = found.iter().zip(wanted).map(|(found, wanted)| relative_error(found, wanted));
+    errors.fold(0.0, f64::max)
 }
 
 impl<S: CapturableSession> Session for Replayed<S> {

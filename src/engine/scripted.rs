@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+#[cfg(test)]
 use super::replay::CapturableSession;
 use super::{
     EngineError, LoadedModel, Mark, MemoryUse, OperationTime, SequenceId, Session, StepBatch, Timeline,
@@ -49,6 +50,7 @@ pub type Script = Box<dyn FnMut(StepInfo) -> StepOutcome>;
 pub type Profiler = Box<dyn FnMut(usize) -> Vec<OperationTime>>;
 
 /// What a replayed step does; without one a step cannot be recorded.
+#[cfg(test)]
 pub type Replay = Box<dyn FnMut() -> StepOutcome>;
 
 /// A session that follows a script.
@@ -66,6 +68,7 @@ pub struct ScriptedSession {
     moved: Option<Bytes>,
     profiler: Profiler,
     profiles: usize,
+    #[cfg(test)]
     replay: Option<Replay>,
     faults: Faults,
     /// Positions of KV of released sequences.
@@ -120,7 +123,6 @@ impl Timeline for ScriptedTimeline {
 
 impl ScriptedSession {
     /// A session over `architecture` that follows `script` on `clock`.
-    #[must_use]
     pub fn new(
         architecture: Architecture,
         inventory: Inventory,
@@ -155,6 +157,7 @@ impl ScriptedSession {
             moved: None,
             profiler: Box::new(|_| Vec::new()),
             profiles: 0,
+            #[cfg(test)]
             replay: None,
             faults: Faults::default(),
             leaked_positions: 0,
@@ -162,28 +165,24 @@ impl ScriptedSession {
     }
 
     /// Plants marks on another stream, which do not cover the step.
-    #[must_use]
     pub fn with_marks_elsewhere(mut self) -> Self {
         self.faults.marks_elsewhere = true;
         self
     }
 
     /// Reports memory in use, and plants a leak of so much a step.
-    #[must_use]
     pub fn with_leak(mut self, per_step: Bytes) -> Self {
         self.faults.leak_per_step = Some(per_step);
         self
     }
 
     /// Plants a cache that keeps the KV of released sequences.
-    #[must_use]
     pub fn with_kv_leak(mut self) -> Self {
         self.faults.keeps_kv = true;
         self
     }
 
     /// Plants an engine that returns a token fewer than the batch has sequences.
-    #[must_use]
     pub fn with_lost_token(mut self) -> Self {
         self.faults.loses_a_token = true;
         self
@@ -199,28 +198,25 @@ impl ScriptedSession {
     }
 
     /// Makes steps recordable; this is the script of replayed ones.
-    #[must_use]
+    #[cfg(test)]
     pub fn with_replay(mut self, replay: impl FnMut() -> StepOutcome + 'static) -> Self {
         self.replay = Some(Box::new(replay));
         self
     }
 
     /// Plants a device clock that runs at another rate than the host's.
-    #[must_use]
     pub fn with_clock_rate(mut self, rate: f64) -> Self {
         self.timeline.rate = rate;
         self
     }
 
     /// Makes every step report so many bytes moved.
-    #[must_use]
     pub fn with_moved(mut self, bytes: Bytes) -> Self {
         self.moved = Some(bytes);
         self
     }
 
     /// Makes steps profilable, operation by operation.
-    #[must_use]
     pub fn with_profiler(mut self, profiler: impl FnMut(usize) -> Vec<OperationTime> + 'static) -> Self {
         self.profiler = Box::new(profiler);
         self
@@ -267,12 +263,13 @@ impl ScriptedSession {
     }
 
     /// Sequences whose KV is held.
-    #[must_use]
+    #[cfg(test)]
     pub fn held_sequences(&self) -> usize {
         self.lengths.len()
     }
 }
 
+#[cfg(test)]
 impl CapturableSession for ScriptedSession {
     type CapturedStep = StepBatch;
 

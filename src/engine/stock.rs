@@ -28,9 +28,6 @@ use hbmark_core::result::{Capabilities, EngineKind, Ragged};
 pub use family::{Limits, StockModel, limits};
 
 /// Checks that a device has one of candle's engines.
-///
-/// # Errors
-/// [`EngineError::Unsupported`] on a CPU, where there are no launches and no pool.
 pub fn check_device(kind: EngineKind, device: DeviceChoice) -> Result<(), EngineError> {
     let why = match (kind, device) {
         (EngineKind::StockPool, DeviceChoice::Cpu) => "memory pools are a GPU's; run `stock`",
@@ -257,7 +254,6 @@ impl Session for StockSession {
 }
 
 /// What candle's models can do within the limits of an architecture.
-#[must_use]
 pub fn capabilities(variant: EngineKind, limits: Limits, device: &str, host_memory: bool) -> Capabilities {
     // Behind a prompt they take the last position of each sequence, which lie apart, to a product that wants rows side by side.
     let one_sequence = limits.quantized && !host_memory;
@@ -287,9 +283,6 @@ fn greedy(model: &mut StockModel, tokens: &Tensor, position: usize) -> candle_co
 }
 
 /// The candle dtype of a plain float dtype.
-///
-/// # Errors
-/// [`EngineError::Unsupported`] for storage formats candle's float models do not have.
 pub fn candle_dtype(dtype: Dtype) -> Result<DType, EngineError> {
     match dtype {
         Dtype::F32 => Ok(DType::F32),

@@ -35,7 +35,6 @@ pub enum FileError {
 }
 
 /// What to do about an error of writing, where that is known.
-#[must_use]
 pub fn remedy(error: &std::io::Error) -> &'static str {
     match error.kind() {
         std::io::ErrorKind::FileTooLarge => "; raise the limit on file sizes (ulimit -f)",
@@ -47,9 +46,6 @@ pub fn remedy(error: &std::io::Error) -> &'static str {
 }
 
 /// Refuses a folder whose disk has less room than that. A disk that does not say how much it has passes.
-///
-/// # Errors
-/// When there is less.
 pub fn check_free_space(folder: &Path, needed: Bytes) -> Result<(), FileError> {
     match free_space(folder) {
         Some(free) if free.0 < needed.0 => Err(FileError::Full { folder: folder.to_owned(), free, needed }),
@@ -92,9 +88,6 @@ pub fn write_atomic(path: &Path, text: &str) -> Result<(), FileError> {
 }
 
 /// Whether a path could be written, as far as that can be said without writing.
-///
-/// # Errors
-/// When it is a folder, a socket or a disk, or when its folder takes no new file.
 pub fn check_writable(path: &Path) -> Result<(), FileError> {
     if let WriteTarget::File(file) = target(path)? {
         let folder = folder_of(&file);

@@ -82,7 +82,6 @@ pub struct CudaIdentity {
 
 impl CudaIdentity {
     /// Queries the driver without opening a context; a build without CUDA finds none.
-    #[must_use]
     pub fn of_ordinal(index: u32) -> Self {
         #[cfg(feature = "cuda")]
         return driver::identity(index);

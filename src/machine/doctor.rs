@@ -47,7 +47,6 @@ pub struct Probes {
 
 impl Probes {
     /// Looks at this machine; takes a little over [`LOAD_WINDOW`].
-    #[must_use]
     pub fn collect() -> Self {
         let mut host = HostTelemetry::new();
         host.before_block();
@@ -81,7 +80,6 @@ fn is_true(value: &str) -> bool {
 }
 
 /// All findings about a machine, in a fixed order.
-#[must_use]
 pub fn examine(environment: &Environment, probes: &Probes) -> Vec<Finding> {
     let mut findings = Findings::default();
     findings.build(environment);
@@ -100,7 +98,6 @@ pub fn examine(environment: &Environment, probes: &Probes) -> Vec<Finding> {
 
 /// What would distort a measurement on this machine, as sentences for a report: the findings about processor, neighbours and GPU
 /// that are at least a warning.
-#[must_use]
 pub fn distortions(environment: &Environment) -> Vec<String> {
     let mut findings = Findings::default();
     findings.processor(&environment.cpu);
@@ -112,12 +109,6 @@ pub fn distortions(environment: &Environment) -> Vec<String> {
     }
     let serious = findings.0.into_iter().filter(|f| f.severity >= Severity::Warn);
     serious.map(|f| format!("{}: {}", f.what, f.detail)).collect()
-}
-
-/// The worst severity among findings; [`Severity::Ok`] when there are none.
-#[must_use]
-pub fn worst(findings: &[Finding]) -> Severity {
-    findings.iter().map(|finding| finding.severity).max().unwrap_or(Severity::Ok)
 }
 
 #[derive(Debug, Default)]
@@ -392,7 +383,6 @@ impl Findings {
 }
 
 /// The findings as lines, with the advice below each.
-#[must_use]
 pub fn render(findings: &[Finding], color: bool) -> String {
     let width = findings.iter().map(|finding| finding.what.chars().count()).max().unwrap_or(0);
     let mut text = String::new();
@@ -432,6 +422,11 @@ fn printable(text: &str) -> String {
 mod tests {
     use super::*;
     use hbmark_core::result::BuildEnvironment;
+
+    /// The worst severity among findings; [`Severity::Ok`] when there are none.
+    fn worst(findings: &[Finding]) -> Severity {
+        findings.iter().map(|finding| finding.severity).max().unwrap_or(Severity::Ok)
+    }
 
     /// A machine with nothing to complain about.
     fn good() -> (Environment, Probes) {

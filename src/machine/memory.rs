@@ -26,14 +26,12 @@ pub struct Resident {
 
 impl Resident {
     /// The peak less what the measurement itself held all the while.
-    #[must_use]
     pub fn peak_without(self, held: Bytes) -> Option<Bytes> {
         self.peak.map(|peak| Bytes(peak.0.saturating_sub(held.0)))
     }
 }
 
 /// Bytes that can be allocated now.
-#[must_use]
 pub fn available(device: MemoryOf) -> Option<Bytes> {
     match device {
         MemoryOf::Host => host_available(&Root::system()),
@@ -42,7 +40,6 @@ pub fn available(device: MemoryOf) -> Option<Bytes> {
 }
 
 /// The less of what the kernel calls available and what the control groups leave.
-#[must_use]
 pub fn host_available(root: &Root) -> Option<Bytes> {
     let kernel = root.read("proc/meminfo").and_then(|text| kibibytes(&text, "MemAvailable"));
     let groups = Cgroup::of_this_process(root).memory_remaining(root);
@@ -50,7 +47,6 @@ pub fn host_available(root: &Root) -> Option<Bytes> {
 }
 
 /// Current and peak resident memory of this process.
-#[must_use]
 pub fn resident() -> Resident {
     resident_at(&Root::system())
 }
@@ -61,7 +57,6 @@ fn resident_at(root: &Root) -> Resident {
 }
 
 /// Lets the peak begin again at the current resident size; false where the kernel does not allow it.
-#[must_use]
 pub fn reset_peak() -> bool {
     reset_peak_at(&Root::system())
 }

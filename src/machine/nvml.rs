@@ -32,7 +32,6 @@ pub enum GpuSelector {
 
 /// The NVML identifiers of a CUDA device, the most specific first. A MIG device shows its own UUID, whose sixteen bytes do not say
 /// that it is one.
-#[must_use]
 pub fn selectors(identity: &CudaIdentity) -> Vec<(GpuSelector, GpuMatch)> {
     let uuids = identity.uuid.iter().flat_map(|bytes| ["GPU", "MIG"].map(|kind| uuid_text(kind, bytes)));
     let uuids = uuids.map(|uuid| (GpuSelector::Uuid(uuid), GpuMatch::Uuid));
@@ -55,7 +54,6 @@ fn uuid_text(kind: &str, bytes: &[u8; 16]) -> String {
 }
 
 /// The GPU that CUDA calls `ordinal` under a value of CUDA_VISIBLE_DEVICES; `None` when that hides it.
-#[must_use]
 pub fn select(visible_devices: Option<&str>, ordinal: u32) -> Option<GpuSelector> {
     let Some(visible) = visible_devices else { return Some(GpuSelector::Index(ordinal)) };
     // CUDA stops at the first entry that it does not understand.
@@ -110,7 +108,6 @@ const REASONS: [(u64, Throttle, &str); 11] = [
 
 impl ThrottleBits {
     /// Every set bit as a reason, the unknown ones last.
-    #[must_use]
     pub fn reasons(self) -> Vec<Throttle> {
         let known = REASONS.iter().filter(|(bit, ..)| self.0 & bit != 0).map(|(_, reason, _)| *reason);
         let mask = REASONS.iter().fold(0, |mask, (bit, ..)| mask | bit);
@@ -121,7 +118,6 @@ impl ThrottleBits {
 
 impl Throttle {
     /// Reads what `Display` wrote.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         if let Some(bit) = text.strip_prefix("unknown_0x") {
             return u64::from_str_radix(bit, 16).ok().map(Self::Unknown);
@@ -185,7 +181,6 @@ impl Gpu {
     }
 
     /// The GPU that CUDA calls by this ordinal in this process.
-    #[must_use]
     pub fn of_cuda_ordinal(ordinal: u32) -> Option<Self> {
         let identity = CudaIdentity::of_ordinal(ordinal);
         let sure = selectors(&identity).iter().find_map(|(selector, by)| Self::open(selector, *by));
@@ -200,7 +195,6 @@ impl Gpu {
     }
 
     /// Clocks, power, temperature and counters now.
-    #[must_use]
     pub fn sample(&self) -> GpuSample {
         let Some(device) = self.device() else { return GpuSample::default() };
         let violation =
@@ -220,7 +214,6 @@ impl Gpu {
     }
 
     /// Everything a report keeps of the GPU.
-    #[must_use]
     pub fn describe(&self) -> Option<GpuEnvironment> {
         let device = self.device()?;
         let sample = self.sample();
@@ -257,27 +250,23 @@ impl Gpu {
     }
 
     /// Free memory of the GPU.
-    #[must_use]
     pub fn free_memory(&self) -> Option<Bytes> {
         self.device()?.memory_info().ok().map(|memory| Bytes(memory.free))
     }
 }
 
 /// The GPU that CUDA calls by this ordinal, described.
-#[must_use]
 pub fn describe(ordinal: u32) -> Option<GpuEnvironment> {
     Gpu::of_cuda_ordinal(ordinal)?.describe()
 }
 
 /// Free memory of the GPU that CUDA calls by this ordinal.
-#[must_use]
 pub fn free_memory(ordinal: u32) -> Option<Bytes> {
     Gpu::of_cuda_ordinal(ordinal)?.free_memory()
 }
 
 /// The GPUs that CUDA would see in this process, by NVML's number and UUID: CUDA_VISIBLE_DEVICES hides and reorders. `None` without
 /// library or driver.
-#[must_use]
 pub fn visible_gpus() -> Option<Vec<(u32, String)>> {
     let count = gpu_count()?;
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
@@ -290,7 +279,6 @@ pub fn visible_gpus() -> Option<Vec<(u32, String)>> {
 }
 
 /// GPUs that NVML sees; `None` without library or driver.
-#[must_use]
 pub fn gpu_count() -> Option<u32> {
     open_library()?.device_count().ok()
 }

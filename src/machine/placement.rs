@@ -14,7 +14,6 @@ pub const FLEET_NODE: &str = "HBMARK_FLEET_NODE";
 const MAX_VALUE: usize = 4096;
 
 /// The placement of this process.
-#[must_use]
 pub fn of_this_process() -> Option<Placement> {
     from_variables(&|name| std::env::var(name).ok())
 }

@@ -12,32 +12,27 @@ pub struct Root(PathBuf);
 
 impl Root {
     /// The machine itself.
-    #[must_use]
     pub fn system() -> Self {
         Self(PathBuf::from("/"))
     }
 
     /// Another tree with the same layout.
-    #[must_use]
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self(path.into())
     }
 
     /// A file's text; `None` when it is missing, unreadable or not UTF-8.
-    #[must_use]
     pub fn read(&self, path: &str) -> Option<String> {
         fs::read_to_string(self.0.join(path)).ok()
     }
 
     /// A one-line file without its end of line; `None` when empty.
-    #[must_use]
     pub fn line(&self, path: &str) -> Option<String> {
         let text = self.read(path)?;
         Some(text.lines().next()?.trim().to_owned()).filter(|line| !line.is_empty())
     }
 
     /// A file that holds one number.
-    #[must_use]
     pub fn number(&self, path: &str) -> Option<u64> {
         self.line(path)?.parse().ok()
     }
@@ -51,7 +46,6 @@ impl Root {
     }
 
     /// The entries `prefix<number>` of a folder as paths below the root, by number.
-    #[must_use]
     pub(crate) fn numbered(&self, folder: &str, prefix: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.0.join(Path::new(folder))) else { return Vec::new() };
         let mut numbers: Vec<u64> = entries

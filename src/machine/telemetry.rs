@@ -9,7 +9,6 @@
 //! fall on either side of a window's edge on each core that this process keeps busy, so one tick per such core is counted as our own:
 //! foreign load is understated by at most that, and never overstated.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::environment::frequency_mhz;
@@ -45,30 +44,6 @@ pub struct CpuLoad {
     pub blocks: usize,
     pub foreign_cores: Option<f64>,
     pub steal_cores: Option<f64>,
-}
-
-/// Reads nothing.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct NullTelemetry;
-
-impl Telemetry for NullTelemetry {
-    fn before_block(&mut self) {}
-    fn after_block(&mut self) -> BlockTelemetry {
-        BlockTelemetry::default()
-    }
-}
-
-/// Returns queued telemetry, block by block, and nothing afterwards.
-#[derive(Debug, Clone, Default)]
-pub struct ScriptedTelemetry {
-    pub queue: VecDeque<BlockTelemetry>,
-}
-
-impl Telemetry for ScriptedTelemetry {
-    fn before_block(&mut self) {}
-    fn after_block(&mut self) -> BlockTelemetry {
-        self.queue.pop_front().unwrap_or_default()
-    }
 }
 
 /// Counters of the host at one moment.
@@ -113,13 +88,11 @@ struct Window {
 
 impl HostTelemetry {
     /// Watches this machine.
-    #[must_use]
     pub fn new() -> Self {
         Self::at(Root::system())
     }
 
     /// Watches a machine planted in a folder.
-    #[must_use]
     pub fn at(root: Root) -> Self {
         Self {
             root,
@@ -223,7 +196,6 @@ impl CpuLoad {
     }
 
     /// The cause for which its blocks are thrown away; of two the load, and the blocks' telemetry has both.
-    #[must_use]
     pub fn reject(&self, limits: &Limits) -> Option<Cause> {
         load_rejects(self.foreign_cores, self.steal_cores, limits)
     }
@@ -299,7 +271,6 @@ pub struct NvmlTelemetry {
 
 impl NvmlTelemetry {
     /// Watches the GPUs of a step, as many of them as NVML knows.
-    #[must_use]
     pub fn new(gpus: Vec<Gpu>, count: usize, host: HostTelemetry) -> Self {
         Self { gpus, count, host, before: None }
     }
@@ -335,7 +306,6 @@ impl Telemetry for NvmlTelemetry {
 const VIOLATION_SHARE: f64 = 1e-3;
 
 /// The telemetry of a block from two samples of a GPU around it, so much time apart, added to the host's.
-#[must_use]
 pub fn gpu_block(
     before: &GpuSample,
     after: &GpuSample,
@@ -404,7 +374,6 @@ pub struct TelemetryVerdict {
 }
 
 /// Judges a block by its telemetry only; [`CpuLoad::reject`] judges several blocks together.
-#[must_use]
 pub fn verdict(block: &BlockTelemetry) -> TelemetryVerdict {
     let slowed = block.slowed_by();
     let others = block.throttle_reasons.iter().filter(|name| !slowed.contains(name));
@@ -643,15 +612,6 @@ mod tests {
         let mut host = HostTelemetry::at(root);
         host.before_block();
         assert_eq!(host.after_block(), BlockTelemetry::default());
-        assert_eq!(NullTelemetry.after_block(), BlockTelemetry::default());
-    }
-
-    #[test]
-    fn a_script_answers_block_by_block() {
-        let hot = throttled(0x40);
-        let mut scripted = ScriptedTelemetry { queue: VecDeque::from([hot.clone()]) };
-        assert_eq!(scripted.after_block(), hot);
-        assert_eq!(scripted.after_block(), BlockTelemetry::default());
     }
 
     #[cfg(target_os = "linux")]

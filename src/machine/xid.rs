@@ -14,7 +14,6 @@ const MAX_RECORDS: usize = 1_000_000;
 const MAX_KEPT: usize = 64;
 
 /// The XIDs of the GPU at this address, the same one again and again once.
-#[must_use]
 pub fn since_boot(pci_bus_id: &str) -> Option<Vec<u32>> {
     let mut log =
         std::fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open("/dev/kmsg").ok()?;

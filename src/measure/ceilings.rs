@@ -13,9 +13,6 @@ use crate::measure::protocol::Depth;
 use hbmark_core::result::{Ceilings, Environment, LinkCeilings};
 
 /// The ceilings for a run: those kept from a run of the last minutes under the same conditions, unless `fresh` ones are asked for.
-///
-/// # Errors
-/// As [`measure`].
 pub fn for_run(
     device: DeviceChoice,
     depth: Depth,
@@ -37,9 +34,6 @@ pub fn for_run(
 }
 
 /// Measures the ceilings of a device, and what disturbed that; `None` for a smoke run, whose times mean nothing.
-///
-/// # Errors
-/// When the device or the system refuses.
 pub fn measure(
     device: DeviceChoice,
     depth: Depth,
@@ -70,9 +64,10 @@ fn probe(device: DeviceChoice, depth: Depth, threads: Option<usize>) -> Result<O
 }
 
 /// Measures the links between so many GPUs from a device on; `None` where the build has no GPUs.
-///
-/// # Errors
-/// When they are not there, or one cannot reach another.
+#[cfg_attr(
+    not(feature = "cuda"),
+    expect(clippy::unnecessary_wraps, reason = "it fails where there are GPUs")
+)]
 pub fn links(device: DeviceChoice, gpus: usize, depth: Depth) -> Result<Option<LinkCeilings>, ProbeError> {
     match device {
         #[cfg(feature = "cuda")]
@@ -98,9 +93,6 @@ fn limited(config: ProbeConfig, threads: Option<usize>) -> ProbeConfig {
 }
 
 /// The canary of a device.
-///
-/// # Errors
-/// When its buffer cannot be allocated.
 pub fn canary(device: DeviceChoice) -> Result<Box<dyn Canary>, ProbeError> {
     match device {
         DeviceChoice::Cpu => Ok(Box::new(CpuCanary::new(CpuCanary::USUAL_SIZE)?)),

@@ -42,9 +42,6 @@ struct DeviceMonitor {
 
 /// The monitor of a device, or of so many from it on; the canary runs on the first. Its baseline is measured here, so call this under the conditions of
 /// the run.
-///
-/// # Errors
-/// When the canary's buffer cannot be allocated.
 pub fn of_devices(device: DeviceChoice, count: usize) -> Result<Box<dyn Monitor>, ProbeError> {
     let host = HostTelemetry::new();
     let gpus: Vec<Gpu> = device.group(count).filter_map(|one| Gpu::of_cuda_ordinal(one.gpu()?)).collect();

@@ -15,9 +15,6 @@ const PROFILES: usize = 5;
 /// Fills the cell's context, profiles its step and frees its KV. Empty where the engine cannot time its operations one by one.
 ///
 /// `index` and `seed` are the cell's own in the run, so that the tokens are those that were timed.
-///
-/// # Errors
-/// When the engine fails.
 pub fn of_cell(
     session: &mut dyn Session,
     cell: &Cell,

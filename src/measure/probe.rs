@@ -46,9 +46,6 @@ const GIB: u64 = 1 << 30;
 
 impl ProbeConfig {
     /// For `hbmark ceiling`: about 15 seconds.
-    ///
-    /// # Errors
-    /// When the system does not say which cores may be used.
     pub fn full() -> Result<Self, ProbeError> {
         let cores = usable_cores()?.len();
         Ok(Self {
@@ -61,9 +58,6 @@ impl ProbeConfig {
     }
 
     /// At the start of every run: about 3 seconds, all cores or half of them.
-    ///
-    /// # Errors
-    /// When the system does not say which cores may be used.
     pub fn quick() -> Result<Self, ProbeError> {
         let cores = usable_cores()?.len();
         let mut threads = vec![cores.div_ceil(2), cores];
@@ -126,15 +120,11 @@ impl ProbeError {
 }
 
 /// The cores this process may use, by number.
-///
-/// # Errors
-/// When the system does not say.
 pub fn usable_cores() -> Result<Vec<usize>, ProbeError> {
     allowed_processors().map_err(|source| ProbeError::Cores { source })
 }
 
 /// All counts up to eight; beyond, powers of two, three quarters of the cores, and all of them.
-#[must_use]
 pub fn thread_counts(cores: usize) -> Vec<usize> {
     let mut counts: Vec<usize> = if cores <= 8 {
         (1..=cores).collect()
@@ -148,7 +138,6 @@ pub fn thread_counts(cores: usize) -> Vec<usize> {
 }
 
 /// Eight times the last-level cache and at least 1 GiB, but no more than a quarter of the available memory.
-#[must_use]
 pub fn working_set(last_cache: Option<Bytes>, available: Option<Bytes>) -> Bytes {
     let wanted = last_cache.map_or(GIB, |cache| cache.0.saturating_mul(8).max(GIB));
     let bytes = available.map_or(wanted, |available| wanted.min(available.0 / 4));

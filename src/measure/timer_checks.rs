@@ -26,7 +26,6 @@ pub struct Check {
 
 impl Check {
     /// Passes when `found` lies within `bound` of `wanted`; never when it is not a number.
-    #[must_use]
     pub fn within(name: impl Into<String>, wanted: f64, found: f64, bound: f64) -> Self {
         Self { name: name.into(), passed: (found - wanted).abs() <= bound, wanted, found, bound }
     }
@@ -46,9 +45,6 @@ const CROSS_CHECK: Nanos = Nanos(5e7);
 const CROSS_CHECK_BOUND: f64 = 1e-3;
 
 /// All clock checks on the host's own clocks; about half a second.
-///
-/// # Errors
-/// When the timeline cannot be marked.
 pub fn check_clocks() -> Result<Vec<Check>, EngineError> {
     let mut timeline = MonotonicTimeline::default();
     let mut checks = check_spins(&mut timeline, &mut raw_monotonic)?;
@@ -62,9 +58,6 @@ pub fn check_clocks() -> Result<Vec<Check>, EngineError> {
 type Clock<'a> = dyn FnMut() -> Nanos + 'a;
 
 /// Spins by `clock` for known spans between two marks of the timeline, which must agree within 0.5 % or 2 µs, whichever is more.
-///
-/// # Errors
-/// When the timeline cannot be marked.
 pub fn check_spins(timeline: &mut dyn Timeline, clock: &mut Clock) -> Result<Vec<Check>, EngineError> {
     let mut checks = Vec::with_capacity(SPINS.len());
     for span in SPINS {
@@ -86,7 +79,6 @@ pub fn check_spins(timeline: &mut dyn Timeline, clock: &mut Clock) -> Result<Vec
 }
 
 /// Consecutive readings must never go back, and their smallest step must be at most a microsecond.
-#[must_use]
 pub fn check_readings(readings: impl Iterator<Item = Nanos>) -> Vec<Check> {
     let mut backwards = 0u32;
     let mut smallest = f64::INFINITY;

@@ -54,7 +54,6 @@ pub struct Visited {
 
 impl Visited {
     /// A visit whose process was lost.
-    #[must_use]
     pub fn lost(reason: Cause) -> Self {
         Self {
             end: Some(CellEnd { status: Status::Failed, reason, fault: Some(VisitFault::Lost) }),
@@ -63,7 +62,6 @@ impl Visited {
     }
 
     /// Whether the session must be replaced before the next visit.
-    #[must_use]
     pub fn is_sticky(&self) -> bool {
         self.end.as_ref().is_some_and(|end| end.fault.is_some())
     }
@@ -92,7 +90,6 @@ pub enum VisitFault {
 
 impl VisitFault {
     /// Whether the same cell may succeed in a fresh process; a cell out of memory would be out of memory again.
-    #[must_use]
     pub fn is_retryable(self) -> bool {
         matches!(self, Self::Device | Self::Lost)
     }

@@ -14,9 +14,6 @@ const SIZE_TOLERANCE: f64 = 0.05;
 const MAX_OTHER_STORAGE_SHARE: f64 = 0.05;
 
 /// Compares the loaded tensors with the listed ones.
-///
-/// # Errors
-/// When sizes or storage differ by more than padding does.
 pub fn weights(found: &Inventory, wanted: &Inventory) -> Result<(), Cause> {
     let matrices = |inventory: &Inventory| -> Bytes {
         inventory.tensors.iter().filter(|t| is_matrix(t.role)).map(|t| t.bytes).sum()

@@ -44,7 +44,6 @@ pub enum Side {
 
 impl Side {
     /// Its letter.
-    #[must_use]
     pub fn letter(self) -> char {
         match self {
             Self::A => 'A',
@@ -81,8 +80,6 @@ pub struct Launch {
 
 /// Runs one side once.
 pub trait Runner {
-    /// # Errors
-    /// When the side gave no result.
     fn run(&mut self, launch: &Launch) -> Result<SideResult, CompareError>;
 }
 

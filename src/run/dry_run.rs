@@ -45,9 +45,6 @@ struct PlannedCell {
 
 impl DryRun {
     /// Plans without measuring.
-    ///
-    /// # Errors
-    /// When the only engine cannot run the model at all.
     pub fn of(config: &RunConfig, model: &OpenModel) -> Result<Self, RunError> {
         let protocol = config.protocol();
         let available = memory::available(in_process::memory_of(config.device));

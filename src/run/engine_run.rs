@@ -135,9 +135,6 @@ impl Opened {
 
     /// Puts the cells whose steps cannot be replayed into the report, with the reason, and returns the others. For a sampler that cannot
     /// skip a cell while it times steps.
-    ///
-    /// # Errors
-    /// When the run must end: it was interrupted, or no worker can execute a request.
     pub fn skip_unreplayable(
         &self,
         worker: &mut dyn Worker<DeviceJob>,
@@ -166,7 +163,6 @@ impl Opened {
     }
 
     /// The judged result of a measured cell.
-    #[must_use]
     pub fn judge(&self, planned: &CostedCell, measured: Measured, report: &Report) -> CellResult {
         let mut cost = planned.cost;
         // What the engine counted beats what is known of its code.

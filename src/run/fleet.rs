@@ -68,9 +68,6 @@ pub enum FleetNodeError {
 }
 
 /// Runs everything that is not finished, and returns what there is afterwards.
-///
-/// # Errors
-/// When the node's folder cannot be made or is in use. A run that fails is in the record.
 pub fn run_node(task: &NodeTask<'_>, tell: &(dyn Fn(&str) + Sync)) -> Result<NodeRecord, FleetNodeError> {
     let folder_error = |source| FleetNodeError::Folder { path: task.folder.clone(), source };
     std::fs::create_dir_all(&task.folder).map_err(folder_error)?;

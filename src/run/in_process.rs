@@ -49,9 +49,6 @@ impl std::fmt::Debug for LocalDevice {
 }
 
 /// Executes requests as a child process, until stdin ends.
-///
-/// # Errors
-/// When it was not started by a supervisor, or the pipes break.
 pub fn work() -> Result<(), WorkerExit> {
     crate::worker::child::work(|config: &RunConfig| {
         crate::engine::threads::limit(config.threads);

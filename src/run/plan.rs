@@ -20,7 +20,6 @@ pub(super) fn times(engine: &str, phase: Phase) -> bool {
 }
 
 /// The cells of one engine and dtype: phases outermost, then batch, then context. Of several phases an engine has those that it can.
-#[must_use]
 pub fn cells<'a>(
     engine: &str,
     dtype: Dtype,
@@ -43,7 +42,6 @@ pub fn cells<'a>(
 /// Why a cell cannot run, or `None`.
 ///
 /// `predicted` is the memory the cell needs on its device, `available` what the device has left for it.
-#[must_use]
 pub fn obstacle(
     cell: &Cell,
     capabilities: &Capabilities,
@@ -80,7 +78,6 @@ pub fn obstacle(
 }
 
 /// The shape of a cell's step.
-#[must_use]
 pub fn shape(cell: &Cell) -> StepShape {
     StepShape { phase: cell.phase, batch: cell.batch, context: cell.context }
 }
@@ -93,7 +90,6 @@ fn stock_backend(device: DeviceChoice) -> StockBackend {
 }
 
 /// The ledger of the cells of an engine on a device.
-#[must_use]
 pub fn ledger(
     architecture: &Architecture,
     inventory: &Inventory,
@@ -106,14 +102,12 @@ pub fn ledger(
 }
 
 /// Weights in memory, with those that ranks of an engine hold beside their parts.
-#[must_use]
 pub fn resident(ledger: &Ledger, engine: &str) -> Bytes {
     ledger.resident_weights() + ledger.rest_of_table(EngineKind::ranks(engine))
 }
 
 /// The cost of a cell's step, with what the engine's code is known to move beside it. Only candle's was read,
 /// whichever way it is run; an engine that counts its own bytes reports them after a step.
-#[must_use]
 pub fn cost(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> StepCost {
     let mut cost = ledger.step(shape(cell));
     if EngineKind::of(&cell.engine).is_some_and(EngineKind::is_stock) {
@@ -123,7 +117,6 @@ pub fn cost(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> StepCost {
 }
 
 /// Memory of weights, KV and the largest activations, of the ledger's device.
-#[must_use]
 pub fn needed(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> Bytes {
     let kind = EngineKind::of(&cell.engine);
     let known = match kind {

@@ -27,9 +27,6 @@ const LONG_CONTEXT: usize = 512;
 const SLOPE_BATCH: usize = 4;
 
 /// Times the shapes. `between` is called before each, as a heartbeat.
-///
-/// # Errors
-/// When the engine fails.
 pub fn calibrate(
     session: &mut dyn Session,
     config: &SchedulerConfig,
@@ -108,9 +105,6 @@ pub fn calibrate(
 }
 
 /// The time that one more adapter adds to a step: decodes of a few sequences, each with an adapter of its own and without, in turns.
-///
-/// # Errors
-/// When the engine fails.
 pub fn adapter_time(
     session: &mut dyn Session,
     config: &SchedulerConfig,

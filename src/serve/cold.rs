@@ -20,9 +20,7 @@ use crate::worker::Observer;
 use crate::worker::child::LAUNCHED_BY;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::as_map;
-use hbmark_core::result::serving::{
-    ColdPhase, ColdStart, Launch, SCHEMA_VERSION, ServeKind, ServeReport, WorkloadSummary,
-};
+use hbmark_core::result::serving::{ColdPhase, ColdStart, Launch, ServeKind, ServeReport, WorkloadSummary};
 use hbmark_core::stats::percentile;
 use hbmark_core::units::Nanos;
 use hbmark_traffic::workload::{PlannedRequest, PromptSegment, splitmix64};
@@ -71,9 +69,6 @@ pub enum ColdError {
 }
 
 /// The child: runs the phases and prints to `out` when each is over. The model is opened by `open`, inside its phase.
-///
-/// # Errors
-/// When a phase fails.
 pub fn child<E: From<ColdError>>(
     config: &ColdConfig,
     open: impl FnOnce() -> Result<OpenModel, E>,
@@ -122,9 +117,6 @@ fn dtype(config: &ColdConfig, model: &OpenModel) -> Dtype {
 }
 
 /// The parent: launches `program` with `arguments` so many times and times its phases.
-///
-/// # Errors
-/// When the prompt does not fit the model, or a launch fails.
 pub fn measure(
     config: &ColdConfig,
     model: &OpenModel,
@@ -143,10 +135,14 @@ pub fn measure(
         launches.push(launch(index, program, arguments)?);
     }
     let dtype = dtype(config, model);
+    let workload = WorkloadSummary {
+        name: "cold start".into(),
+        source: format!(
+            "{} launches of a process on the {} engine, a prompt of {} tokens each",
+            config.launches, config.engine, config.prompt_tokens
+        ),
+    };
     Ok(ServeReport {
-        schema_version: SCHEMA_VERSION,
-        kind: ServeKind::ServeCold,
-        command: command.to_owned(),
         started_at: Some(now_utc()),
         note: config.note.clone(),
         hypothesis: config.hypothesis.clone(),
@@ -155,25 +151,8 @@ pub fn measure(
         config: as_map(config),
         model: Some(model.summary(dtype)),
         dtype: Some(dtype),
-        server: None,
-        capabilities: None,
-        datasheet: None,
-        ceilings: None,
-        workload: WorkloadSummary {
-            name: "cold start".into(),
-            source: format!(
-                "{} launches of a process on the {} engine, a prompt of {} tokens each",
-                config.launches, config.engine, config.prompt_tokens
-            ),
-        },
-        step_model: None,
-        swept: None,
-        points: Vec::new(),
-        search: None,
-        matrix: Vec::new(),
         cold_start: Some(cold_start(config.prompt_tokens, launches)),
-        lora: None,
-        structured: None,
+        ..ServeReport::new(ServeKind::ServeCold, command, workload)
     })
 }
 

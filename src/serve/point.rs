@@ -91,7 +91,6 @@ const MAX_PREPARED: usize = 500_000_000;
 
 impl ServingEngine {
     /// Why nothing that the device does from here on can be trusted.
-    #[must_use]
     pub fn fault(&self) -> Option<&str> {
         match self {
             Self::Engine { fault, .. } => fault.as_deref(),
@@ -100,9 +99,6 @@ impl ServingEngine {
     }
 
     /// Measures a point; where the engine is real and its steps were timed, with the prediction of the virtual clock beside it.
-    ///
-    /// # Errors
-    /// When the point cannot be run at all. Rejected requests and a failing engine are results.
     pub fn measure(
         &mut self,
         spec: &PointSpec,

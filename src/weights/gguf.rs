@@ -85,7 +85,6 @@ impl GgufModel {
     }
 
     /// Where the file is.
-    #[must_use]
     pub fn path(&self) -> &Path {
         self.file.path()
     }

@@ -102,9 +102,6 @@ impl fmt::Debug for HubConfig {
 impl HubConfig {
     /// Reads `HF_ENDPOINT`, `HF_HUB_CACHE`, `HF_HOME`, `XDG_CACHE_HOME`, `HF_TOKEN`, `HF_TOKEN_PATH` and `HF_HUB_OFFLINE`,
     /// with the meanings and defaults they have in the hub's Python client.
-    ///
-    /// # Errors
-    /// When neither the environment nor the user has a place for the cache.
     pub fn from_env() -> Result<Self, HubError> {
         Self::from_variables(|name| std::env::var_os(name))
     }
@@ -144,9 +141,6 @@ impl HubConfig {
     }
 
     /// Returns the snapshot folder of a model, fetching no more than its config where that is not in the cache.
-    ///
-    /// # Errors
-    /// As [`resolve`](Self::resolve).
     pub fn resolve_config(&self, id: &str, revision: Option<&str>) -> Result<PathBuf, WeightsError> {
         self.resolve_parts(id, revision, false, Parts::Config)
     }

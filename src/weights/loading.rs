@@ -155,9 +155,6 @@ pub(super) fn transposed<T: Copy + Send + Sync>(
 }
 
 /// Checks that rows are whole blocks in a dtype whose blocks are of 256.
-///
-/// # Errors
-/// With the first tensor whose rows are not.
 pub(crate) fn check_blocks(inventory: &Inventory, wanted: Dtype) -> Result<(), WeightsError> {
     inventory.rows_that_blocks_do_not_divide().map_or(Ok(()), |tensor| {
         let columns = tensor.shape.last().copied().unwrap_or(0);

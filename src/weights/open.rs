@@ -266,7 +266,6 @@ fn gguf_model(path: &Path, architecture: Architecture, inventory: Inventory) -> 
 
 impl OpenModel {
     /// A model of some dimensions with random weights.
-    #[must_use]
     pub fn synthetic(name: impl Into<String>, architecture: Architecture, seed: u64) -> Self {
         Self { name: name.into(), architecture, source: Source::Synthetic { seed } }
     }
@@ -323,7 +322,6 @@ impl OpenModel {
     }
 
     /// The storage that the model's own files state; bf16 of a shape without files, and where they say nothing.
-    #[must_use]
     pub fn stored_dtype(&self) -> Dtype {
         match &self.source {
             Source::Gguf { .. } => Dtype::Gguf,

@@ -31,9 +31,6 @@ const MIDDLE: f32 = 8.0;
 const GROUP: usize = 32;
 
 /// The storage in which a quantised checkpoint is streamed as it is stored.
-///
-/// # Errors
-/// A clause that names what cannot be streamed.
 pub fn streamed_as(architecture: &Architecture, own: &Quantization) -> Result<Dtype, String> {
     let dtype = own.dtype().ok_or("a format without a name")?;
     if own.rules.is_empty() {
@@ -99,9 +96,6 @@ pub(super) struct Layer<'a> {
 
 impl Layer<'_> {
     /// The layer as it is stored.
-    ///
-    /// # Errors
-    /// When a part is missing, of another shape or type than the format has, or holds what is not a number.
     pub(super) fn matrix(&self, storage: &ModuleStorage) -> Result<StoredMatrix, WeightsError> {
         let Self { rows, columns, .. } = *self;
         let format = storage.format(module(self.weights.name()));

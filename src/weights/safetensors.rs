@@ -106,14 +106,7 @@ impl Checkpoint {
         Ok(Self { shards, wanted, quantised, on_disk })
     }
 
-    /// Every tensor of the files, with the bytes it takes there.
-    #[must_use]
-    pub fn on_disk(&self) -> &Inventory {
-        &self.on_disk
-    }
-
     /// The dtype that holds most of the bytes, when it is a plain float: loading in it copies without conversion.
-    #[must_use]
     pub fn stored_dtype(&self) -> Option<Dtype> {
         float_of(most_bytes(self.wanted.iter().map(|(_, tensor)| tensor))?)
             .filter(|dtype| *dtype != Dtype::Fp8)
@@ -146,9 +139,6 @@ impl Checkpoint {
     }
 
     /// Refuses tensors that are stored as something else than a plain float, but for those of quantised layers.
-    ///
-    /// # Errors
-    /// [`WeightsError::StoredDtype`] with the first of them.
     pub(crate) fn check_storage(&self, wanted: Dtype) -> Result<(), WeightsError> {
         match self.sources().find(|source| !source.quantised && !source.is_float()) {
             None => Ok(()),
@@ -238,9 +228,6 @@ fn is_harmless(name: &str) -> bool {
 type Shards = (Vec<SizedFile>, Vec<(usize, StoredTensor)>);
 
 /// Every tensor of a folder's headers; `None` where it has no weights.
-///
-/// # Errors
-/// When it has weights whose headers cannot be read.
 pub(crate) fn stored_tensors(folder: &Path) -> Result<Option<Vec<StoredTensor>>, WeightsError> {
     match read_headers(folder) {
         Ok((_, tensors)) => Ok(Some(tensors.into_iter().map(|(_, tensor)| tensor).collect())),
@@ -427,14 +414,10 @@ impl Source<'_> {
         }
     }
 
-    /// # Errors
-    /// [`WeightsError::WrongShape`] where it has another one.
     pub(crate) fn expect_shape(&self, wanted: &[usize]) -> Result<(), WeightsError> {
         if self.shape() == wanted { Ok(()) } else { Err(self.wrong_shape(wanted)) }
     }
 
-    /// # Errors
-    /// [`WeightsError::WrongShape`] where it has more elements or fewer, whatever its shape.
     pub(crate) fn expect_elements(&self, wanted: usize) -> Result<(), WeightsError> {
         let elements = self.shape().iter().try_fold(1_usize, |all, side| all.checked_mul(*side));
         if elements == Some(wanted) { Ok(()) } else { Err(self.wrong_shape(&[wanted])) }

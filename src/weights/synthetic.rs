@@ -34,9 +34,6 @@ const DRAWS_AT_ONCE: usize = 2_048;
 /// Matrices, embeddings and biases are N(0, 0.02²), norms N(1, 0.02²). The values are made straight in `dtype` by all cores of the host
 /// and copied to the device one tensor at a time: a device's own generator would give others, and an engine whose weights come from a
 /// `stream` would not have those of its reference.
-///
-/// # Errors
-/// When `dtype` is quantised, when the inventory holds scales, or when memory runs out.
 pub fn generate(
     expected: &Inventory,
     dtype: Dtype,

@@ -36,7 +36,6 @@ pub enum RequestKind {
 
 impl RequestKind {
     /// Whether the response holds something that a later process cannot know without executing the request.
-    #[must_use]
     pub fn is_recorded(self) -> bool {
         matches!(self, Self::Prepare | Self::Measure)
     }
@@ -95,9 +94,6 @@ pub trait Job: Sized + 'static {
     /// The machine, in responses that name it.
     fn environment(response: &Self::Response) -> Option<&Environment>;
     /// Holds a response from a journal to what later arithmetic takes for granted: hashes are not a signature.
-    ///
-    /// # Errors
-    /// When no worker measures such a thing.
     fn validate(_request: &Self::Request, _response: &Self::Response) -> Result<(), ReportError> {
         Ok(())
     }
@@ -157,7 +153,6 @@ impl<J: Job> OpenRequests<J> {
     }
 
     /// Requests that open what `held` lacks.
-    #[must_use]
     pub fn missing(&self, held: &Self) -> Vec<J::Request> {
         let lacks = |key: &usize| held.0.iter().all(|(known, _)| known != key);
         self.0.iter().filter(|(key, _)| lacks(key)).map(|(_, reopen)| reopen.clone()).collect()
@@ -169,9 +164,6 @@ pub trait Handler {
     type Job: Job;
 
     /// Executes a request.
-    ///
-    /// # Errors
-    /// When no worker could execute it.
     fn handle(
         &mut self,
         request: &<Self::Job as Job>::Request,
@@ -192,13 +184,11 @@ pub struct InProcess<H: Handler> {
 }
 
 impl<H: Handler> InProcess<H> {
-    #[must_use]
     pub fn new(handler: H) -> Self {
         Self::interruptible(handler, Interrupts::default())
     }
 
     /// Ends between two requests after a signal.
-    #[must_use]
     pub fn interruptible(handler: H, interrupts: Interrupts) -> Self {
         Self { handler, open: OpenRequests::default(), held: OpenRequests::default(), interrupts }
     }

@@ -115,9 +115,6 @@ pub struct Program {
 
 impl Program {
     /// This one.
-    ///
-    /// # Errors
-    /// When the executable cannot be read.
     pub fn this() -> Result<Self, JournalError> {
         static THIS: std::sync::OnceLock<Program> = std::sync::OnceLock::new();
         match THIS.get() {
@@ -149,9 +146,6 @@ impl Program {
 
 impl<P: JournaledPlan> Header<P> {
     /// The header of a plan that this program carries out.
-    ///
-    /// # Errors
-    /// When this program cannot be identified.
     pub fn new(command: &str, plan: P) -> Result<Self, JournalError> {
         let (program, command) = (Program::this()?, command.to_owned());
         Ok(Self { format: FORMAT, subcommand: P::SUBCOMMAND.to_owned(), program, command, plan })
@@ -159,9 +153,6 @@ impl<P: JournaledPlan> Header<P> {
 }
 
 /// Whether two identities are the same.
-///
-/// # Errors
-/// [`JournalError::Mismatch`], with both.
 pub fn same(folder: &Path, what: &str, was: &str, is: &str) -> Result<(), JournalError> {
     if was == is {
         return Ok(());
@@ -196,9 +187,6 @@ pub struct ReopenedJournal<P, E> {
 
 impl Journal {
     /// Begins a journal in a folder.
-    ///
-    /// # Errors
-    /// When another run writes there, when an unfinished one lies there, or when the file cannot be written.
     pub fn create<P: JournaledPlan>(folder: &Path, header: &Header<P>) -> Result<Self, JournalError> {
         let mut journal = Self::create_empty(folder, P::SUBCOMMAND)?;
         journal.append(header)?;
@@ -262,15 +250,11 @@ impl Journal {
     }
 
     /// The folder that it is about.
-    #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
     /// Writes an entry; `measured`: it took time to measure and is worth resuming from.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
     pub fn write(&mut self, entry: &impl Serialize, measured: bool) -> Result<(), JournalError> {
         self.append(&EntryLine { measured, entry })?;
         self.measured |= measured;
@@ -353,15 +337,11 @@ impl Journal {
     }
 
     /// Whether a run can go on from it.
-    #[must_use]
     pub fn has_measurements(&self) -> bool {
         self.measured
     }
 
     /// Removes the journal of a run whose result is complete and on the disk, or that has none.
-    ///
-    /// # Errors
-    /// When the folder cannot be written.
     pub fn finish(self) -> Result<(), JournalError> {
         std::fs::remove_file(&self.path).map_err(|source| self.write_error(source))?;
         atomic_file::sync_folder(&self.folder);
@@ -375,9 +355,6 @@ pub struct FolderLock(Journal);
 
 impl FolderLock {
     /// Claims a folder.
-    ///
-    /// # Errors
-    /// When a run writes there, or an unfinished one lies there.
     pub fn take(folder: &Path) -> Result<Self, JournalError> {
         Journal::create_empty(folder, "run").map(Self)
     }

@@ -54,7 +54,7 @@ impl<J: Job> JournaledWorker<J> {
     /// Checks that this is the machine of the recorded responses.
     ///
     /// # Errors
-    /// [`JournalError::Mismatch`], with both; and when the machine cannot be identified.
+    /// `JournalError::Mismatch`, with both; and when the machine cannot be identified.
     pub fn check_machine(&mut self, observer: &mut dyn Observer) -> Result<(), J::Error> {
         let Some(was) = self.replay.iter().find_map(|entry| J::environment(&entry.response)) else {
             return Ok(());

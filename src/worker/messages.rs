@@ -71,7 +71,6 @@ pub struct Program {
 
 impl Program {
     /// This one.
-    #[must_use]
     pub fn this() -> Self {
         let build = crate::machine::environment::this_binary();
         Self { wire: VERSION, version: build.version, revision: build.git_revision }
@@ -86,9 +85,6 @@ impl std::fmt::Display for Program {
 }
 
 /// Writes a message and flushes it.
-///
-/// # Errors
-/// When the pipe is broken.
 pub fn write(out: &mut impl Write, message: &impl Serialize) -> std::io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
@@ -97,9 +93,6 @@ pub fn write(out: &mut impl Write, message: &impl Serialize) -> std::io::Result<
 }
 
 /// Reads a message; `None` at the end of the pipe.
-///
-/// # Errors
-/// When the pipe is broken, or what came is not a message.
 pub fn read<T: DeserializeOwned>(input: &mut impl BufRead) -> std::io::Result<Option<T>> {
     let mut line = Vec::new();
     input.by_ref().take(MAX_LINE).read_until(b'\n', &mut line)?;

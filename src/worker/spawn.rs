@@ -28,9 +28,6 @@ pub struct WorkerCommand {
 
 impl WorkerCommand {
     /// A worker of this very program.
-    ///
-    /// # Errors
-    /// When the path of the program cannot be found.
     pub fn this_program(timeout: Duration) -> Result<Self, WorkerError> {
         let program = std::env::current_exe().map_err(WorkerError::UnknownExecutable)?;
         Ok(Self { program, timeout })
@@ -57,7 +54,6 @@ pub enum WorkerError {
 
 impl WorkerError {
     /// The signal that ended it, if one did.
-    #[must_use]
     pub fn signal(&self) -> Option<i32> {
         if let Self::Interrupted { signal, .. } = self { Some(*signal) } else { None }
     }

@@ -44,7 +44,6 @@ impl<J: Job> std::fmt::Debug for Supervisor<J> {
 
 impl<J: Job> Supervisor<J> {
     /// A supervisor whose worker is started with the first request.
-    #[must_use]
     pub fn new(launch: WorkerCommand, config: J::Config, interrupts: Interrupts) -> Self {
         let workers = Workers::new(launch.program.clone(), J::KIND);
         interrupts.on_first(workers.interrupt_sender());

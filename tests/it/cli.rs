@@ -6,7 +6,7 @@ use assert_cmd::Command;
 use predicates::prelude::PredicateBooleanExt;
 use predicates::str::contains;
 
-use crate::runs::{self, fixture, path};
+use crate::runs::{self, fixture, path, words};
 
 fn hbmark() -> Command {
     Command::from_std(runs::hbmark())
@@ -303,17 +303,7 @@ fn native_prints_logits_near_f32_in_every_dtype() {
 fn both_engines_side_by_side_print_the_ladder() {
     for model in ["qwen3", "llama-q8_0.gguf"] {
         hbmark()
-            .args([
-                "run",
-                "--quick",
-                "-r",
-                "1",
-                "--allow-noise",
-                "--engine",
-                "stock,native",
-                "--device",
-                "cpu",
-            ])
+            .args(words("run --quick -r 1 --allow-noise --engine stock,native --device cpu"))
             .args(["--model", path(&fixture(model)), "--batch", "1", "--context", "8", "--phase", "decode"])
             .assert()
             .code(0)
@@ -598,19 +588,8 @@ fn conditions_of_a_pipeline_set_the_exit_code() {
     let report = |more: &[&str]| hbmark().args(["report", path(&sweep)]).args(more).assert();
     report(&[]).code(0);
     report(&["--fail-on", "slo,saturated"]).code(1).stderr(contains("--fail-on: "));
-    let serve = [
-        "serve",
-        "--virtual",
-        "--gpu",
-        "h100-sxm",
-        "--model",
-        "SmolLM2-135M",
-        "--requests",
-        "100",
-        "--rate",
-        "1",
-    ];
-    let served = |more: &[&str]| hbmark().args(serve).args(more).assert();
+    let serve = words("serve --virtual --gpu h100-sxm --model SmolLM2-135M --requests 100 --rate 1");
+    let served = |more: &[&str]| hbmark().args(&serve).args(more).assert();
     served(&["--slo", "ttft_p95=1s", "--fail-on", "saturated"]).code(0);
     served(&["--slo", "e2e_p50=1us", "--fail-on", "slo"]).code(1).stderr(contains("an objective is not met"));
 }

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use candle_core::quantized::{GgmlDType, QTensor, gguf_file};
 use candle_core::{Device, Tensor};
 
-use hbmark::engine::native::cpu::{CpuOperations, InstructionSet};
 use hbmark::engine::native::operations::{FusedLayout, LinearPart, Storage};
 use hbmark::engine::native::{self, DEFAULT_BLOCK_SIZE, NativeSession};
+use hbmark::engine::native::{CpuOperations, InstructionSet};
 use hbmark::engine::relative_error;
 use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, SequenceStep, Session, StepBatch};
 use hbmark::measure::quality::tolerance;

@@ -10,6 +10,8 @@ use predicates::prelude::PredicateBooleanExt;
 use predicates::str::contains;
 use tempfile::tempdir;
 
+use crate::runs::words;
+
 fn hbmark() -> Command {
     let mut command = Command::cargo_bin("hbmark").unwrap();
     command.env("OPENAI_API_KEY", "sk-secret").env_remove("HBMARK_MODEL");
@@ -26,23 +28,19 @@ fn server(answer: Option<Answer>) -> Mock {
     Mock::start(Script::new(answer.unwrap_or(Answer::Stream(stream)))).unwrap()
 }
 
-const LOAD: [&str; 9] = [
-    "--rate",
-    "100",
-    "--requests",
-    "30",
-    "--warmup-requests",
-    "5",
-    "--input-len=16",
-    "--output-len=8",
-    "--metrics-interval=0.1",
-];
+const LOAD: &str =
+    "--rate 100 --requests 30 --warmup-requests 5 --input-len=16 --output-len=8 --metrics-interval=0.1";
 
 /// Serves, and reads what was saved. A machine that is busy with other tests may make the point invalid, which is an exit code of 1.
 fn served(url: &str, more: &[&str], folder: &Path) -> ServeReport {
     let out = folder.to_str().unwrap();
-    let code =
-        hbmark().args(["serve", "--url", url]).args(LOAD).args(more).args(["--out", out]).output().unwrap();
+    let code = hbmark()
+        .args(["serve", "--url", url])
+        .args(words(LOAD))
+        .args(more)
+        .args(["--out", out])
+        .output()
+        .unwrap();
     assert!(matches!(code.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&code.stderr));
     let page = std::fs::read_to_string(folder.join("report.html")).unwrap();
     let text = std::fs::read_to_string(folder.join("serve.json")).unwrap();
@@ -256,16 +254,7 @@ fn names_of_vllm_bench_serve_are_understood() {
     let done = hbmark()
         .args(["serve", "--backend", "vllm", "--base-url", &url, "--model", "some/unknown-model"])
         .args(["--dataset-name", "random", "--random-input-len", "16", "--random-output-len", "8"])
-        .args([
-            "--random-range-ratio",
-            "0.5",
-            "--num-prompts",
-            "40",
-            "--request-rate",
-            "200",
-            "--burstiness",
-            "0.5",
-        ])
+        .args(words("--random-range-ratio 0.5 --num-prompts 40 --request-rate 200 --burstiness 0.5"))
         .args(["--max-concurrency", "8", "--num-warmups", "5", "--goodput", "ttft:200", "tpot:50"])
         .args(["--format", "json"])
         .output()

@@ -8,9 +8,8 @@ use candle_core::{Device, Tensor};
 use serde::Deserialize;
 
 use hbmark::engine::relative_error;
-use hbmark::engine::stock::StockSession;
 use hbmark::engine::{
-    self, Backend, DeviceChoice, DeviceOptions, EngineError, SequenceId, Session, StepBatch,
+    self, Backend, DeviceChoice, DeviceOptions, EngineError, SequenceId, Session, StepBatch, StockSession,
 };
 use hbmark::weights::{OpenModel, StoredTensor};
 use hbmark_core::model::Dtype;

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use crate::runs::{
-    RESULTS, cells, clean, essence, hanging, hbmark, journal_lines, names, program, refused, report, run,
-    signal, statuses, stderr, text,
+    RESULTS, cells, clean, essence, hanging, hbmark, journal_lines, names, path, program, refused, report,
+    run, signal, statuses, stderr,
 };
 
 /// A folder with a run that was killed with its worker.
@@ -19,7 +19,7 @@ fn killed() -> tempfile::TempDir {
 
 fn resume(folder: &Path) -> Command {
     let mut command = hbmark();
-    command.args(["run", "--format", "json", "--resume", text(folder)]);
+    command.args(["run", "--format", "json", "--resume", path(folder)]);
     command
 }
 
@@ -85,7 +85,7 @@ fn another_program_is_refused_with_both_hashes() {
     let mut file = std::fs::File::options().append(true).open(&other).unwrap();
     std::io::Write::write_all(&mut file, b"one byte more").unwrap();
     drop(file);
-    let output = clean(&other).args(["run", "--resume", text(folder.path())]).output().unwrap();
+    let output = clean(&other).args(["run", "--resume", path(folder.path())]).output().unwrap();
     refused(&output, &["the executable (sha256) differs: the run had ", "this is "]);
 }
 
@@ -93,12 +93,12 @@ fn another_program_is_refused_with_both_hashes() {
 fn a_folder_has_one_run_at_a_time_and_an_unfinished_one_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let (mut child, ..) = hanging(folder.path(), &["--format", "json"]);
-    let second = run().args(["--out", text(folder.path())]).output().unwrap();
+    let second = run().args(["--out", path(folder.path())]).output().unwrap();
     refused(&second, &["another run is writing into this folder"]);
     refused(&resume(folder.path()).output().unwrap(), &["another run is writing into this folder"]);
     signal(child.id(), "KILL");
     child.wait().unwrap();
-    let second = run().args(["--out", text(folder.path())]).output().unwrap();
+    let second = run().args(["--out", path(folder.path())]).output().unwrap();
     refused(&second, &["holds an unfinished run", "hbmark run --resume"]);
 }
 
@@ -107,11 +107,11 @@ fn a_refused_run_leaves_no_journal_and_a_finished_one_may_be_repeated() {
     let folder = tempfile::tempdir().unwrap();
     let arguments: Vec<String> =
         cells().into_iter().map(|a| if a == "f32" { "q4_0".into() } else { a }).collect();
-    let refusal = hbmark().args(arguments).args(["--out", text(folder.path())]).output().unwrap();
+    let refusal = hbmark().args(arguments).args(["--out", path(folder.path())]).output().unwrap();
     assert_eq!(refusal.status.code(), Some(2), "{}", stderr(&refusal));
     assert!(names(folder.path()).is_empty(), "{:?}", names(folder.path()));
     for _ in 0..2 {
-        let output = run().args(["--out", text(folder.path())]).output().unwrap();
+        let output = run().args(["--out", path(folder.path())]).output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         assert_eq!(names(folder.path()), RESULTS);
     }
@@ -129,7 +129,7 @@ fn a_full_disk_ends_the_run_and_what_is_in_the_journal_is_safe() {
     let mut command = clean("bash");
     command.args(["-c", &format!("ulimit -f {}; exec \"$0\" \"$@\"", needs / 1024)]).arg(program());
     let output =
-        command.args(cells()).args(["--format", "json", "--out", text(folder.path())]).output().unwrap();
+        command.args(cells()).args(["--format", "json", "--out", path(folder.path())]).output().unwrap();
     refused(&output, &["journal.jsonl: File too large", "what is in it is safe", "hbmark run --resume"]);
     assert_eq!(names(folder.path()), ["journal.jsonl"]);
     assert!(journal_lines(folder.path()) >= 2);
@@ -150,8 +150,8 @@ fn a_disk_without_room_is_said_before_anything_is_measured() {
     let disk = tempfile::tempdir().unwrap();
     let mounted = "mount -t tmpfs -o size=1m none \"$0\" || exit 77; exec \"$@\"";
     let mut command = clean("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "bash", "-c", mounted, text(disk.path())]);
-    let output = command.arg(program()).args(cells()).args(["--out", text(disk.path())]).output();
+    command.args(["--user", "--map-root-user", "--mount", "bash", "-c", mounted, path(disk.path())]);
+    let output = command.arg(program()).args(cells()).args(["--out", path(disk.path())]).output();
     match output {
         Ok(output) if stderr(&output).starts_with("unshare:") || output.status.code() == Some(77) => {
             eprintln!("not tried: {}", stderr(&output));
@@ -179,7 +179,7 @@ fn virtually() -> Command {
     let mut command = hbmark();
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
     command.args(["serve", "--virtual", "--gpu", "h100-sxm", "--requests", "5", "--input-len", "4"]);
-    command.args(["--output-len", "4", "--rate", "inf", "--model", text(&model)]);
+    command.args(["--output-len", "4", "--rate", "inf", "--model", path(&model)]);
     command
 }
 
@@ -187,7 +187,7 @@ fn virtually() -> Command {
 fn a_result_that_cannot_be_printed_is_saved_and_complete() {
     for (mut command, kept) in [(run(), "result.json"), (virtually(), "serve.json")] {
         let folder = tempfile::tempdir().unwrap();
-        let output = command.args(["--out", text(folder.path())]).stdout(full()).output().unwrap();
+        let output = command.args(["--out", path(folder.path())]).stdout(full()).output().unwrap();
         refused(&output, &["error: saved ", kept, "but not printed: cannot write to stdout: No space left"]);
         assert!(folder.path().join(kept).is_file());
         assert!(!folder.path().join("journal.jsonl").exists(), "a whole result needs no journal");
@@ -198,10 +198,10 @@ fn a_result_that_cannot_be_printed_is_saved_and_complete() {
 #[test]
 fn a_run_that_nobody_hears_complain_goes_on() {
     let folder = tempfile::tempdir().unwrap();
-    let status = run().args(["--out", text(folder.path())]).stdout(full()).stderr(full()).status().unwrap();
+    let status = run().args(["--out", path(folder.path())]).stdout(full()).stderr(full()).status().unwrap();
     assert_eq!(status.code(), Some(2), "stdout is gone, too");
     assert_eq!(names(folder.path()), RESULTS);
-    let output = run().args(["--out", text(folder.path())]).stderr(full()).output().unwrap();
+    let output = run().args(["--out", path(folder.path())]).stderr(full()).output().unwrap();
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(statuses(&report(&output)).len(), 4);
 }
@@ -238,7 +238,7 @@ fn a_launcher_that_is_gone_is_said() {
 fn a_folder_in_which_a_run_writes_is_no_other_subcommands() {
     let folder = tempfile::tempdir().unwrap();
     let (mut child, ..) = hanging(folder.path(), &["--format", "json"]);
-    let out = ["--out", text(folder.path())];
+    let out = ["--out", path(folder.path())];
     let model = cells().pop().unwrap();
     let mut compare = hbmark();
     compare.args(["compare", "threads=1", "threads=2", "--protocol", "smoke", "--both"]);

@@ -39,6 +39,11 @@ pub fn path(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
+/// The arguments of a command line without quotation marks.
+pub fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}
+
 /// The arguments of a run of four decode cells, every one measured once.
 pub fn cells() -> Vec<String> {
     let model = fixture("qwen3");
@@ -66,11 +71,6 @@ pub fn report(output: &Output) -> Value {
 
 pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// A path as an argument.
-pub fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
 }
 
 /// Holds an output against bad input: exit code 2, nothing on stdout, and these words.

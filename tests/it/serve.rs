@@ -6,6 +6,8 @@ use assert_cmd::Command;
 use predicates::prelude::PredicateBooleanExt;
 use predicates::str::contains;
 
+use crate::runs::words;
+
 use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch};
 use hbmark::serve::clock::HostClock;
 use hbmark::serve::detokenizer::TextPipeline;
@@ -389,14 +391,9 @@ fn adapters_grammars_and_tokenizers_that_cannot_be_are_refused_before_weights_ar
 
 #[test]
 fn prompts_beyond_the_context_are_rejected_by_name_and_counted() {
-    let found = virtual_json(&[
-        "--trace",
-        fixture("traces/azure-conv.csv").to_str().unwrap(),
-        "--requests",
-        "100",
-        "--max-model-len",
-        "1000",
-    ]);
+    let trace = fixture("traces/azure-conv.csv");
+    let on = ["--trace", trace.to_str().unwrap(), "--requests", "100", "--max-model-len", "1000"];
+    let found = virtual_json(&on);
     let result = &found["points"][0]["result"];
     let rejected = result["rejected"]["exceeds_context"].as_u64().unwrap();
     assert!(rejected > 10 && rejected + result["served"].as_u64().unwrap() == 100, "{result}");
@@ -463,18 +460,8 @@ fn a_mooncake_trace_finds_the_prefixes_it_recorded() {
 
 #[test]
 fn a_sweep_to_saturation_keeps_the_points_it_did_not_run() {
-    let found = virtual_json(&[
-        "sweep",
-        "rate=10..2560*4",
-        "--input-len",
-        "512",
-        "--output-len",
-        "128",
-        "--requests",
-        "300",
-        "--slo",
-        "ttft_p95=1s",
-    ]);
+    let load = words("--input-len 512 --output-len 128 --requests 300 --slo ttft_p95=1s");
+    let found = virtual_json(&[&["sweep", "rate=10..2560*4"][..], &load].concat());
     let points = found["points"].as_array().unwrap();
     assert_eq!(points.len(), 5);
     assert_eq!(points[0]["result"]["slo_met"], true);
@@ -501,19 +488,9 @@ fn a_sweep_over_a_length_needs_only_the_other_length() {
 
 #[test]
 fn the_highest_rate_is_found_confirmed_and_held() {
-    let found = virtual_json(&[
-        "search",
-        "--input-len",
-        "512",
-        "--output-len",
-        "64",
-        "--requests",
-        "400",
-        "--max-requests",
-        "3200",
-        "--slo",
-        "ttft_p95=200ms,tpot_p95=30ms",
-    ]);
+    let load = words("--input-len 512 --output-len 64 --requests 400 --max-requests 3200");
+    let slo = ["--slo", "ttft_p95=200ms,tpot_p95=30ms"];
+    let found = virtual_json(&[&["search"][..], &load, &slo].concat());
     let search = &found["search"];
     assert_eq!(search["confirmed"], true, "{search}");
     let stages: Vec<&str> =
@@ -559,24 +536,9 @@ fn loops_are_compared_and_the_closed_one_says_what_it_hides() {
 fn a_real_run_has_every_line_and_a_prediction_beside_it() {
     let model = fixture("models/llama-gqa");
     let out = tempfile::tempdir().unwrap();
-    let more = [
-        "--requests",
-        "20",
-        "--rate",
-        "50",
-        "--input-len",
-        "20",
-        "--output-len",
-        "5",
-        "--dtype",
-        "f32",
-        "--threads",
-        "2",
-    ];
-    let arguments: Vec<&str> = ["--model", model.to_str().unwrap(), "--out", out.path().to_str().unwrap()]
-        .into_iter()
-        .chain(more)
-        .collect();
+    let more = words("--requests 20 --rate 50 --input-len 20 --output-len 5 --dtype f32 --threads 2");
+    let on = ["--model", model.to_str().unwrap(), "--out", out.path().to_str().unwrap()];
+    let arguments = [&on[..], &more].concat();
     // On a busy machine a gate may fail, which is exit code 1 and still a result.
     let output = hbmark(&arguments).output().unwrap();
     assert!(matches!(output.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&output.stderr));
@@ -769,35 +731,10 @@ fn a_peft_adapter_gives_the_tokens_of_its_merged_model_whatever_it_is_served_bes
 fn a_run_with_adapters_says_what_they_cost_beside_its_twin() {
     let model = fixture("models/llama-gqa");
     let adapter = format!("legal={}", fixture("adapters/llama-gqa-r4").display());
-    let output = hbmark(&[
-        "--model",
-        model.to_str().unwrap(),
-        "--dtype",
-        "f32",
-        "--threads",
-        "2",
-        "--requests",
-        "24",
-        "--rate",
-        "inf",
-        "--input-len",
-        "12",
-        "--output-len",
-        "8",
-        "--enable-lora",
-        "--lora-modules",
-        &adapter,
-        "--lora-adapters",
-        "2",
-        "--lora-rank",
-        "8",
-        "--lora-targets",
-        "q_proj,v_proj",
-        "--format",
-        "json",
-    ])
-    .output()
-    .unwrap();
+    let load = words("--dtype f32 --threads 2 --requests 24 --rate inf --input-len 12 --output-len 8");
+    let loras = words("--enable-lora --lora-adapters 2 --lora-rank 8 --lora-targets q_proj,v_proj");
+    let on = ["--model", model.to_str().unwrap(), "--format", "json", "--lora-modules", &adapter];
+    let output = hbmark(&[load, loras, on.to_vec()].concat()).output().unwrap();
     assert!(matches!(output.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&output.stderr));
     let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let loaded = found["lora"]["adapters"].as_array().unwrap();
@@ -905,26 +842,9 @@ fn outputs_served_under_a_schema_satisfy_it_and_others_are_left_alone() {
 #[test]
 fn a_run_under_a_grammar_shows_what_compiling_finding_and_applying_took() {
     let model = fixture("models/llama-gqa");
-    let arguments = [
-        "--model",
-        model.to_str().unwrap(),
-        "--dtype",
-        "f32",
-        "--threads",
-        "2",
-        "--requests",
-        "20",
-        "--rate",
-        "inf",
-        "--input-len",
-        "12",
-        "--output-len",
-        "30",
-        "--structured",
-        "regex:( every| step| reads){1,4}",
-        "--structured-share",
-        "0.5",
-    ];
+    let load = words("--dtype f32 --threads 2 --requests 20 --rate inf --input-len 12 --output-len 30");
+    let grammar = ["--structured", "regex:( every| step| reads){1,4}", "--structured-share", "0.5"];
+    let arguments = [&load[..], &grammar, &["--model", model.to_str().unwrap()]].concat();
     let output = hbmark(&arguments).output().unwrap();
     assert!(matches!(output.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
@@ -943,28 +863,9 @@ fn a_run_under_a_grammar_shows_what_compiling_finding_and_applying_took() {
 fn a_model_without_a_tokenizer_says_so_and_one_can_be_given() {
     let folder = merged();
     let model = folder.path().to_str().unwrap();
-    let more = [
-        "--requests",
-        "10",
-        "--rate",
-        "inf",
-        "--input-len",
-        "20",
-        "--output-len",
-        "4",
-        "--dtype",
-        "f32",
-        "--threads",
-        "2",
-    ];
+    let more = words("--requests 10 --rate inf --input-len 20 --output-len 4 --dtype f32 --threads 2");
     let run = |tokenizer: &[&str]| {
-        let arguments: Vec<&str> = ["--model", model]
-            .iter()
-            .chain(&more)
-            .chain(tokenizer)
-            .chain(&["--format", "json"])
-            .copied()
-            .collect();
+        let arguments = [&["--model", model, "--format", "json"][..], &more, tokenizer].concat();
         let output = hbmark(&arguments).output().unwrap();
         serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
     };
@@ -986,15 +887,8 @@ fn tiled_contexts_beyond_the_pool_find_nothing_and_within_it_nearly_all() {
     std::fs::write(file.path(), text).unwrap();
     // 20 contexts of 64 blocks.
     let point = |blocks: &str| {
-        let arguments = [
-            "--workload",
-            file.path().to_str().unwrap(),
-            "--requests",
-            "200",
-            "--num-gpu-blocks-override",
-            blocks,
-        ];
-        let found = virtual_json(&[&arguments[..], &["--arrivals", "constant"]].concat());
+        let load = ["--requests", "200", "--arrivals", "constant", "--num-gpu-blocks-override", blocks];
+        let found = virtual_json(&[&["--workload", file.path().to_str().unwrap()][..], &load].concat());
         let result = found["points"][0]["result"].clone();
         (result["prefix_hit_rate"].as_f64().unwrap(), result["prefix_evictions"].as_u64().unwrap())
     };
@@ -1010,18 +904,7 @@ fn a_burst_and_a_duration_shape_the_arrivals() {
         virtual_json(&["--input-len", "64", "--output-len", "8", "--rate", "10", "--duration", "30s"]);
     assert_eq!(found["points"][0]["result"]["measured"], 300);
     let waiting = |more: &[&str]| {
-        let base = [
-            "--input-len",
-            "2048",
-            "--output-len",
-            "64",
-            "--rate",
-            "8",
-            "--requests",
-            "400",
-            "--arrivals",
-            "constant",
-        ];
+        let base = words("--input-len 2048 --output-len 64 --rate 8 --requests 400 --arrivals constant");
         let found = virtual_json(&[&base[..], more].concat());
         found["points"][0]["result"]["mean_waiting"].as_f64().unwrap()
             + found["points"][0]["result"]["mean_running"].as_f64().unwrap()
@@ -1047,19 +930,8 @@ fn a_model_whose_logits_are_no_numbers_has_no_valid_point() {
     std::fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
     for engine in ["native", "stock"] {
         let mut command = Command::cargo_bin("hbmark").unwrap();
-        command.args([
-            "serve",
-            "--engine",
-            engine,
-            "--device",
-            "cpu",
-            "--no-predict",
-            "--rate",
-            "100",
-            "--requests",
-            "5",
-        ]);
-        command.args(["--input-len", "8", "--output-len", "4", "--model"]).arg(folder.path());
+        command.args(words("serve --device cpu --no-predict --rate 100 --requests 5 --input-len 8"));
+        command.args(["--output-len", "4", "--engine", engine, "--model"]).arg(folder.path());
         command.assert().code(1).stdout(contains("INVALID").and(contains("logits are not finite numbers")));
         let mut command = Command::cargo_bin("hbmark").unwrap();
         command

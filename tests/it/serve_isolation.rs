@@ -4,7 +4,7 @@ use std::io::{BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Output};
 
-use crate::runs::{hbmark, hung, names, report, runs as is_alive, signal, stderr, until};
+use crate::runs::{hbmark, hung, names, report, runs as is_alive, signal, stderr, until, words};
 use serde_json::Value;
 
 const SWEEP: [&str; 2] = ["sweep", "rate=100,200,400"];
@@ -219,18 +219,7 @@ fn a_cold_start_and_a_virtual_run_have_no_worker_to_suffer() {
     let cold = command.env("HBMARK_PLANT_FAULT", "kill@load").output().unwrap();
     assert_eq!(cold.status.code(), Some(0), "{}", stderr(&cold));
     let mut command = hbmark();
-    command.args([
-        "serve",
-        "--virtual",
-        "--gpu",
-        "h100-sxm",
-        "--model",
-        "SmolLM2-135M",
-        "--rate",
-        "5",
-        "--format",
-        "json",
-    ]);
+    command.args(words("serve --virtual --gpu h100-sxm --model SmolLM2-135M --rate 5 --format json"));
     let simulated = command.env("HBMARK_PLANT_FAULT", "kill@load").output().unwrap();
     assert_eq!(simulated.status.code(), Some(0), "{}", stderr(&simulated));
     assert!(!warned(&report(&simulated), "planted"));

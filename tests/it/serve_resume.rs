@@ -4,7 +4,9 @@ use std::io::{BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Output};
 
-use crate::runs::{hbmark, hung, names, refused, report, runs as is_alive, signal, stderr, text, until};
+use crate::runs::{
+    hbmark, hung, names, path, refused, report, runs as is_alive, signal, stderr, until, words,
+};
 use serde_json::Value;
 
 const RESULTS: [&str; 4] = ["report.html", "serve.csv", "serve.json", "serve.md"];
@@ -17,37 +19,16 @@ fn sweep(more: &[&str]) -> Command {
 fn sweep_of(requests: &str, more: &[&str]) -> Command {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
     let mut command = hbmark();
-    command.args([
-        "serve",
-        "sweep",
-        "rate=100,200,400",
-        "--engine",
-        "native",
-        "--device",
-        "cpu",
-        "--dtype",
-        "f32",
-        "--no-predict",
-        "--model",
-    ]);
-    command.arg(model).args([
-        "--requests",
-        requests,
-        "--input-len",
-        "8",
-        "--output-len",
-        "4",
-        "--threads",
-        "2",
-    ]);
-    command.args(["--num-gpu-blocks-override", "64", "--format", "json"]);
+    command.args(words("serve sweep rate=100,200,400 --engine native --device cpu --dtype f32"));
+    command.args(words("--no-predict --input-len 8 --output-len 4 --threads 2 --format json"));
+    command.args(["--num-gpu-blocks-override", "64", "--requests", requests, "--model"]).arg(model);
     command.args(more);
     command
 }
 
 /// That sweep in its second point, where its worker hangs.
 fn hanging(folder: &Path) -> (Child, u32, BufReader<ChildStderr>) {
-    let mut command = sweep(&["--hang-after", "100000", "--out", text(folder)]);
+    let mut command = sweep(&["--hang-after", "100000", "--out", path(folder)]);
     hung(command.env("HBMARK_PLANT_FAULT", "hang@rate 200"))
 }
 
@@ -63,7 +44,7 @@ fn killed() -> tempfile::TempDir {
 }
 
 fn resume(folder: &Path, more: &[&str]) -> Output {
-    hbmark().args(["serve", "--format", "json", "--resume", text(folder)]).args(more).output().unwrap()
+    hbmark().args(["serve", "--format", "json", "--resume", path(folder)]).args(more).output().unwrap()
 }
 
 /// What does not depend on time.
@@ -127,7 +108,7 @@ fn what_differs_is_refused_with_both_values_and_the_same_is_not() {
     );
     refused(&resume(folder.path(), &["--rate", "3"]), &["--rate differs: the run had none, this is 3"]);
     let mut other = hbmark();
-    other.args(["serve", "--resume", text(folder.path())]).env("HBMARK_THREADS", "1");
+    other.args(["serve", "--resume", path(folder.path())]).env("HBMARK_THREADS", "1");
     let said = stderr(&other.output().unwrap());
     assert!(!said.contains("differs"), "an option given on the command line wins: {said}");
     refused(&resume(folder.path(), &["--requests", "20"]), &["holds no unfinished run"]);
@@ -136,10 +117,10 @@ fn what_differs_is_refused_with_both_values_and_the_same_is_not() {
 #[test]
 fn a_folder_of_a_serve_is_none_of_a_run_and_is_not_overwritten() {
     let folder = killed();
-    let run = hbmark().args(["run", "--resume", text(folder.path())]).output().unwrap();
+    let run = hbmark().args(["run", "--resume", path(folder.path())]).output().unwrap();
     refused(&run, &["holds an unfinished `hbmark serve`", "hbmark serve --resume"]);
     for command in
-        [&mut sweep(&["--out", text(folder.path())]), crate::runs::run().args(["--out", text(folder.path())])]
+        [&mut sweep(&["--out", path(folder.path())]), crate::runs::run().args(["--out", path(folder.path())])]
     {
         refused(&command.output().unwrap(), &["holds an unfinished run", "hbmark serve --resume"]);
     }
@@ -149,7 +130,7 @@ fn a_folder_of_a_serve_is_none_of_a_run_and_is_not_overwritten() {
 #[test]
 fn one_process_keeps_a_journal_too_and_stops_between_two_points() {
     let folder = tempfile::tempdir().unwrap();
-    let mut command = sweep_of("200", &["--no-isolation", "--out", text(folder.path())]);
+    let mut command = sweep_of("200", &["--no-isolation", "--out", path(folder.path())]);
     let child = crate::runs::start(&mut command);
     until("a first point", || (crate::runs::journal_lines(folder.path()) > 2).then_some(()));
     signal(child.id(), "INT");

@@ -2,14 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use hbmark::engine::native::testing::worst;
-use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch};
+use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch, relative_error};
 use hbmark::measure::quality::tolerance;
 use hbmark::weights::{self, OpenModel};
 use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::{Architecture, Dtype, parse_config, presets};
 
-use crate::runs;
+use crate::runs::{self, words};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models")
@@ -52,6 +51,13 @@ fn ran(session: &mut dyn Session) -> (Vec<Vec<f32>>, Vec<u32>) {
         logits.extend(session.logits().unwrap());
     }
     (logits, session.greedy_tokens().unwrap())
+}
+
+/// The largest relative error of any row.
+fn worst(found: &[Vec<f32>], wanted: &[Vec<f32>]) -> f64 {
+    assert_eq!(found.len(), wanted.len());
+    let errors = found.iter().zip(wanted).map(|(found, wanted)| relative_error(found, wanted));
+    errors.fold(0.0, f64::max)
 }
 
 #[test]
@@ -247,29 +253,9 @@ fn a_run_has_a_series_for_each_size_and_says_which_cannot_be() {
     let model = fixtures().join("llama-gqa");
     let run = |sizes: &str| {
         let mut command = runs::hbmark();
-        command.args([
-            "run",
-            "--smoke",
-            "--engine",
-            "native",
-            "--dtype",
-            "f32",
-            "--phase",
-            "prefill,decode",
-            "--batch",
-            "1,2",
-        ]);
-        command.args([
-            "--context",
-            "8",
-            "--threads",
-            "2",
-            "--format",
-            "json",
-            "--tensor-parallel-size",
-            sizes,
-            "--model",
-        ]);
+        command.args(words("run --smoke --engine native --dtype f32 --phase prefill,decode --batch 1,2"));
+        command.args(words("--context 8 --threads 2 --format json"));
+        command.args(["--tensor-parallel-size", sizes, "--model"]);
         command.arg(&model).output().unwrap()
     };
     let report = runs::report(&run("1,2"));

@@ -73,21 +73,16 @@ pub struct Adapters<O: Operations> {
 
 impl<O: Operations> Adapters<O> {
     /// No adapters, of a model of so many layers.
-    #[must_use]
     pub fn new(layers: usize) -> Self {
         Self { layers: (0..layers).map(|_| Default::default()).collect(), bytes: Vec::new() }
     }
 
     /// Number of adapters.
-    #[must_use]
     pub fn count(&self) -> usize {
         self.bytes.len()
     }
 
     /// Packs an adapter and returns its number and the bytes of its matrices as stored.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn take(
         &mut self,
         operations: &mut O,
@@ -136,9 +131,6 @@ impl<O: Operations> Adapters<O> {
     }
 
     /// Before a linear layer: computes what the adapters of the step add to it.
-    ///
-    /// # Errors
-    /// When the device fails or has no such operation.
     pub fn add(
         &self,
         operations: &mut O,

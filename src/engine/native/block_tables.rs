@@ -29,19 +29,16 @@ struct OwnedBlocks {
 
 impl BlockTables {
     /// No sequences yet.
-    #[must_use]
     pub fn new(block_size: usize) -> Self {
         Self { block_size, sequences: HashMap::new(), free: Vec::new(), blocks: 0, foreign: false }
     }
 
     /// Blocks that must exist.
-    #[must_use]
     pub fn blocks(&self) -> usize {
         self.blocks
     }
 
     /// A block that no sequence has had. A sequence that gets it later fills it before reading it, so it may hold anything until then.
-    #[must_use]
     pub fn spare(&self) -> u32 {
         u32::try_from(self.blocks).expect("memory ends before 2^32 blocks")
     }
@@ -69,9 +66,6 @@ impl BlockTables {
     }
 
     /// Gives a sequence blocks for so many positions, and counts them as filled.
-    ///
-    /// # Errors
-    /// When the caller keeps its own tables.
     pub fn extend(&mut self, sequence: SequenceId, positions: usize) -> Result<&[u32], EngineError> {
         if self.foreign {
             return super::refuse(

@@ -148,9 +148,6 @@ fn has_layer(a: &Architecture, index: usize) -> bool {
 }
 
 /// Checks that the KV cache of an architecture can be kept in a dtype other than the one that goes with the weights.
-///
-/// # Errors
-/// [`EngineError::Unsupported`], with what can be kept.
 pub fn check_kv_dtype(
     architecture: &Architecture,
     weights: Dtype,
@@ -176,9 +173,6 @@ pub(super) const MAX_EXPERTS: usize = 1024;
 pub(super) const MAX_EXPERTS_PER_TOKEN: usize = 32;
 
 /// As [`check_device`], and that they have the formats of a GGUF file's tensors where they stand.
-///
-/// # Errors
-/// [`EngineError::Unsupported`], naming what is missing.
 pub fn check_model_on_device(
     model: &OpenModel,
     dtype: Dtype,
@@ -192,9 +186,6 @@ pub fn check_model_on_device(
 }
 
 /// Checks that the kernels of a device have what the forward of an architecture needs.
-///
-/// # Errors
-/// [`EngineError::Unsupported`], naming what is missing.
 pub fn check_device(
     architecture: &Architecture,
     dtype: Dtype,
@@ -259,9 +250,6 @@ pub fn check_device(
 }
 
 /// Checks that a model can be split over the ranks of a tensor parallel group.
-///
-/// # Errors
-/// When the device has no such groups, or with the sizes that the model can be split into.
 pub fn check_ranks(
     model: &OpenModel,
     dtype: Dtype,

@@ -172,9 +172,6 @@ impl CpuOperations {
 
 /// The rate of a product of `[rows, columns]` activations with a square matrix of that width in one of the native formats, in FLOPs per
 /// second, measured a few times: the upper bound of the native engine's prefill on this processor.
-///
-/// # Errors
-/// When the system gives no threads or no memory.
 pub fn product_rates(
     threads: usize,
     packing: Packing,

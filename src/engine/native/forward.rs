@@ -93,7 +93,6 @@ pub struct ModelWidths {
 
 impl ModelWidths {
     /// The widths of an architecture.
-    #[must_use]
     pub fn of(architecture: &Architecture) -> Self {
         let a = architecture;
         let attention = AttentionShape::of(a, 0);
@@ -107,7 +106,6 @@ impl ModelWidths {
     }
 
     /// Width of the values of all heads: the input of the output projection.
-    #[must_use]
     pub fn values(&self) -> usize {
         self.latent.map_or(self.attention.attended_width(), |latent| latent.heads * latent.value_dim)
     }
@@ -200,7 +198,6 @@ pub struct Forward<O: Operations> {
 
 impl<O: Operations> Forward<O> {
     /// A forward over packed weights.
-    #[must_use]
     pub fn new(widths: ModelWidths, weights: ModelWeights<O>, ropes: RopeTables) -> Self {
         let adapters = Adapters::new(weights.layers.len());
         let script = None;
@@ -220,7 +217,6 @@ impl<O: Operations> Forward<O> {
     }
 
     /// The forward of one rank of a tensor parallel group, whose weights are its parts, and whose logits are those of a part of the vocabulary.
-    #[must_use]
     pub fn of_rank(self, rank: Rank, vocabulary: &Range<usize>) -> Self {
         let widths = ModelWidths { vocab: vocabulary.len(), ..self.widths };
         Self { rank: Some((rank, vocabulary.start)), widths, ..self }
@@ -232,9 +228,6 @@ impl<O: Operations> Forward<O> {
     }
 
     /// One step. `done` is called after each operation was enqueued, and may query the device.
-    ///
-    /// # Errors
-    /// When memory runs out or the device fails.
     ///
     /// # Panics
     /// Never: the activations are allocated first.
@@ -360,18 +353,12 @@ impl<O: Operations> Forward<O> {
     }
 
     /// Waits, and returns the logits of the last step, `[outputs, vocab]`.
-    ///
-    /// # Errors
-    /// When no step ran or the device fails.
     pub fn logits(&self, operations: &mut O) -> Result<Vec<Vec<f32>>, EngineError> {
         let activations = self.activations.as_ref().ok_or(EngineError::NoStepRun)?;
         operations.read(&activations.logits, self.outputs)
     }
 
     /// Waits, and returns the greedy next tokens of the last step.
-    ///
-    /// # Errors
-    /// When no step ran or the device fails.
     pub fn next_tokens(&mut self, operations: &mut O) -> Result<&[u32], EngineError> {
         operations.await_next(&mut self.next)?;
         if self.next.is_empty() { Err(EngineError::NoStepRun) } else { Ok(&self.next) }

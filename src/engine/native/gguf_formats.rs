@@ -11,9 +11,6 @@ use crate::weights::gguf::packing;
 use hbmark_core::model::{Inventory, Role, TensorInfo};
 
 /// Checks the tensors of a file.
-///
-/// # Errors
-/// [`EngineError::Unsupported`], with the tensor, its format and what is possible.
 pub(super) fn check(inventory: &Inventory, device: DeviceChoice) -> Result<(), EngineError> {
     // By layer, and whether it is down: the first format of its experts.
     let mut experts: HashMap<(Option<usize>, bool), Packing> = HashMap::new();

@@ -14,9 +14,6 @@ use crate::engine::EngineError;
 use hbmark_core::model::Dtype;
 
 /// Checks that a cache can be kept in a dtype.
-///
-/// # Errors
-/// [`EngineError::Unsupported`], naming the dtype.
 pub fn check(dtype: Dtype, latent: bool) -> Result<(), EngineError> {
     match dtype {
         Dtype::Fp8 | Dtype::Int8 if latent => {
@@ -28,7 +25,6 @@ pub fn check(dtype: Dtype, latent: bool) -> Result<(), EngineError> {
 }
 
 /// Bytes of one element.
-#[must_use]
 pub fn element_bytes(dtype: Dtype) -> usize {
     match dtype {
         Dtype::F32 => 4,
@@ -38,19 +34,16 @@ pub fn element_bytes(dtype: Dtype) -> usize {
 }
 
 /// Bytes of what lies beside each vector of a token and a head.
-#[must_use]
 pub fn scale_bytes(dtype: Dtype) -> usize {
     if dtype == Dtype::Int8 { size_of::<f32>() } else { 0 }
 }
 
 /// The scale of a vector in int8.
-#[must_use]
 pub fn scale_of(vector: &[f32]) -> f32 {
     vector.iter().fold(0.0f32, |largest, x| largest.max(x.abs())) / LARGEST_CODE
 }
 
 /// What the elements of a vector with a scale are multiplied with to become codes.
-#[must_use]
 pub fn inverse(scale: f32) -> f32 {
     if scale > 0.0 { 1.0 / scale } else { 0.0 }
 }

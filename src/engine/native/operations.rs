@@ -1,12 +1,15 @@
 //! What a device must be able to do for the native forward: the fused operations of a layer, and nothing else.
 //!
-//! Enters: packed weights, activations and the [`Rows`] of a ragged step. Leaves: activations and KV. [`super::forward`] calls these
+//! Enters: packed weights, activations and the [`Rows`] of a ragged step. Leaves: activations and KV. `forward` calls these
 //! in order and knows no device; a device implements them and knows no model. There is a fast CPU implementation
-//! ([`super::cpu`]) and a plain one that accumulates in f64 and is the oracle of all others ([`super::oracle`]).
+//! (`cpu`) and a plain one that accumulates in f64 and is the oracle of all others (`oracle`).
 //!
 //! Activations are `[rows, width]`, f32, one row per token of the step. A linear layer rounds its input to the precision its
 //! weights are multiplied in: bf16 for bf16 and fp8 weights, 8-bit groups of 32 for integer weights, f32 otherwise. Every implementation
-//! does the same, so that they can be compared closely.
+//! does the same, so that they can be compared closely. All of them fail when memory runs out, the device fails or has no such operation, or a
+//! rank of the group was lost.
+
+#![expect(clippy::missing_errors_doc, reason = "said once for all")]
 
 use super::adapters::LoraWeights;
 use super::ragged_batch::Rows;
@@ -201,62 +204,32 @@ pub trait Storage: std::fmt::Debug + Send {
     type ExpertTable: std::fmt::Debug + Send;
 
     /// Packs a linear layer.
-    ///
-    /// # Errors
-    /// When memory runs out.
     fn linear(&mut self, parts: Vec<LinearPart>, layout: FusedLayout) -> Result<Self::Linear, EngineError>;
     /// Keeps a vector.
-    ///
-    /// # Errors
-    /// When memory runs out.
     fn vector(&mut self, values: Vec<f32>) -> Result<Self::Vector, EngineError>;
     /// Keeps an embedding table.
-    ///
-    /// # Errors
-    /// When memory runs out.
     fn table(&mut self, matrix: StoredMatrix) -> Result<Self::Table, EngineError>;
     /// Takes note of the experts of a layer.
-    ///
-    /// # Errors
-    /// When the device cannot run such experts, or memory runs out.
     fn expert_table(
         &mut self,
         routed: &[ExpertMlp<Self>],
         shared: Option<&ExpertMlp<Self>>,
     ) -> Result<Self::ExpertTable, EngineError>;
     /// Makes activations.
-    ///
-    /// # Errors
-    /// When memory runs out.
     fn buffer(&mut self, rows: usize, width: usize) -> Result<Self::Buffer, EngineError>;
     /// Makes a pool without blocks.
-    ///
-    /// # Errors
-    /// When the device cannot keep such a pool.
     fn pool(&mut self, shape: PoolShape) -> Result<Self::Pool, EngineError>;
     /// Creates a pool without blocks for K and V that are made of the latents of another.
-    ///
-    /// # Errors
-    /// When the device cannot have such a pool.
     fn expanded_pool(&mut self, shape: &LatentShape, latents: &Self::Pool)
     -> Result<Self::Pool, EngineError>;
     /// Gives the rows of a buffer another width, no larger than that they were made with. What they held is void.
     fn set_width(buffer: &mut Self::Buffer, width: usize);
     /// Allocates blocks `0..blocks`.
-    ///
-    /// # Errors
-    /// When memory runs out.
     fn reserve(&mut self, pool: &mut Self::Pool, blocks: usize) -> Result<(), EngineError>;
     /// Writes random normal K and V into the whole blocks of a sequence, as a prefill of that depth would leave them. They depend on the
     /// seed and on the place in the sequence, and not on which blocks of the pool these are.
-    ///
-    /// # Errors
-    /// When the device fails.
     fn fill_blocks(&mut self, pool: &mut Self::Pool, blocks: &[u32], seed: u64) -> Result<(), EngineError>;
     /// Waits, and copies the first `rows` rows of a buffer to the host.
-    ///
-    /// # Errors
-    /// When the device fails.
     fn read(&mut self, buffer: &Self::Buffer, rows: usize) -> Result<Vec<Vec<f32>>, EngineError>;
     /// As in results: `cpu`, `cuda:0`.
     fn device_name(&self) -> String {
@@ -276,9 +249,6 @@ pub trait LoraOperations: Storage {
     }
     /// Computes what the adapters of the step add to the next linear layer, `delta[row] = B · (A · norm(input[row]))` for the rows of
     /// each adapter; that layer's own operation adds it to its `width` outputs, parts one after another.
-    ///
-    /// # Errors
-    /// When the device has no such operation, memory runs out, or it fails.
     fn lora(
         &mut self,
         _rows: &Rows,
@@ -298,9 +268,6 @@ pub trait LoraOperations: Storage {
 pub trait LatentOperations: Storage {
     /// `q, c, k = W · norm(hidden) + b`; `norm(c)` and `rope(k)` go to the pool as one vector, and what stands for the queries to `compressed` as `norm(q)`;
     /// queries themselves as they are.
-    ///
-    /// # Errors
-    /// When the device fails.
     #[expect(clippy::too_many_arguments, reason = "one fused operation")]
     fn latent_down(
         &mut self,
@@ -323,9 +290,6 @@ pub trait LatentOperations: Storage {
     }
     /// `q = W · compressed`, or `compressed` where there is no such projection; `query = [U · q; rope(q)]` of each head, of the elements
     /// that meet the latent and of those that meet the key. In the expanded form `query = [q; rope(q)]`.
-    ///
-    /// # Errors
-    /// When memory runs out or the device fails.
     #[expect(clippy::too_many_arguments, reason = "one fused operation")]
     fn latent_query(
         &mut self,
@@ -338,9 +302,6 @@ pub trait LatentOperations: Storage {
         query: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
     /// `K[head] = [key · latent; rotary key]` and `V[head] = V · latent` of every position that a step sees, from what a layer of the pool keeps.
-    ///
-    /// # Errors
-    /// When memory runs out or the device fails.
     fn latent_expand(
         &mut self,
         rows: &Rows,
@@ -350,9 +311,6 @@ pub trait LatentOperations: Storage {
         expanded: &mut Self::Pool,
     ) -> Result<(), EngineError>;
     /// `values[head] = V · attended[head]`.
-    ///
-    /// # Errors
-    /// When the device fails.
     fn latent_value(
         &mut self,
         rows: &Rows,
@@ -366,18 +324,12 @@ pub trait LatentOperations: Storage {
 pub trait ExpertOperations: Storage {
     /// Before [`begin`](Steps::begin) of a model with experts: those that a script picks in the next step, layer by layer, or none. A device that
     /// launches whole steps takes them to where a recorded one finds them.
-    ///
-    /// # Errors
-    /// When memory runs out or the device fails.
     fn take_script(&mut self, _chosen: Option<&[u32]>) -> Result<(), EngineError> {
         Ok(())
     }
     /// Chooses the experts of each row: those with the largest scores of `router · norm(hidden)`, the first of equal ones, with their scores as
-    /// shares ([`ExpertShape`]); or `scripted` ones, so many per row, with the shares that the router gives them: the next ones of those
+    /// shares (`ExpertShape`); or `scripted` ones, so many per row, with the shares that the router gives them: the next ones of those
     /// that [`take_script`](Self::take_script) was given. The choice is kept for the two operations that follow.
-    ///
-    /// # Errors
-    /// When memory runs out or the device fails.
     fn route(
         &mut self,
         rows: &Rows,
@@ -388,9 +340,6 @@ pub trait ExpertOperations: Storage {
     ) -> Result<(), EngineError>;
     /// `inner[row][i] = gate(G · norm(hidden) + b) ∘ (U · norm(hidden) + b)` of the i-th expert of each row, by its number, then of the shared one; norm
     /// and rows are those that were routed.
-    ///
-    /// # Errors
-    /// As [`route`](Self::route).
     fn expert_gate_up(
         &mut self,
         rows: &Rows,
@@ -400,9 +349,6 @@ pub trait ExpertOperations: Storage {
         inner: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
     /// `hidden += Σ share · (down · inner[row][i] + b)` over the experts of each row and the shared one.
-    ///
-    /// # Errors
-    /// As [`route`](Self::route).
     fn expert_down(
         &mut self,
         rows: &Rows,
@@ -414,9 +360,6 @@ pub trait ExpertOperations: Storage {
     fn take_experts_met(&mut self) -> ExpertsMet;
     /// Waits, and returns the bytes of routed experts that the last step read in [`expert_gate_up`](Self::expert_gate_up) and in
     /// [`expert_down`](Self::expert_down), where [`take_bytes_moved`](Operations::take_bytes_moved) could not count them without waiting.
-    ///
-    /// # Errors
-    /// When the device fails.
     fn await_expert_bytes(&mut self) -> Result<[Bytes; 2], EngineError> {
         Ok([Bytes(0); 2])
     }
@@ -426,9 +369,6 @@ pub trait ExpertOperations: Storage {
 pub trait Steps: Storage {
     /// Copies the rows of the next step to the device, with the angles of their positions and the places of their blocks. Returns
     /// [`StepLaunch::WholeGraph`] where the device launched the whole step as a recorded graph.
-    ///
-    /// # Errors
-    /// When the device fails.
     fn begin(
         &mut self,
         rows: &Rows,
@@ -436,9 +376,6 @@ pub trait Steps: Storage {
         pool: &Self::Pool,
     ) -> Result<StepLaunch, EngineError>;
     /// The last operation of a step was enqueued.
-    ///
-    /// # Errors
-    /// When the device fails.
     fn end(&mut self, _rows: &Rows) -> Result<(), EngineError> {
         Ok(())
     }
@@ -456,9 +393,6 @@ pub trait Steps: Storage {
 /// returns; none waits for a device.
 pub trait Operations: Steps + LoraOperations + LatentOperations + ExpertOperations {
     /// `hidden[row] = scale · table[token of row]`.
-    ///
-    /// # Errors
-    /// When the device fails.
     fn embed(
         &mut self,
         rows: &Rows,
@@ -468,9 +402,6 @@ pub trait Operations: Steps + LoraOperations + LatentOperations + ExpertOperatio
     ) -> Result<(), EngineError>;
     /// `joined[row] = [norm(hidden[row]); norm(state)]`, each as it is where there are no norms; `hidden` is zeros then, for
     /// [`project_add`](Self::project_add) to add to.
-    ///
-    /// # Errors
-    /// When the device fails.
     fn join_state(
         &mut self,
         rows: &Rows,
@@ -480,9 +411,6 @@ pub trait Operations: Steps + LoraOperations + LatentOperations + ExpertOperatio
         joined: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
     /// `q, k, v = rope(head_norm(W · norm(hidden) + b))`; k and v go to the pool, q is returned.
-    ///
-    /// # Errors
-    /// When the device fails.
     #[expect(clippy::too_many_arguments, reason = "one fused operation")]
     fn norm_qkv(
         &mut self,
@@ -497,9 +425,6 @@ pub trait Operations: Steps + LoraOperations + LatentOperations + ExpertOperatio
     ) -> Result<(), EngineError>;
     /// `out = softmax(bend(scale · q · Kᵀ)) · V` over the positions up to each row's own, no further back than the window; a head's sink is
     /// one more score, whose V is zero.
-    ///
-    /// # Errors
-    /// When the device fails.
     #[expect(clippy::too_many_arguments, reason = "one fused operation")]
     fn attention(
         &mut self,
@@ -513,9 +438,6 @@ pub trait Operations: Steps + LoraOperations + LatentOperations + ExpertOperatio
         out: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
     /// `hidden += norm(W · input + b)`, without a norm where there is none.
-    ///
-    /// # Errors
-    /// When the device fails.
     fn project_add(
         &mut self,
         rows: &Rows,
@@ -525,9 +447,6 @@ pub trait Operations: Steps + LoraOperations + LatentOperations + ExpertOperatio
         hidden: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
     /// `out = gate(G · norm(hidden) + b) ∘ (U · norm(hidden) + b)`, without a norm where there is none.
-    ///
-    /// # Errors
-    /// When the device fails.
     fn norm_gate_up(
         &mut self,
         rows: &Rows,
@@ -539,9 +458,6 @@ pub trait Operations: Steps + LoraOperations + LatentOperations + ExpertOperatio
     ) -> Result<(), EngineError>;
     /// `logits[output] = head · norm(hidden[row of output])` ([`Rows::outputs`]), bent towards `softcap` where there is one, and its first
     /// largest entry.
-    ///
-    /// # Errors
-    /// When the device fails.
     #[expect(clippy::too_many_arguments, reason = "one fused operation")]
     fn head(
         &mut self,
@@ -555,9 +471,6 @@ pub trait Operations: Steps + LoraOperations + LatentOperations + ExpertOperatio
         next: &mut Vec<u32>,
     ) -> Result<(), EngineError>;
     /// Waits, and returns the largest entries of the last head where [`Self::head`] could not give them without waiting.
-    ///
-    /// # Errors
-    /// When the device fails.
     fn await_next(&mut self, _next: &mut Vec<u32>) -> Result<(), EngineError> {
         Ok(())
     }
@@ -567,9 +480,6 @@ pub trait Operations: Steps + LoraOperations + LatentOperations + ExpertOperatio
     }
     /// Before the operation that adds a rank's part of a sum to `hidden`, which all ranks of a tensor parallel group have alike. `normed`: the sum
     /// is normed before it is added.
-    ///
-    /// # Errors
-    /// When memory runs out, the device fails, or a rank was lost.
     fn begin_sum(
         &mut self,
         rows: &Rows,
@@ -578,9 +488,6 @@ pub trait Operations: Steps + LoraOperations + LatentOperations + ExpertOperatio
         hidden: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
     /// `hidden` with what all ranks added since [`begin_sum`](Self::begin_sum), their sum normed where a norm is given.
-    ///
-    /// # Errors
-    /// When the device fails or a rank was lost.
     fn all_reduce(
         &mut self,
         rows: &Rows,
@@ -589,9 +496,6 @@ pub trait Operations: Steps + LoraOperations + LatentOperations + ExpertOperatio
         hidden: &mut Self::Buffer,
     ) -> Result<(), EngineError>;
     /// The largest entries of the last head over all ranks, whose parts of the vocabulary follow each other; that of this one begins at `first`.
-    ///
-    /// # Errors
-    /// As [`all_reduce`](Self::all_reduce).
     fn first_of_ranks(
         &mut self,
         rows: &Rows,

@@ -40,9 +40,6 @@ pub struct RankShapes {
 
 impl RankShapes {
     /// Those of so many ranks.
-    ///
-    /// # Errors
-    /// When the model cannot be split so, with the sizes that it can be split into.
     pub fn new(model: &OpenModel, dtype: Dtype, ranks: usize) -> Result<Self, EngineError> {
         let architecture = &model.architecture;
         check(architecture)?;
@@ -93,9 +90,6 @@ impl RankShapes {
     }
 
     /// What a rank has of a tensor; `None` for nothing.
-    ///
-    /// # Errors
-    /// When that would cut a group of weights that share a scale.
     pub(super) fn part(
         &self,
         rank: usize,
@@ -244,9 +238,6 @@ impl<O: Operations> std::fmt::Debug for ParallelSession<O> {
 
 impl ParallelSession<CpuOperations> {
     /// Loads a model onto so many ranks of a CPU, which share the threads.
-    ///
-    /// # Errors
-    /// When the model cannot be split so, there are fewer threads than ranks, or the weights cannot be loaded.
     pub fn on_cpu(
         model: &OpenModel,
         dtypes: (Dtype, Dtype),
@@ -278,9 +269,6 @@ fn no_threads(ranks: usize, error: &std::io::Error) -> EngineError {
 #[cfg(any(test, feature = "cuda"))]
 impl<D: Device> ParallelSession<CudaOperations<D>> {
     /// Loads a model onto GPUs that reach each other's memory, one for each rank.
-    ///
-    /// # Errors
-    /// When the model cannot be split so, or the weights cannot be loaded.
     pub fn on_gpus(
         model: &OpenModel,
         dtypes: (Dtype, Dtype),

@@ -20,7 +20,6 @@ pub struct SequenceRows {
 
 impl SequenceRows {
     /// Positions of the sequence in the cache when the step is done.
-    #[must_use]
     pub fn positions_after(&self) -> usize {
         self.start_position + self.rows.len()
     }

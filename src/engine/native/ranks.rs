@@ -32,7 +32,6 @@ pub struct Rank {
 
 impl Rank {
     /// The ranks of a group.
-    #[must_use]
     pub fn group(size: usize) -> Vec<Self> {
         let group = Arc::new(Group {
             brought: (0..size).map(|_| <[RwLock<Vec<u32>>; 2]>::default()).collect(),
@@ -46,21 +45,16 @@ impl Rank {
     }
 
     /// Which it is.
-    #[must_use]
     pub fn index(&self) -> usize {
         self.index
     }
 
     /// Ranks of its group.
-    #[must_use]
     pub fn size(&self) -> usize {
         self.group.brought.len()
     }
 
     /// `values[i] = Σ values[i]` of all ranks, each of which calls this with as many values.
-    ///
-    /// # Errors
-    /// When a rank left the group.
     pub fn sum(&mut self, values: &mut [f32]) -> Result<(), EngineError> {
         self.bring(values.iter().map(|value| value.to_bits()))?;
         values.fill(0.0);
@@ -71,9 +65,6 @@ impl Rank {
     }
 
     /// Brings words to all ranks, and waits until each of them has brought its own.
-    ///
-    /// # Errors
-    /// When a rank left the group.
     pub fn bring(&mut self, words: impl Iterator<Item = u32>) -> Result<(), EngineError> {
         self.meetings += 1;
         {
@@ -94,9 +85,6 @@ impl Rank {
 
     /// Of each output the first largest logit of all ranks: `next` are the tokens of the rank's own part of the vocabulary, the first of which is token
     /// `first` of all.
-    ///
-    /// # Errors
-    /// When a rank left the group.
     ///
     /// # Panics
     /// Where the vocabulary is larger than 32 bits can count.

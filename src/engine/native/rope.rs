@@ -32,12 +32,11 @@ pub fn distinct_ropes(architecture: &Architecture) -> impl Iterator<Item = Rotar
 }
 
 /// That of latent attention, over a vector of its own: neighbours turn together.
-#[must_use]
 pub fn rotary_of_latents(architecture: &Architecture, dims: usize) -> Rotary {
     Rotary { rope: architecture.rope, dims, interleaved: true }
 }
 
-/// The tables of a model: one for each of [`distinct_ropes`].
+/// The tables of a model: one for each of `distinct_ropes`.
 #[derive(Debug, Clone)]
 pub struct RopeTables {
     tables: Vec<RopeTable>,
@@ -61,7 +60,6 @@ impl RopeTables {
     }
 
     /// Positions in every table.
-    #[must_use]
     pub fn positions(&self) -> usize {
         self.tables.iter().map(RopeTable::positions).min().unwrap_or(0)
     }
@@ -102,9 +100,6 @@ pub struct RopeTable {
 
 impl RopeTable {
     /// The frequencies of a rotary embedding over heads of so many elements, for no position yet; `factors` divide them under longrope.
-    ///
-    /// # Errors
-    /// When longrope has no factor for each frequency.
     pub fn new(rotary: Rotary, head_dim: usize, factors: &[f64]) -> Result<Self, EngineError> {
         let Rotary { rope, dims, .. } = rotary;
         let half = dims / 2;
@@ -148,7 +143,6 @@ impl RopeTable {
     }
 
     /// Pairs of elements that turn together.
-    #[must_use]
     pub fn half(&self) -> usize {
         self.frequencies.len()
     }
@@ -172,19 +166,16 @@ impl RopeTable {
     }
 
     /// Positions in the table.
-    #[must_use]
     pub fn positions(&self) -> usize {
         self.cosines.len() / self.half().max(1)
     }
 
     /// Cosines and sines of all positions, `[positions, half]` each.
-    #[must_use]
     pub fn all(&self) -> (&[f32], &[f32]) {
         (&self.cosines, &self.sines)
     }
 
     /// Cosines and sines of a position.
-    #[must_use]
     pub fn at(&self, position: usize) -> (&[f32], &[f32]) {
         let range = position * self.half()..(position + 1) * self.half();
         (&self.cosines[range.clone()], &self.sines[range])

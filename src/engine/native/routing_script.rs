@@ -27,7 +27,6 @@ pub struct RoutingScript {
 
 impl RoutingScript {
     /// A script for layers of `count` experts of which a row takes `per_row`.
-    #[must_use]
     pub fn new(routing: ExpertRouting, seed: u64, count: usize, per_row: usize) -> Self {
         Self {
             turns: routing == ExpertRouting::Balanced,

@@ -32,8 +32,8 @@ impl AttentionShape {
     ///
     /// # Panics
     /// When the layer has no attention.
-    #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "f32 is the precision of norms and scores")]
+    #[must_use]
     pub fn of(architecture: &Architecture, layer: usize) -> Self {
         let norm_eps = (architecture.norm_eps / architecture.multipliers.residual.powi(2)) as f32;
         let attention = match architecture.layer(layer).mixer {
@@ -109,8 +109,8 @@ pub const CLAMPED_SWIGLU_SLOPE: f32 = 1.702;
 
 impl Gate {
     /// That of an activation, where the operations have it.
-    #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "f32 is the precision of activations")]
+    #[must_use]
     pub fn of(activation: Activation) -> Option<Self> {
         match activation {
             Activation::Silu => Some(Self::Silu),
@@ -137,7 +137,6 @@ pub struct LatentShape {
 
 impl LatentShape {
     /// That of a layer of a model.
-    #[must_use]
     pub fn of(architecture: &Architecture, layer: usize) -> Option<Self> {
         let Mixer::Latent { heads, latent, .. } = architecture.layer(layer).mixer else { return None };
         Some(Self {
@@ -151,39 +150,33 @@ impl LatentShape {
     }
 
     /// Width of a head's query, as it is projected.
-    #[must_use]
     pub fn query_dim(&self) -> usize {
         self.nope_dim + self.rope_dim
     }
 
     /// Width of the queries of all heads, as they are projected.
-    #[must_use]
     pub fn query_width(&self) -> usize {
         self.heads * self.query_dim()
     }
 
     /// Elements that are kept of a token.
-    #[must_use]
     pub fn cached(&self) -> usize {
         self.kv_rank + self.rope_dim
     }
 
     /// Width of what the first projection leaves for the queries: what stands for them; where nothing does, the queries, before what is kept of a
     /// token.
-    #[must_use]
     pub fn compressed_width(&self) -> usize {
         self.q_rank.unwrap_or_else(|| self.query_part() + self.cached())
     }
 
     /// Outputs of the first projection before what is kept of a token.
-    #[must_use]
     pub fn query_part(&self) -> usize {
         self.q_rank.unwrap_or_else(|| self.query_width())
     }
 
     /// The form with fewer multiplications in a step. Where every row has logits, as in decode and verify steps, that is the absorbed one for all but
     /// the shortest contexts, and always taken: such steps come again at other contexts.
-    #[must_use]
     pub fn form(&self, rows: &Rows) -> LatentForm {
         if rows.outputs.len() == rows.len() {
             return LatentForm::Absorbed;
@@ -203,7 +196,6 @@ impl LatentShape {
     }
 
     /// Width of the queries of all heads, as they meet keys.
-    #[must_use]
     pub fn query_width_of(&self, form: LatentForm) -> usize {
         match form {
             LatentForm::Absorbed => self.heads * self.cached(),
@@ -212,7 +204,6 @@ impl LatentShape {
     }
 
     /// The attention of the expanded form: each head has K and V of its own.
-    #[must_use]
     pub fn expanded(&self, absorbed: &AttentionShape) -> AttentionShape {
         AttentionShape {
             kv_heads: self.heads,
@@ -223,7 +214,6 @@ impl LatentShape {
     }
 
     /// The pool of the K and V of the expanded form, of one layer at a time.
-    #[must_use]
     pub fn expanded_pool(&self, latents: &PoolShape) -> PoolShape {
         PoolShape {
             layers: 1,
@@ -256,7 +246,6 @@ pub enum ExpertScores {
 
 impl ExpertScores {
     /// Of a group so many of the largest scores are summed, to choose groups by.
-    #[must_use]
     pub fn summed_of_a_group(self) -> usize {
         match self {
             Self::Softmax => 1,
@@ -308,7 +297,6 @@ pub struct ExpertShape {
 
 impl ExpertShape {
     /// That of a mixture, where the operations have everything that it needs.
-    #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "f32 is the precision of shares")]
     pub fn of(mixture: &Mixture) -> Option<Self> {
         let (scores, groups, renormalised) = match mixture.routing {
@@ -340,7 +328,6 @@ impl ExpertShape {
     }
 
     /// Width of what lies between gate, up and down: that of each expert of a row, in the order of their numbers, then the shared one's.
-    #[must_use]
     pub fn inner_width(&self) -> usize {
         self.per_row * self.width + self.shared_width
     }
@@ -357,7 +344,6 @@ pub struct ExpertsMet {
 
 impl ExpertsMet {
     /// Different experts of a layer in a step, on average; `None` where no layer has any.
-    #[must_use]
     pub fn mean(self) -> Option<f64> {
         (self.layers > 0).then(|| self.experts as f64 / self.layers as f64)
     }

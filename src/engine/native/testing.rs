@@ -30,7 +30,6 @@ pub use scenario::Scenario;
 /// *Source*: sums of at most a few thousand products in f32. An operation that norms its input first may find a value so close to the
 /// middle between two of a coarser format that implementations round it apart; in rows as narrow as a sample's,
 /// one such step of bf16 (2⁻⁸) or of 8 bits (1/127) in one input of a sum is seen in the output. So is one of K in the pool.
-#[must_use]
 pub fn operation_tolerance(operation: Operation, sample: &Sample) -> f64 {
     let plain_inputs = matches!(sample.dtype, Dtype::F32 | Dtype::F16);
     let plain = match operation {
@@ -58,7 +57,6 @@ pub fn operation_tolerance(operation: Operation, sample: &Sample) -> f64 {
 }
 
 /// As [`operation_tolerance`], of the row in the middle.
-#[must_use]
 pub fn median_tolerance(operation: Operation, sample: &Sample) -> f64 {
     operation_tolerance(operation, sample).min(MEDIAN)
 }
@@ -82,7 +80,7 @@ impl OperationError {
     }
 
     /// Whether both are within what `sample` allows.
-    #[must_use]
+    #[cfg(test)]
     pub fn passed(&self, sample: &Sample) -> bool {
         self.worst <= operation_tolerance(self.operation, sample)
             && self.median <= median_tolerance(self.operation, sample)
@@ -97,7 +95,6 @@ const MEDIAN: f64 = 5e-5;
 /// Largest allowed error of the logits of a step, relative to the largest logit of a sequence.
 ///
 /// *Source*: as [`operation_tolerance`], over the layers of a sample.
-#[must_use]
 pub fn step_tolerance(sample: &Sample) -> f64 {
     match (sample.dtype, sample.kv_dtype) {
         (Dtype::F32 | Dtype::F16, Dtype::F32) => 2e-5,
@@ -113,9 +110,6 @@ pub fn step_tolerance(sample: &Sample) -> f64 {
 pub type Outputs = Vec<(Operation, Vec<Vec<f32>>)>;
 
 /// Packs tensors that come in the order of the inventory, and makes a forward of them.
-///
-/// # Errors
-/// When memory runs out, or the operations cannot keep a tensor.
 pub fn forward_of<O: Operations>(
     operations: &mut O,
     architecture: &Architecture,
@@ -138,17 +132,11 @@ pub struct Runner<O: Operations> {
 
 impl<O: Operations> Runner<O> {
     /// Packs a sample and makes the pool of a scenario, noise in the blocks that are to hold some.
-    ///
-    /// # Errors
-    /// When memory runs out or the device fails.
     pub fn new(operations: O, sample: &Sample, scenario: &Scenario) -> Result<Self, EngineError> {
         Self::with_tensors(operations, sample, scenario, sample.tensors())
     }
 
     /// As [`new`](Self::new), with other weights of the sample's shapes.
-    ///
-    /// # Errors
-    /// When memory runs out or the device fails.
     pub fn with_tensors(
         mut operations: O,
         sample: &Sample,
@@ -163,9 +151,7 @@ impl<O: Operations> Runner<O> {
     }
 
     /// Takes in an adapter, stored as precisely as a session would.
-    ///
-    /// # Errors
-    /// When memory runs out.
+    #[cfg(test)]
     pub fn take_adapter(
         &mut self,
         sample: &Sample,
@@ -177,9 +163,6 @@ impl<O: Operations> Runner<O> {
     }
 
     /// One step; its logits, of each sequence.
-    ///
-    /// # Errors
-    /// When memory runs out or the device fails.
     pub fn step(&mut self, rows: &Rows) -> Result<Vec<Vec<f32>>, EngineError> {
         self.rows.clone_from(rows);
         self.rows.pad(self.operations.padded(rows), self.spare);
@@ -188,9 +171,6 @@ impl<O: Operations> Runner<O> {
     }
 
     /// A step as many: each sequence by itself, at most `chunk` tokens at a time. The logits after its last token, of each sequence.
-    ///
-    /// # Errors
-    /// When memory runs out or the device fails.
     pub fn step_in_pieces(&mut self, rows: &Rows, chunk: usize) -> Result<Vec<Vec<f32>>, EngineError> {
         let mut all = Vec::new();
         for sequence in &rows.sequences {
@@ -204,14 +184,13 @@ impl<O: Operations> Runner<O> {
     }
 
     /// Greedy tokens of the last step.
-    ///
-    /// # Errors
-    /// When no step ran.
+    #[cfg(any(test, feature = "cuda"))]
     pub fn next_tokens(&mut self) -> Result<&[u32], EngineError> {
         self.forward.next_tokens(&mut self.operations)
     }
 
     /// The operations, to ask for the bytes they moved.
+    #[cfg(any(test, feature = "cuda"))]
     pub fn operations(&mut self) -> &mut O {
         &mut self.operations
     }
@@ -229,15 +208,11 @@ fn errors(found: &[Vec<f32>], reference: &[Vec<f32>]) -> Vec<f64> {
 }
 
 /// Largest relative error of any row.
-#[must_use]
 pub fn worst(found: &[Vec<f32>], reference: &[Vec<f32>]) -> f64 {
     errors(found, reference).into_iter().fold(0.0, f64::max)
 }
 
 /// Runs one step on both; the largest relative error of the logits of `a`.
-///
-/// # Errors
-/// When either fails.
 pub fn same_step<A: Operations, B: Operations>(
     a: &mut Runner<A>,
     b: &mut Runner<B>,
@@ -247,9 +222,6 @@ pub fn same_step<A: Operations, B: Operations>(
 }
 
 /// Runs a scenario on both; the largest relative error of any step.
-///
-/// # Errors
-/// When either fails.
 pub fn same_scenario<A: Operations, B: Operations>(
     a: A,
     b: B,
@@ -269,9 +241,6 @@ pub fn same_scenario<A: Operations, B: Operations>(
 
 /// Runs a scenario ragged on one and in pieces on the other: with chunks that no prompt reaches, ragged against looped; with
 /// smaller ones, whole against chunked prefill.
-///
-/// # Errors
-/// When either fails.
 pub fn same_in_pieces<O: Operations>(
     whole: O,
     in_pieces: O,
@@ -288,9 +257,7 @@ pub fn same_in_pieces<O: Operations>(
 
 /// Runs every operation alone on both, all of them on the same random inputs and a pool full of noise, and compares what `a` leaves
 /// with what `b` does. The second of the two errors of `norm_qkv` is of K and V.
-///
-/// # Errors
-/// When either fails.
+#[cfg(test)]
 pub fn operation_errors<A: Operations, B: Operations>(
     a: &mut A,
     b: &mut B,
@@ -302,7 +269,6 @@ pub fn operation_errors<A: Operations, B: Operations>(
 }
 
 /// Compares what [`operations_alone`] gave for two implementations.
-#[must_use]
 pub fn compare_operations(found: &Outputs, reference: &Outputs) -> Vec<OperationError> {
     let both = found.iter().zip(reference).filter_map(|((operation, found), (_, reference))| {
         if found.len() != reference.len() {
@@ -445,9 +411,6 @@ fn latents_alone<O: Operations>(
 
 /// What each operation of the first layer leaves in the steps of a scenario, all of them on the same random inputs and a pool full of
 /// noise. `norm_qkv` leaves its queries, and K and V as an attention sees them; `head` its logits, and those of the tokens it chose.
-///
-/// # Errors
-/// When memory runs out or the device fails.
 ///
 /// # Panics
 /// When experts have no norm before them, which no sample has.

@@ -25,9 +25,6 @@ use hbmark_core::units::Bytes;
 const MODEL: &str = "model";
 
 /// Loads and packs a model; every tensor passes through `each` first, and `loaded` is called with the bytes of each.
-///
-/// # Errors
-/// When the weights cannot be read, or memory runs out.
 pub fn load<O: Storage>(
     operations: &mut O,
     model: &OpenModel,
@@ -54,9 +51,6 @@ pub fn load<O: Storage>(
 }
 
 /// Packs tensors that are at hand, by their names and in the order of the inventory.
-///
-/// # Errors
-/// When memory runs out.
 pub fn assemble<O: Storage>(
     operations: &mut O,
     architecture: &Architecture,
@@ -70,7 +64,6 @@ pub fn assemble<O: Storage>(
 }
 
 /// A tensor as f32, whatever it is stored as.
-#[must_use]
 pub fn dequantised(tensor: StoredTensor) -> StoredTensor {
     match tensor {
         StoredTensor::Matrix(matrix) => StoredTensor::Matrix(StoredMatrix::quantize(&matrix, Packing::F32)),

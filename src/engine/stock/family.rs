@@ -29,9 +29,6 @@ pub struct Limits {
 }
 
 /// Checks that candle runs this architecture as its authors meant it, and says up to which context.
-///
-/// # Errors
-/// [`EngineError::Unsupported`], naming what candle does not do.
 pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Result<Limits, EngineError> {
     let a = architecture;
     if let Some(q) = &a.quantization
@@ -222,28 +219,13 @@ pub enum StockModel {
 
 impl std::fmt::Debug for StockModel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Llama { .. } => "StockModel::Llama",
-            Self::Mistral(_) => "StockModel::Mistral",
-            Self::Qwen2(_) => "StockModel::Qwen2",
-            Self::Qwen3(_) => "StockModel::Qwen3",
-            Self::Phi3(_) => "StockModel::Phi3",
-            Self::Olmo2(_) => "StockModel::Olmo2",
-            Self::Mixtral(_) => "StockModel::Mixtral",
-            Self::Qwen2Moe(_) => "StockModel::Qwen2Moe",
-            Self::Qwen3Moe(_) => "StockModel::Qwen3Moe",
-            Self::QuantizedLlama(_) => "StockModel::QuantizedLlama",
-            Self::QuantizedQwen3(_) => "StockModel::QuantizedQwen3",
-        })
+        f.write_str("StockModel")
     }
 }
 
 impl StockModel {
     /// Builds candle's model over loaded tensors. [`limits`] must have passed and the inventory been checked: some of
     /// candle's constructors panic on missing tensors.
-    ///
-    /// # Errors
-    /// Whatever candle reports.
     pub fn build(
         architecture: &Architecture,
         tensors: HashMap<String, Tensor>,
@@ -276,9 +258,6 @@ impl StockModel {
     }
 
     /// Reads a GGUF file through candle's quantised models. The header must have been validated before.
-    ///
-    /// # Errors
-    /// Whatever candle reports.
     pub fn build_gguf(
         architecture: &Architecture,
         content: gguf_file::Content,
@@ -299,9 +278,6 @@ impl StockModel {
     /// Runs candle's forward and returns the last position's logits, f32, `[batch, vocab]`.
     ///
     /// *Shapes*: `tokens: [batch, tokens], u32`.
-    ///
-    /// # Errors
-    /// Whatever candle reports.
     pub fn forward(&mut self, tokens: &Tensor, position: usize) -> CandleResult<Tensor> {
         let logits = match self {
             Self::Llama { model, cache } => model.forward(tokens, position, cache)?,

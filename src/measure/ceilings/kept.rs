@@ -45,7 +45,6 @@ pub struct Conditions {
 
 impl Conditions {
     /// Those of a machine; `cores` are those that this process may use.
-    #[must_use]
     pub fn of(environment: &Environment, cores: Vec<usize>, threads: Option<usize>, depth: Depth) -> Self {
         let Environment { cpu, gpu, build, kernel, .. } = environment;
         let gpu = gpu.as_ref();
@@ -78,7 +77,6 @@ struct Kept {
 }
 
 /// The user's cache folder of this program, by the rules of XDG.
-#[must_use]
 pub fn folder() -> Option<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache")))?;
@@ -86,7 +84,6 @@ pub fn folder() -> Option<PathBuf> {
 }
 
 /// Seconds since 1970.
-#[must_use]
 pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -97,7 +94,6 @@ fn file(folder: &Path, conditions: &Conditions) -> Option<PathBuf> {
 }
 
 /// What was kept under these conditions, and is young enough.
-#[must_use]
 pub fn read(folder: &Path, conditions: &Conditions, now: u64) -> Option<Ceilings> {
     let text = input::read_text(&file(folder, conditions)?, MAX_BYTES).ok()?;
     let kept: Kept = input::json::from_str(&text, BUDGET).ok()?;

@@ -199,9 +199,6 @@ fn time(team: &mut Team, parts: &[Part<'_>], pass: Pass) -> PassTime {
 
 /// Runs `script` with a team of threads, one pinned to each of `cores`, each owning its part of `words`. `script` gets a
 /// function that runs one pass and returns how long it took.
-///
-/// # Errors
-/// When the system gives no threads, or the first thread that could not be pinned.
 pub(crate) fn with_team<R: Send>(
     cores: &[usize],
     words: &mut [f32],
@@ -293,9 +290,6 @@ fn best(trials: &[Trial], wanted: impl Fn(Pass) -> bool) -> Option<(&Trial, Spre
 }
 
 /// Measures the ceilings of the host processor.
-///
-/// # Errors
-/// A config that cannot be run, or a system that refuses memory or pinning.
 pub fn measure_cpu(config: &ProbeConfig) -> Result<Ceilings, ProbeError> {
     let cores = super::usable_cores()?;
     config.check(cores.len())?;

@@ -43,9 +43,6 @@ const PRODUCTS: [usize; 2] = [4096, 8192];
 const SMALLEST_PRODUCT: usize = 128;
 
 /// Measures the ceilings of a GPU.
-///
-/// # Errors
-/// When the device refuses, or a checked sum is wrong.
 pub fn measure_cuda(index: u32, quick: bool) -> Result<Ceilings, ProbeError> {
     let driver = Driver::open(index)?;
     let (free, cache) = (driver.free_bytes()?, driver.cache_bytes());
@@ -81,9 +78,6 @@ pub fn measure_cuda(index: u32, quick: bool) -> Result<Ceilings, ProbeError> {
 const SUMS: [usize; 8] = [8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
 
 /// Measures the links between so many GPUs from one on; sums by NCCL, too, where the machine has it.
-///
-/// # Errors
-/// When there are fewer, one cannot reach another, or one refuses.
 pub fn measure_links(first: u32, count: usize, quick: bool) -> Result<LinkCeilings, ProbeError> {
     let devices = Driver::open_group(first, count)?;
     let free = devices.iter().map(Driver::free_bytes).collect::<Result<Vec<_>, _>>()?;
@@ -190,9 +184,6 @@ struct CudaCanary {
 }
 
 /// The canary of a GPU.
-///
-/// # Errors
-/// When its buffer cannot be had.
 pub fn canary(index: u32) -> Result<Box<dyn Canary>, ProbeError> {
     let mut driver = Driver::open(index)?;
     let Bytes(free) = driver.free_bytes()?;
@@ -214,9 +205,6 @@ impl Canary for CudaCanary {
 }
 
 /// Spins of known length on the device, timed by events.
-///
-/// # Errors
-/// When the device refuses.
 pub fn check_spins(index: u32) -> Result<Vec<Check>, ProbeError> {
     Ok(DeviceProbe::new(Driver::open(index)?).spins(&SPINS)?)
 }

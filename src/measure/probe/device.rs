@@ -23,6 +23,7 @@ const VECTOR: usize = 16;
 const WORDS: usize = 4;
 
 /// Lengths of the spins, and how far a measured one may be off: max(0.5 %, 2 µs), and a tick of the device's timer.
+#[cfg(feature = "cuda")]
 pub const SPINS: [f64; 5] = [5e4, 2e5, 1e6, 5e6, 1e7];
 const TIMER_TICK_NS: f64 = 1_000.0;
 
@@ -59,7 +60,6 @@ impl<D: Device> std::fmt::Debug for DeviceProbe<D> {
 
 impl<D: Device> DeviceProbe<D> {
     /// A probe of a device.
-    #[must_use]
     pub fn new(device: D) -> Self {
         Self { timeline: device.timeline(), device }
     }
@@ -70,9 +70,6 @@ impl<D: Device> DeviceProbe<D> {
     }
 
     /// Memory filled with the pattern, by a kernel.
-    ///
-    /// # Errors
-    /// When memory runs out or the device refuses.
     pub fn pattern(&mut self, bytes: usize) -> Result<D::Memory, EngineError> {
         let memory = self.device.allocate(bytes)?;
         self.fill(&memory)?;
@@ -80,9 +77,6 @@ impl<D: Device> DeviceProbe<D> {
     }
 
     /// As [`Self::pattern`], in memory that the other devices of a group reach.
-    ///
-    /// # Errors
-    /// As [`Self::pattern`].
     pub fn shared_pattern(&mut self, bytes: usize) -> Result<D::Memory, EngineError> {
         let memory = self.device.allocate_shared(bytes)?;
         self.fill(&memory)?;
@@ -101,9 +95,6 @@ impl<D: Device> DeviceProbe<D> {
     }
 
     /// Seconds of device time of each of `runs` launches, behind one that is not counted.
-    ///
-    /// # Errors
-    /// When the device fails.
     pub fn time(&mut self, runs: usize, launch: &KernelLaunch) -> Result<Vec<f64>, EngineError> {
         for run in 0..=runs {
             self.timeline.mark()?;
@@ -209,9 +200,6 @@ impl<D: Device> DeviceProbe<D> {
     }
 
     /// Bandwidths and latencies of the device. Matrix products and the link to the host are not among them.
-    ///
-    /// # Errors
-    /// When the device refuses, or data that was read is wrong.
     pub fn ceilings(&mut self, extent: &Extent) -> Result<Ceilings, ProbeError> {
         let a = self.pattern(extent.working_set)?;
         let whole = memory_of::<D>(&a);
@@ -261,9 +249,6 @@ impl<D: Device> DeviceProbe<D> {
 
     /// Known bytes: written by the host and read back, written by a kernel and read back, and summed by every kernel that reads; what
     /// each found, by its name.
-    ///
-    /// # Errors
-    /// When the device refuses.
     pub fn known_bytes(&mut self, bytes: usize) -> Result<Vec<(&'static str, bool)>, ProbeError> {
         let mut found = Vec::new();
         let host: Vec<u8> = (0..bytes).map(|i| (i.wrapping_mul(167) >> 3).to_le_bytes()[0]).collect();
@@ -307,9 +292,6 @@ impl<D: Device> DeviceProbe<D> {
     }
 
     /// Spins of known length, timed by the device's timeline.
-    ///
-    /// # Errors
-    /// When the device refuses.
     pub fn spins(&mut self, lengths: &[f64]) -> Result<Vec<Check>, EngineError> {
         let mut checks = Vec::with_capacity(lengths.len());
         for &wanted in lengths {
@@ -355,7 +337,6 @@ impl Memory {
 }
 
 /// Where an allocation lies.
-#[must_use]
 pub fn memory_of<D: Device>(memory: &D::Memory) -> Memory {
     Memory { address: D::address(memory), bytes: D::bytes(memory) }
 }
@@ -365,13 +346,12 @@ fn launch(kernel: &str, blocks: u32, arguments: Vec<Argument>) -> KernelLaunch {
 }
 
 /// Fills memory with the pattern.
-#[must_use]
 pub fn write(to: &Memory, blocks: u32) -> KernelLaunch {
     launch("write_pattern", blocks, vec![to.address(), to.vectors()])
 }
 
 /// Reads memory, and adds its words to the one at `sum`.
-#[must_use]
+#[cfg(feature = "cuda")]
 pub fn read(from: &Memory, sum: &Memory, blocks: u32) -> KernelLaunch {
     launch("read_u4", blocks, vec![from.address(), sum.address(), from.vectors()])
 }

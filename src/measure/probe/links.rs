@@ -29,9 +29,6 @@ pub struct LinkExtent {
 }
 
 /// Measures the links between devices, which it gives back.
-///
-/// # Errors
-/// When a device refuses, or what was read is not what was written.
 pub fn links<D: Device>(
     devices: Vec<D>,
     extent: &LinkExtent,

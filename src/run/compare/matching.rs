@@ -8,7 +8,6 @@ use hbmark_core::stats;
 pub type GridStep = (Phase, usize, usize);
 
 /// The engines and dtypes of a result, in the order of its cells.
-#[must_use]
 pub fn series_of(report: &Report) -> Vec<EngineVariant> {
     distinct(&steps_of(report))
 }
@@ -19,9 +18,6 @@ pub type PlacedStep = (EngineVariant, GridStep);
 /// The cells of both sides: every step of a series of A beside the same of its partner in B.
 ///
 /// Series pair up where both sides run the same ones, where each runs one, or by engine where each side runs every engine once.
-///
-/// # Errors
-/// When it is open which series stands against which, or one of a pair lacks a step of the other.
 pub fn places(a: &[PlacedStep], b: &[PlacedStep]) -> Result<Vec<ComparedCell>, CompareError> {
     let (series_a, series_b) = (distinct(a), distinct(b));
     let pairs = pair_up(&series_a, &series_b).ok_or_else(|| CompareError::series(&series_a, &series_b))?;

@@ -91,7 +91,6 @@ type Running = Arc<Mutex<Option<Child>>>;
 
 impl Processes {
     /// Processes of which the running one is terminated by a signal to this one.
-    #[must_use]
     pub fn new(launcher: Launcher, interrupts: Interrupts) -> Self {
         let running = Running::default();
         let child = Arc::clone(&running);
@@ -208,9 +207,6 @@ fn name(launched: usize, side: Side) -> String {
 }
 
 /// Removes what the launches of an earlier comparison left in a folder, and nothing else: a comparison is not resumed.
-///
-/// # Errors
-/// When the folder cannot be read or written.
 pub fn clear(folder: &Path) -> std::io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;

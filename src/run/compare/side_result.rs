@@ -19,7 +19,6 @@ pub enum SideResult {
 }
 
 /// What is compared of a point of this load.
-#[must_use]
 pub fn served_times(offered: Offered) -> Vec<ComparedItem> {
     let metrics: &[ServedTime] = match offered {
         Offered::Rate(_) | Offered::AsRecorded => &ServedTime::OPEN_LOOP,

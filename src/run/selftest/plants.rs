@@ -1,11 +1,11 @@
-//! For every rule a fault that it must name, and a near miss that it must not.
+//! For every rule a fault that it must name before anything else, and a near miss that it must not.
 //!
 //! Enters: nothing. Leaves: a check per rule. A rule without a plant fails, too: it might never fire.
 
 use super::faults::grid;
 use super::serve::{self, ServeScenario};
 use super::step::{RunScenario, decode};
-use super::{Check, Record, names};
+use super::{ADVICE, Check, Record, label, names};
 use crate::engine::EngineError;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{Cause, Cell, Finding, Phase};
@@ -80,8 +80,13 @@ fn tried(plant: &Plant) -> Result<(bool, String), EngineError> {
     let told = finding.is_some_and(|f| {
         f.evidence.iter().any(|e| e.contains(plant.words)) || f.regime.contains(plant.words)
     });
+    let label = label(&found);
+    // Blocks that differ by a tenth are a noisy machine as well.
+    let also = (plant.rule, label) == ("not_converged", "noisy_machine");
+    let first = ADVICE.contains(&plant.rule) || label == plant.rule || also;
     let falsely = names(&near, plant.rule);
     let detail = match (finding, falsely) {
+        (Some(_), false) if told && !first => format!("named behind {label}"),
         (Some(_), false) if told => "named, and not at the near miss".to_owned(),
         (Some(f), false) => format!("named without `{}`: {}", plant.words, f.evidence.join("; ")),
         (None, _) => {
@@ -89,14 +94,15 @@ fn tried(plant: &Plant) -> Result<(bool, String), EngineError> {
         }
         (_, true) => "named at the near miss, too".to_owned(),
     };
-    Ok((told && !falsely, detail))
+    Ok((told && first && !falsely, detail))
 }
 
 #[expect(clippy::too_many_lines, reason = "a table: one entry a plant")]
 fn of_runs() -> Vec<Plant> {
     use super::step::StepFault::{
         Cache, ClockRate, Copies, Drifts, Flat, Hog, HostDelay, HostTail, KvLeak, KvTimes, Leak, LostToken,
-        MarksElsewhere, NoisyCanary, OtherTokens, Peak, PowerCap, Rejected, Skips, Spin, Wanders, WeightsAs,
+        MarksElsewhere, NoisyCanary, NotANumber, OtherTokens, Peak, PowerCap, Rejected, Skips, Spin, Wanders,
+        WeightsAs,
     };
     let world = |faults: Vec<super::step::StepFault>| RunScenario::new(SEED, faults);
     let run = |faults| Scene::Run(world(faults));
@@ -121,12 +127,19 @@ fn of_runs() -> Vec<Plant> {
             run(vec![]),
             "1 tokens for 2 sequences",
         ),
+        plant("wrong_outputs", run(vec![NotANumber]), run(vec![]), "logits are not finite numbers"),
         plant("wrong_size_weights", run(vec![WeightsAs(Dtype::F32)]), run(vec![]), "2.00 times"),
         plant("wrong_storage", run(vec![WeightsAs(Dtype::F16)]), run(vec![]), "are f16 where bf16"),
         plant(
             "clocks_disagree",
-            long_blocks(vec![ClockRate(1.03)]),
-            long_blocks(vec![ClockRate(1.003)]),
+            long_blocks(vec![ClockRate(1.02)]),
+            long_blocks(vec![ClockRate(1.002)]),
+            "host's clock",
+        ),
+        plant(
+            "clocks_disagree",
+            long_blocks(vec![ClockRate(0.98)]),
+            long_blocks(vec![ClockRate(0.998)]),
             "host's clock",
         ),
         plant(

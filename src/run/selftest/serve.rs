@@ -8,17 +8,16 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 
-use super::{architecture, evidence, label};
+use super::{architecture, label};
 use crate::engine::scripted::{ScriptedSession, StepInfo, StepOutcome};
 use crate::engine::{DeviceChoice, EngineError};
 use crate::serve::executor::SessionExecutor;
 use hbmark_client::point::{Delay, check_delay};
 use hbmark_core::model::Dtype;
+use hbmark_core::result::Finding;
 use hbmark_core::result::serving::{
-    Arrivals, Offered, Point, Policy, SCHEMA_VERSION, SchedulerConfig, ServeKind, ServeReport, Slo,
-    WorkloadSummary,
+    Arrivals, Offered, Point, Policy, SchedulerConfig, ServeKind, ServeReport, Slo, WorkloadSummary,
 };
-use hbmark_core::result::{Environment, Finding};
 use hbmark_core::units::Nanos;
 use hbmark_report::analysis::explain_serving;
 use hbmark_traffic::arrivals::deadlines;
@@ -303,31 +302,13 @@ impl Clock for LateClock {
 
 /// A saved result of these points, as read back from a file.
 pub fn report(points: Vec<Point>) -> ServeReport {
+    let workload = WorkloadSummary { name: "scripted".into(), source: format!("{}", DeviceChoice::Cpu) };
     let saved = ServeReport {
-        lora: None,
-        structured: None,
-        schema_version: SCHEMA_VERSION,
-        kind: ServeKind::Serve,
-        command: "hbmark selftest".into(),
-        started_at: None,
-        note: None,
-        hypothesis: None,
-        environment: Environment::default(),
-        config: std::collections::BTreeMap::new(),
         model: Some(super::model()),
         dtype: Some(Dtype::Bf16),
-        server: None,
-        capabilities: None,
-        datasheet: None,
-        ceilings: None,
-        workload: WorkloadSummary { name: "scripted".into(), source: format!("{}", DeviceChoice::Cpu) },
-        step_model: None,
         swept: Some("rate".into()),
         points,
-        search: None,
-        matrix: Vec::new(),
-        cold_start: None,
-        warnings: Vec::new(),
+        ..ServeReport::new(ServeKind::Serve, "hbmark selftest", workload)
     };
     serde_json::to_string(&saved)
         .and_then(|text| serde_json::from_str(&text))
@@ -336,23 +317,6 @@ pub fn report(points: Vec<Point>) -> ServeReport {
 
 /// A verdict and its figures.
 type Shown = (bool, String);
-
-/// Leaked blocks, and none.
-pub fn block_leak() -> Shown {
-    let findings = ServeScenario::new(3, vec![ServeFault::LostBlocks(3)]).explain();
-    let clean = ServeScenario::new(3, Vec::new()).explain();
-    let passed = label(&findings) == "kv_block_leak" && label(&clean) == "keeps_up";
-    (passed, format!("INVALID: {}", evidence(&findings)))
-}
-
-/// An engine that ends outputs early serves another load than was planned.
-pub fn early_end() -> Shown {
-    let findings = ServeScenario::new(4, vec![ServeFault::EndsEarly(16)]).explain();
-    let forced = ServeScenario::new(4, vec![ServeFault::OtherLengths]).explain();
-    let found: Vec<Finding> = findings.into_iter().filter(|f| f.rule == "early_end").collect();
-    let passed = !found.is_empty() && label(&forced) == "wrong_token_count";
-    (passed, format!("{}; a forced length that is missed is {}", evidence(&found), label(&forced)))
-}
 
 /// One token a request and a request every 10 ms: after a stall of 1.4 s, 140 requests wait 1.4 s less 10 ms each. Of ten thousand a
 /// hundred lie above p99, and the one at it waits 0.4 s, from the scheduled arrival.

@@ -142,9 +142,6 @@ impl RunScenario {
     }
 
     /// Runs the benchmark.
-    ///
-    /// # Errors
-    /// When the quality gate cannot run.
     pub fn run(&self) -> Result<Report, EngineError> {
         let architecture = architecture();
         let clock = VirtualClock::default();
@@ -182,9 +179,6 @@ impl RunScenario {
     }
 
     /// Runs the benchmark and says what was found, the worst first.
-    ///
-    /// # Errors
-    /// As [`run`](Self::run).
     pub fn explain(&self) -> Result<Vec<Finding>, EngineError> {
         Ok(hbmark_report::analysis::explain(&self.run()?))
     }

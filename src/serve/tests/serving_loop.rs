@@ -92,36 +92,6 @@ fn exponential(seed: u64) -> impl FnMut() -> f64 {
     }
 }
 
-fn mean_wait(run: &Run) -> f64 {
-    let waits = run.records.iter().map(|r| r.started.unwrap().0 - r.arrival.0);
-    waits.sum::<f64>() / run.records.len() as f64 / 1e9
-}
-
-/// The mean service time is one second, so rates are utilisations.
-#[test]
-fn waits_of_an_m_m_1_queue_are_those_of_theory() {
-    for (rho, seed, count) in [(0.5, 1, 1_000_000), (0.8, 2, 1_000_000), (0.9, 3, 4_000_000)] {
-        let (plan, run) = single_server(rho, count, seed, exponential(seed + 100));
-        let wanted = rho / (1.0 - rho);
-        let seen = mean_wait(&run);
-        assert!((seen / wanted - 1.0).abs() < 0.02, "ρ = {rho}: mean wait {seen}, theory {wanted}");
-        // The time in the system is exponential with rate μ − λ.
-        let p99 = result(&run, &plan, "").e2e_ns.unwrap().p99.unwrap().value() / 1e9;
-        let wanted = 100_f64.ln() / (1.0 - rho);
-        assert!((p99 / wanted - 1.0).abs() < 0.03, "ρ = {rho}: p99 {p99}, theory {wanted}");
-    }
-}
-
-#[test]
-fn waits_of_an_m_d_1_queue_are_half_of_those() {
-    for (rho, seed, count) in [(0.5, 4, 1_000_000), (0.8, 5, 1_000_000), (0.9, 6, 2_000_000)] {
-        let (_, run) = single_server(rho, count, seed, || 1e9);
-        let wanted = rho / (2.0 * (1.0 - rho));
-        let seen = mean_wait(&run);
-        assert!((seen / wanted - 1.0).abs() < 0.02, "ρ = {rho}: mean wait {seen}, theory {wanted}");
-    }
-}
-
 #[test]
 fn every_wait_is_that_of_lindleys_recursion() {
     let (plan, run) = single_server(0.9, 10_000, 7, exponential(8));

@@ -78,9 +78,6 @@ impl RowOrder {
 
 impl GgufModel {
     /// Reads a matrix by its name in the checkpoint.
-    ///
-    /// # Errors
-    /// When the file has no such matrix, shrank since it was opened, or candle refuses its blocks.
     pub(crate) fn matrix(&self, info: &TensorInfo) -> Result<StoredMatrix, WeightsError> {
         let place = self.place(info)?;
         let (rows, columns) = (info.shape[0], info.shape[1]);
@@ -97,9 +94,6 @@ impl GgufModel {
     }
 
     /// Reads a norm or a bias by its name in the checkpoint.
-    ///
-    /// # Errors
-    /// As for [`matrix`](Self::matrix).
     pub(crate) fn vector(&self, info: &TensorInfo) -> Result<Vec<f32>, WeightsError> {
         let place = self.place(info)?;
         let order = self.row_order(&info.name);
@@ -115,9 +109,6 @@ impl GgufModel {
     }
 
     /// Reads every tensor, and keeps nothing of it: for a reader that does not look at values.
-    ///
-    /// # Errors
-    /// When a value is NaN or infinite, or the file shrank since it was opened.
     pub(super) fn check_values(&self) -> Result<(), WeightsError> {
         self.places.0.iter().try_for_each(|(name, place)| {
             let rows = place.shape.split_last().map_or(1, |(_, above)| above.iter().product());

@@ -73,8 +73,8 @@ fn a_checkpoint_loads_bit_exactly_and_its_bytes_are_those_on_disk() {
     let checkpoint = Checkpoint::open(folder.path(), &expected()).unwrap();
     assert_eq!(checkpoint.stored_dtype(), Some(Dtype::Bf16));
     let weights = checkpoint.load(Dtype::Bf16, &Device::Cpu, &mut |_| {}).unwrap();
-    assert_eq!(checkpoint.on_disk().total_bytes(), Bytes(20));
-    assert_eq!(&weights.loaded, checkpoint.on_disk());
+    assert_eq!(checkpoint.on_disk.total_bytes(), Bytes(20));
+    assert_eq!(weights.loaded, checkpoint.on_disk);
     let embedding = weights.tensors["model.embed_tokens.weight"].to_vec2::<bf16>().unwrap();
     assert_eq!(embedding.concat(), EMBEDDING.map(bf16::from_f32));
 }
@@ -86,7 +86,7 @@ fn conversion_changes_the_loaded_inventory_and_not_the_stored_one() {
     let checkpoint = Checkpoint::open(folder.path(), &expected()).unwrap();
     for wanted in [Dtype::F32, Dtype::F16] {
         let weights = checkpoint.load(wanted, &Device::Cpu, &mut |_| {}).unwrap();
-        assert_eq!(checkpoint.on_disk().total_bytes(), Bytes(20));
+        assert_eq!(checkpoint.on_disk.total_bytes(), Bytes(20));
         assert_eq!(weights.loaded.total_bytes(), Bytes(if wanted == Dtype::F32 { 40 } else { 20 }));
         assert!(weights.loaded.tensors.iter().all(|t| t.storage == wanted.name()));
         let embedding = weights.tensors["model.embed_tokens.weight"].to_dtype(DType::F32).unwrap();
@@ -154,7 +154,7 @@ fn harmless_extras_are_unused_and_unknown_ones_are_refused_by_name() {
     ];
     write_file(&folder.path().join(SINGLE), &tensors);
     let checkpoint = Checkpoint::open(folder.path(), &expected()).unwrap();
-    assert_eq!(checkpoint.on_disk().bytes_of(Role::Unused), Bytes(20));
+    assert_eq!(checkpoint.on_disk.bytes_of(Role::Unused), Bytes(20));
     let weights = checkpoint.load(Dtype::Bf16, &Device::Cpu, &mut |_| {}).unwrap();
     assert_eq!((weights.tensors.len(), weights.loaded.total_bytes()), (2, Bytes(20)));
 
@@ -268,7 +268,7 @@ fn shards_are_found_through_their_index() {
         weights.tensors["model.norm.weight"].to_vec1::<bf16>().unwrap(),
         [1.0, 2.0].map(bf16::from_f32)
     );
-    assert_eq!(checkpoint.on_disk().total_bytes(), Bytes(20));
+    assert_eq!(checkpoint.on_disk.total_bytes(), Bytes(20));
 }
 
 #[test]

@@ -119,6 +119,36 @@ pub struct ServeReport {
 }
 
 impl ServeReport {
+    /// A report of a workload, without points.
+    pub fn new(kind: ServeKind, command: &str, workload: WorkloadSummary) -> Self {
+        Self {
+            schema_version: SCHEMA_VERSION,
+            kind,
+            command: command.to_owned(),
+            workload,
+            started_at: None,
+            note: None,
+            hypothesis: None,
+            environment: Environment::default(),
+            config: BTreeMap::new(),
+            model: None,
+            dtype: None,
+            server: None,
+            capabilities: None,
+            datasheet: None,
+            ceilings: None,
+            step_model: None,
+            swept: None,
+            points: Vec::new(),
+            search: None,
+            matrix: Vec::new(),
+            cold_start: None,
+            lora: None,
+            structured: None,
+            warnings: Vec::new(),
+        }
+    }
+
     /// What the points differ in; the rate, where there was no sweep. `None` for a variable that this program does not know.
     #[must_use]
     pub fn variable(&self) -> Option<SweepVariable> {

@@ -409,7 +409,6 @@ fn scale_queries(work: &Attention<'_>, unit: WorkUnit, queries: &mut [f32], stri
 }
 
 /// Bytes of sinks, and of K and V that the units of a step read: whole tiles of K, rows of V, once per unit of rows.
-#[must_use]
 pub fn bytes_read(work: &Attention<'_>) -> usize {
     let shape = work.shape;
     let rows_per_unit = (MAX_QUERIES / shape.group()).max(1);

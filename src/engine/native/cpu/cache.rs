@@ -36,9 +36,6 @@ pub struct CachePool {
 
 impl CachePool {
     /// A pool without blocks.
-    ///
-    /// # Errors
-    /// When the block size or dtype is not one that the kernels stream.
     pub fn new(shape: PoolShape) -> Result<Self, EngineError> {
         if shape.block_size == 0 || !shape.block_size.is_multiple_of(LANES) {
             return refuse(format!("blocks of {} positions", shape.block_size), "a multiple of 16 is needed");
@@ -59,7 +56,6 @@ impl CachePool {
     }
 
     /// Whether values are the first elements of keys.
-    #[must_use]
     pub fn is_latent(&self) -> bool {
         self.shape.value_dim == 0
     }
@@ -85,15 +81,11 @@ impl CachePool {
     }
 
     /// Bytes of one block over all layers, padding included.
-    #[must_use]
     pub fn block_bytes(&self) -> usize {
         (self.shape.layers * self.layer_bytes()).max(1)
     }
 
     /// Sees to it that blocks `0..blocks` exist; the slabs that came for it, to be [touched](Self::touch).
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn reserve(&mut self, blocks: usize) -> Result<Range<usize>, EngineError> {
         let before = self.slabs.len();
         while self.slabs.len() * self.blocks_per_slab < blocks {
@@ -112,7 +104,6 @@ impl CachePool {
     }
 
     /// Pages of some slabs.
-    #[must_use]
     pub fn pages(&self, slabs: &Range<usize>) -> usize {
         slabs.len() * self.pages_per_slab()
     }
@@ -132,7 +123,6 @@ impl CachePool {
     ///
     /// # Panics
     /// When the block was never reserved.
-    #[must_use]
     pub fn keys<E: Element>(&self, layer: usize, block: usize, head: usize) -> *mut E {
         self.at(layer, block, head * self.key_elements())
     }
@@ -141,7 +131,6 @@ impl CachePool {
     ///
     /// # Panics
     /// When the block was never reserved.
-    #[must_use]
     pub fn values<E: Element>(&self, layer: usize, block: usize, head: usize) -> *mut E {
         self.at(layer, block, self.shape.kv_heads * self.key_elements() + head * self.value_elements())
     }
@@ -150,7 +139,6 @@ impl CachePool {
     ///
     /// # Panics
     /// When the block was never reserved.
-    #[must_use]
     pub fn scales(&self, layer: usize, block: usize, head: usize, values: bool) -> *mut f32 {
         if self.shape.scale_bytes() == 0 {
             return std::ptr::null_mut();

@@ -27,9 +27,6 @@ unsafe impl Sync for Pages {}
 
 impl Pages {
     /// Maps zeroed memory.
-    ///
-    /// # Errors
-    /// When the system has none.
     pub fn new(bytes: usize) -> std::io::Result<Self> {
         let bytes = bytes
             .max(1)
@@ -66,7 +63,6 @@ impl Pages {
     }
 
     /// The start of the memory, aligned to at least 4096.
-    #[must_use]
     pub fn as_ptr(&self) -> *const u8 {
         self.start.as_ptr()
     }
@@ -96,9 +92,6 @@ pub struct Arena {
 
 impl Arena {
     /// The next region of so many zeroed bytes.
-    ///
-    /// # Errors
-    /// When the system has no memory.
     pub fn take(&mut self, bytes: usize) -> std::io::Result<Region> {
         let end = self.used.next_multiple_of(REGION_ALIGNMENT) + bytes;
         let slab = match &self.slab {
@@ -125,7 +118,6 @@ pub struct Region {
 
 impl Region {
     /// The bytes.
-    #[must_use]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: within the slab, which lives as long as the region; only `bytes_mut` of this region writes here.
         unsafe { std::slice::from_raw_parts(self.slab.as_ptr().add(self.range.start), self.range.len()) }

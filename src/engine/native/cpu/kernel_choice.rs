@@ -47,15 +47,11 @@ pub struct KernelChoice {
 
 impl KernelChoice {
     /// One set for everything.
-    #[must_use]
     pub fn forced(set: InstructionSet) -> Self {
         Self { general: set, products: [None; FORMATS.len()], forced: true }
     }
 
     /// The fastest of this processor, or the set that `HBMARK_CPU_KERNELS` names.
-    ///
-    /// # Errors
-    /// When that is none of this processor.
     pub fn of_processor() -> Result<Self, EngineError> {
         let Some(name) = std::env::var_os(FORCED) else {
             return Ok(Self { forced: false, ..Self::forced(InstructionSet::best()) });
@@ -77,7 +73,6 @@ impl KernelChoice {
 
     /// The set for products of so many rows with a format.
     #[inline]
-    #[must_use]
     pub fn of(&self, format: PackedFormat, rows: usize) -> InstructionSet {
         match &self.products[index(format)] {
             Some(sets) => sets[class(rows)],
@@ -102,7 +97,6 @@ impl KernelChoice {
     }
 
     /// The kernels by name: the general set, then what products of a format use instead.
-    #[must_use]
     pub fn names(&self) -> Vec<String> {
         let mut names = vec![self.general.name().to_owned()];
         for (format, sets) in FORMATS.iter().zip(&self.products) {

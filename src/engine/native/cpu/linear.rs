@@ -42,20 +42,17 @@ pub struct PanelPosition {
 
 impl FusedMatrix {
     /// Panels of all parts.
-    #[must_use]
     pub fn panels(&self) -> usize {
         self.parts.iter().map(PackedMatrix::panels).sum()
     }
 
     /// Bytes that one pass over all parts reads, biases included.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         let biases: usize = self.biases.iter().flatten().map(|bias| 4 * bias.len()).sum();
         self.parts.iter().map(PackedMatrix::bytes).sum::<usize>() + biases
     }
 
     /// The place of the n-th panel in the order in which panels are done.
-    #[must_use]
     pub fn place(&self, index: usize) -> PanelPosition {
         if self.interleaved {
             let parts = self.parts.len();
@@ -142,7 +139,6 @@ impl Product<'_> {
 }
 
 /// Panels that a unit of work has, of so many that a job has in all.
-#[must_use]
 pub fn panels_per_unit(panels: usize, members: usize) -> usize {
     if panels >= MAX_PANELS * UNITS_PER_MEMBER * members { MAX_PANELS } else { 2 }
 }

@@ -122,7 +122,6 @@ impl InputWriter {
     ///
     /// # Panics
     /// When the row is not within the shape.
-    #[must_use]
     pub fn row(&self, row: usize) -> InputRow {
         assert!(row < self.shape.rows, "a row of the shape that was made room for");
         // SAFETY: after the barrier no member writes; only pointers are taken here.

@@ -104,9 +104,6 @@ pub struct PackedMatrix {
 impl PackedMatrix {
     /// Packs a stored matrix. `touch` is called with the memory and the bytes of a panel before anything is written, so that each
     /// thread can touch the panels it will read.
-    ///
-    /// # Errors
-    /// When memory runs out, or the groups of the matrix cannot be streamed.
     pub fn new(
         arena: &mut Arena,
         stored: &StoredMatrix,
@@ -142,26 +139,22 @@ impl PackedMatrix {
     }
 
     /// Panels of sixteen rows, the last one padded.
-    #[must_use]
     pub fn panels(&self) -> usize {
         self.rows.div_ceil(LANES)
     }
 
     /// The bytes of a panel.
-    #[must_use]
     pub fn panel(&self, panel: usize) -> &[u8] {
         &self.region.bytes()[panel * self.panel_bytes..(panel + 1) * self.panel_bytes]
     }
 
     /// Bytes that one pass over the matrix reads.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         let factor = if self.format == PackedFormat::Nvfp4 { size_of_val(&self.factor) } else { 0 };
         self.panels() * self.panel_bytes + factor
     }
 
     /// Columns with padding: what a packed row of activations must have.
-    #[must_use]
     pub fn padded_columns(&self) -> usize {
         self.columns.next_multiple_of(self.format.block_columns())
     }

@@ -154,7 +154,6 @@ impl Worker<'_> {
 }
 
 /// The units that a member does first: those whose memory it touched first.
-#[must_use]
 pub fn owned(member: usize, members: usize, units: usize) -> std::ops::Range<usize> {
     units * member / members..units * (member + 1) / members
 }
@@ -183,25 +182,17 @@ impl Team {
     ///
     /// The others are pinned to processors of their own among those this process may use, leaving the first to the caller, who is
     /// not pinned: threads that it starts later would inherit that.
-    ///
-    /// # Errors
-    /// When the system gives no thread.
     pub fn new(members: usize) -> std::io::Result<Self> {
         Self::on_processors(members, 0, 1)
     }
 
     /// As [`Self::new`], wherever the system runs them.
-    ///
-    /// # Errors
-    /// As [`Self::new`].
+    #[cfg(any(test, feature = "cuda"))]
     pub fn unpinned(members: usize) -> std::io::Result<Self> {
         Self::start(members, |_| None)
     }
 
     /// As [`Self::new`], on every `apart`-th processor from the `first` on of those that this process may use.
-    ///
-    /// # Errors
-    /// As [`Self::new`].
     pub fn on_processors(members: usize, first: usize, apart: usize) -> std::io::Result<Self> {
         let members = members.max(1);
         let processors = allowed_processors().unwrap_or_default();
@@ -245,7 +236,6 @@ impl Team {
     }
 
     /// The same team for jobs that any number of members can do: while other programs take a member's processor, jobs are run without it.
-    #[must_use]
     pub fn that_may_shrink(mut self) -> Self {
         let delay = |thread: &AtomicU32| {
             spin_until(|| thread.load(Ordering::Relaxed) != 0);
@@ -256,7 +246,6 @@ impl Team {
     }
 
     /// Members, the caller included.
-    #[must_use]
     pub fn members(&self) -> usize {
         self.shared.members
     }
@@ -434,9 +423,6 @@ fn thread_number() -> u32 {
 }
 
 /// The processors this process may run on, in order; none where the system has no such list.
-///
-/// # Errors
-/// What the system said.
 pub fn allowed_processors() -> std::io::Result<Vec<usize>> {
     #[cfg(target_os = "linux")]
     {
@@ -448,9 +434,6 @@ pub fn allowed_processors() -> std::io::Result<Vec<usize>> {
 }
 
 /// Binds this thread to a processor.
-///
-/// # Errors
-/// What the system said.
 pub fn pin(processor: usize) -> std::io::Result<()> {
     #[cfg(target_os = "linux")]
     {
@@ -501,7 +484,6 @@ impl<T> DisjointSlice<T> {
     /// # Panics
     /// When the part is not within the slice.
     #[expect(clippy::mut_from_ref, reason = "the caller promises that parts do not overlap")]
-    #[must_use]
     pub unsafe fn part(&self, range: std::ops::Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "a part lies within its slice");
         // SAFETY: within the slice as asserted; exclusive by the caller's promise.
@@ -512,7 +494,6 @@ impl<T> DisjointSlice<T> {
     ///
     /// # Safety
     /// No part may be written while this is alive.
-    #[must_use]
     pub unsafe fn whole(&self) -> &[T] {
         // SAFETY: the slice lives as long as the job; it is not written, by the caller's promise.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }

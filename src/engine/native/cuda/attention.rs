@@ -49,7 +49,6 @@ pub struct KvSplitPlan {
 impl KvSplitPlan {
     /// As few splits as come near to filling the device evenly, none shorter than the tuning says; `longest` positions are the most that a
     /// row sees.
-    #[must_use]
     pub fn new<D: Device>(
         device: &D,
         shape: &AttentionShape,
@@ -87,6 +86,17 @@ pub(super) fn splits(ways: usize, multiprocessors: usize, resident: usize, most:
     (1..=most).find(|splits| score(*splits) >= 0.95 * best).unwrap_or(1)
 }
 
+/// Where those who attend to parts of the positions leave what they found, and meet.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SplitSpace {
+    /// `[rows, heads, splits, value_dim]` f32.
+    pub partial: u64,
+    /// `[rows, heads, splits]` pairs of f32.
+    pub statistics: u64,
+    /// Words, zeros before the first launch.
+    pub arrived: u64,
+}
+
 /// Attention of single rows over the cache.
 #[derive(Debug)]
 pub struct DecodeAttention<'a, D: Device> {
@@ -103,19 +113,12 @@ pub struct DecodeAttention<'a, D: Device> {
     pub out: &'a DeviceTensor<D>,
     /// The same in the format of the cache, for the product that follows; 0 for none.
     pub rounded: u64,
-    /// `[rows, heads, splits, head_dim]` f32.
-    pub partial: u64,
-    /// `[rows, heads, splits]` pairs of f32.
-    pub statistics: u64,
-    /// `[rows, kv_heads · chunks]` words, zeros before the first launch.
-    pub arrived: u64,
+    /// With `[rows, kv_heads · chunks]` words.
+    pub space: SplitSpace,
 }
 
 impl<D: Device> DecodeAttention<'_, D> {
     /// Enqueues it.
-    ///
-    /// # Errors
-    /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<(), EngineError> {
         let Self { rows, shape, window, sinks, cut, query, step, pool, layer, out, .. } = self;
         let dim = shape.head_dim;
@@ -144,9 +147,9 @@ impl<D: Device> DecodeAttention<'_, D> {
                 Address(step.starts()),
                 Address(D::address(&out.memory)),
                 Address(self.rounded),
-                Address(self.partial),
-                Address(self.statistics),
-                Address(self.arrived),
+                Address(self.space.partial),
+                Address(self.space.statistics),
+                Address(self.space.arrived),
                 U64(pool.layer_bytes() as u64),
                 size(*layer),
                 size(shape.heads),
@@ -176,7 +179,6 @@ pub enum AttentionCut {
 
 impl AttentionCut {
     /// Bytes of K and V that the rows of a step read.
-    #[must_use]
     pub fn bytes(&self, rows: &Rows, window: Option<usize>, pool: &PoolShape) -> u64 {
         match self {
             Self::Rows(cut) => row_bytes(rows, cut.chunks, window, pool.position_bytes()),
@@ -222,12 +224,8 @@ pub struct PrefillAttention<'a, D: Device> {
     pub out: &'a DeviceTensor<D>,
     /// Blocks that share the positions of a tile of queries.
     pub splits: usize,
-    /// `[rows, heads, splits, value_dim]` f32, where there are several.
-    pub partial: u64,
-    /// `[rows, heads, splits]` pairs of f32.
-    pub statistics: u64,
-    /// `[sequences, kv_heads, tiles]` words, zeros before the first launch.
-    pub arrived: u64,
+    /// With `[sequences, kv_heads, tiles]` words, where there are several.
+    pub space: SplitSpace,
 }
 
 /// Dynamic shared memory: two tiles of K and of V, in whose place splits are then merged; of elements of one byte also the one of both that they
@@ -248,7 +246,6 @@ pub struct QueryTiles {
 
 impl QueryTiles {
     /// Those of a step.
-    #[must_use]
     pub fn of(rows: &Rows) -> Self {
         let (sequences, most_rows) = (rows.sequences.len(), most_rows(rows));
         if rows.outputs.len() < rows.len() {
@@ -274,7 +271,6 @@ pub(super) fn most_rows(rows: &Rows) -> usize {
 impl<D: Device> PrefillAttention<'_, D> {
     /// Splits of each tile, so that few queries over many positions fill the device, and the words that splits meet at. `longest` positions are
     /// the most that a row sees.
-    #[must_use]
     pub fn splits(
         device: &D,
         rows: &Rows,
@@ -293,16 +289,12 @@ impl<D: Device> PrefillAttention<'_, D> {
     }
 
     /// Whether some sequence of a step brings as many rows as the tuning says, and there is a kernel for the heads and the cache.
-    #[must_use]
     pub fn fits(rows: &Rows, pool: &PoolShape, tuning: Tuning) -> bool {
         let kernel = known_dims(pool.head_dim, pool.value_dim, pool.element_bytes());
         kernel.is_some() && pool.dtype != Dtype::F32 && most_rows(rows) >= tuning.min_prefill_rows
     }
 
     /// Enqueues it.
-    ///
-    /// # Errors
-    /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, rows: &Rows, tuning: Tuning) -> Result<(), EngineError> {
         let Self { shape, window, sinks, query, step, pool, layer, out, splits, .. } = self;
         let sinks = sinks_argument(device, "prefill_attention", shape, *sinks)?;
@@ -342,9 +334,9 @@ impl<D: Device> PrefillAttention<'_, D> {
                 sinks,
                 size(*splits),
                 size(tuning.min_split.div_ceil(POSITIONS)),
-                Address(self.partial),
-                Address(self.statistics),
-                Address(self.arrived),
+                Address(self.space.partial),
+                Address(self.space.statistics),
+                Address(self.space.arrived),
             ],
         })
     }

@@ -74,14 +74,8 @@ pub trait Device: std::fmt::Debug + Send {
     fn timeline(&self) -> Box<dyn Timeline + Send>;
 
     /// Memory with undefined contents.
-    ///
-    /// # Errors
-    /// When there is no more, or while a graph is recorded.
     fn allocate(&mut self, bytes: usize) -> Result<Self::Memory, EngineError>;
     /// Memory with undefined contents that the other devices of a group reach by its address.
-    ///
-    /// # Errors
-    /// As [`allocate`](Self::allocate).
     fn allocate_shared(&mut self, bytes: usize) -> Result<Self::Memory, EngineError> {
         self.allocate(bytes)
     }
@@ -90,44 +84,20 @@ pub trait Device: std::fmt::Debug + Send {
     /// Its size.
     fn bytes(memory: &Self::Memory) -> usize;
     /// Copies to the device, from a place in the memory on. The source may change when this returns.
-    ///
-    /// # Errors
-    /// When the device fails, or while a graph is recorded.
     fn upload(&mut self, to: &Self::Memory, offset: usize, source: &[u8]) -> Result<(), EngineError>;
     /// Waits, and copies from the device.
-    ///
-    /// # Errors
-    /// When the device fails.
     fn download(&mut self, from: &Self::Memory, offset: usize, target: &mut [u8]) -> Result<(), EngineError>;
 
     /// Enqueues a kernel, or records it.
-    ///
-    /// # Errors
-    /// When the device refuses.
     fn launch(&mut self, launch: &KernelLaunch) -> Result<(), EngineError>;
     /// Enqueues a product as the library of the device makes it, or records it.
-    ///
-    /// # Errors
-    /// When the library has no such product, or the device refuses.
     fn multiply(&mut self, product: &Gemm, operands: &GemmOperands) -> Result<(), EngineError>;
     /// From here on launches are recorded and not run.
-    ///
-    /// # Errors
-    /// When the device refuses.
     fn begin_capture(&mut self) -> Result<(), EngineError>;
     /// What was recorded.
-    ///
-    /// # Errors
-    /// When nothing was being recorded, or the device refuses.
     fn end_capture(&mut self) -> Result<Self::Graph, EngineError>;
     /// Enqueues what was recorded.
-    ///
-    /// # Errors
-    /// When the device fails.
     fn replay(&mut self, graph: &Self::Graph) -> Result<(), EngineError>;
     /// Waits for everything enqueued.
-    ///
-    /// # Errors
-    /// When the device or one of the kernels failed.
     fn synchronise(&mut self) -> Result<(), EngineError>;
 }

@@ -65,7 +65,6 @@ impl KernelFormat {
     }
 
     /// As in the names of kernels.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Bf16 => "bf16",
@@ -87,7 +86,6 @@ impl KernelFormat {
     }
 
     /// Columns in a vector.
-    #[must_use]
     pub fn columns(self) -> usize {
         match self {
             Self::Bf16 | Self::F16 => VECTOR / 2,
@@ -100,7 +98,6 @@ impl KernelFormat {
     }
 
     /// The format whose inputs it meets on tensor cores.
-    #[must_use]
     pub fn of_inputs(self) -> Self {
         match self {
             Self::Fp8Block | Self::Mxfp8 => Self::Fp8,
@@ -112,7 +109,6 @@ impl KernelFormat {
     }
 
     /// Words of a row, such as scales of groups of columns, that are on their way beside each vector of weights.
-    #[must_use]
     pub fn words_beside(self) -> usize {
         match self {
             Self::Bf16 | Self::F16 | Self::F32 | Self::Int8 | Self::Fp8 => 0,
@@ -130,13 +126,11 @@ impl KernelFormat {
     }
 
     /// Whether it is one of ggml's.
-    #[must_use]
     pub fn is_of_ggml(self) -> bool {
         matches!(self, Self::Q8_0 | Self::Q4_0 | Self::Q4K | Self::Q5K | Self::Q6K)
     }
 
     /// Vectors of a row. Rows of 8-bit integers are whole groups of 32 columns, as the activations they meet.
-    #[must_use]
     pub fn vectors(self, columns: usize) -> usize {
         match self {
             Self::Int8 | Self::Q8_0 => columns.div_ceil(2 * VECTOR) * 2,
@@ -164,9 +158,6 @@ pub struct Matrix<D: Device> {
 
 impl<D: Device> Matrix<D> {
     /// Packs the parts of a fused layer.
-    ///
-    /// # Errors
-    /// When parts are in formats that cannot be fused, or memory runs out.
     pub fn new(device: &mut D, parts: &[LinearPart], layout: FusedLayout) -> Result<Self, EngineError> {
         let of_ggml = |part: &LinearPart| KernelFormat::of(part.matrix.packing()).is_of_ggml();
         if !matches!(layout, FusedLayout::Heads { .. }) || !parts.iter().all(of_ggml) {
@@ -242,7 +233,6 @@ impl<D: Device> Matrix<D> {
     }
 
     /// Vectors of a row of the inputs that it meets, by which those are prepared.
-    #[must_use]
     pub fn input_vectors(&self) -> usize {
         if self.format.is_of_ggml() {
             self.vectors * self.format.columns() / KernelFormat::Bf16.columns()
@@ -252,7 +242,6 @@ impl<D: Device> Matrix<D> {
     }
 
     /// Bytes in bf16, with those that follow.
-    #[must_use]
     pub fn widened_bytes(&self) -> usize {
         self.all_outputs() * self.input_vectors() * VECTOR
     }
@@ -263,13 +252,11 @@ impl<D: Device> Matrix<D> {
     }
 
     /// Outputs, with those that follow.
-    #[must_use]
     pub fn all_outputs(&self) -> usize {
         self.runs().map(|run| run.outputs).sum()
     }
 
     /// Bytes of weights, scales and biases: what one pass over the matrix reads, without those that follow.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         let scales = self.scales.as_ref().map_or(0, D::bytes);
         let biases = if self.bias.is_some() { 4 * self.outputs } else { 0 };
@@ -288,9 +275,6 @@ fn biases<D: Device>(
 }
 
 /// A vector of f32 on the device.
-///
-/// # Errors
-/// When memory runs out.
 pub fn floats<D: Device>(device: &mut D, values: &[f32]) -> Result<D::Memory, EngineError> {
     uploaded(device, &values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>())
 }
@@ -410,9 +394,6 @@ fn row_scale(matrix: &StoredMatrix, row: usize) -> f32 {
 }
 
 /// Vectors of a row that share a word of scales, as a power of two; whole rows of any width are one group.
-///
-/// # Errors
-/// When a group is no such number of vectors.
 fn shift(matrix: &StoredMatrix, format: KernelFormat, vectors: usize) -> Result<u32, EngineError> {
     let group = match matrix.packing() {
         Packing::Int4 { group } => group,
@@ -433,9 +414,6 @@ fn shift(matrix: &StoredMatrix, format: KernelFormat, vectors: usize) -> Result<
 }
 
 /// A word for each group of each row: the scale as f16, and above it the zero.
-///
-/// # Errors
-/// When a zero is not a whole number that 4-bit codes can be less.
 fn int4_words(parts: &[LinearPart], order: &[(usize, usize)]) -> Result<Vec<u32>, EngineError> {
     let mut words = Vec::new();
     for &(part, row) in order {
@@ -463,9 +441,6 @@ fn int4_words(parts: &[LinearPart], order: &[(usize, usize)]) -> Result<Vec<u32>
 const BLOCK_ROWS: usize = 16;
 
 /// The scales of blocks: those of the first two of 16 rows, which all others of the even and of the odd ones have, too.
-///
-/// # Errors
-/// When they have not.
 fn block_words(parts: &[LinearPart], order: &[(usize, usize)]) -> Result<Vec<u32>, EngineError> {
     let of_row = |&(part, row): &(usize, usize)| match &parts[part].matrix.data {
         StoredData::Fp8 { scales, .. } => {

@@ -118,9 +118,6 @@ pub struct Driver {
 
 impl Driver {
     /// Opens a device and loads the kernels.
-    ///
-    /// # Errors
-    /// When there is no such device, or it refuses.
     pub fn open(index: u32) -> Result<Self, EngineError> {
         let name = format!("cuda:{index}");
         let failed = |error: DriverError| cuda::failed(&name, error);
@@ -161,9 +158,6 @@ impl Driver {
     }
 
     /// Opens the devices of a group, each of which reaches the memory of the others.
-    ///
-    /// # Errors
-    /// When there are fewer, they are not of one kind, or one cannot reach another.
     pub fn open_group(first: u32, count: usize) -> Result<Vec<Self>, EngineError> {
         let last = u32::try_from(count).map_or(u32::MAX, |count| first.saturating_add(count - 1));
         if let Err(EngineError::NoCudaDevice { detail, .. }) = cuda::require(last, &format!("cuda:{last}")) {
@@ -217,24 +211,17 @@ impl Driver {
     }
 
     /// Free memory.
-    ///
-    /// # Errors
-    /// When the device fails.
     pub fn free_bytes(&self) -> Result<Bytes, EngineError> {
         self.context.mem_get_info().map(|(free, _)| Bytes(free as u64)).map_err(|error| self.failed(error))
     }
 
     /// The size of the L2 cache, where the driver reports it.
-    #[must_use]
     pub fn cache_bytes(&self) -> Option<Bytes> {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
         self.context.attribute(attribute).ok().map(|bytes| Bytes(u64::from(bytes.unsigned_abs())))
     }
 
     /// Memory that no pool counts: the peak of the pool stays what models use.
-    ///
-    /// # Errors
-    /// When there is no more.
     pub fn allocate_outside_pool(&mut self, bytes: usize) -> Result<DriverMemory, EngineError> {
         self.bind()?;
         // SAFETY: the context is bound.
@@ -247,9 +234,6 @@ impl Driver {
 
     /// Seconds of each of `runs` copies between pinned memory of the host and the device, behind one that is not counted. The bytes are
     /// checked at the end.
-    ///
-    /// # Errors
-    /// When memory runs out, the device refuses, or bytes were changed on the way.
     pub fn link_seconds(
         &mut self,
         direction: Direction,
@@ -293,9 +277,6 @@ impl Driver {
     }
 
     /// Makes its context that of this thread, for a library.
-    ///
-    /// # Errors
-    /// When the device fails.
     pub(super) fn bind(&self) -> Result<(), EngineError> {
         self.context.bind_to_thread().map_err(|error| self.failed(error))
     }

@@ -10,9 +10,11 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use super::device::{Argument, Device, Gemm, GemmOperands, KernelLaunch, MAX_GRID_YZ};
 use super::device_matrix::KernelFormat;
+use super::kernels::Tuning;
 use crate::engine::timeline::MonotonicTimeline;
 use crate::engine::{EngineError, Timeline};
 
@@ -105,6 +107,18 @@ impl Drop for EmulatedMemory {
     }
 }
 
+/// Splits of 16 positions and little shared memory: the paths of long contexts and wide layers, on tiny models.
+pub const SMALL: Tuning = Tuning {
+    input_bytes: 4 << 10,
+    min_split: 16,
+    min_tiled_rows: 5,
+    min_library_rows: usize::MAX,
+    min_widened_rows: usize::MAX,
+    min_prefill_rows: usize::MAX,
+    max_one_shot_bytes: 2 << 10,
+    rank_timeout: Duration::from_secs(30),
+};
+
 /// What a graph is made of.
 #[derive(Debug, Clone)]
 pub enum GraphNode {
@@ -149,6 +163,10 @@ pub struct Emulated {
     pub only_checks: bool,
     /// The launch that fails, counted from here: a planted fault.
     pub fails_in: Option<usize>,
+    /// Another: a recorded graph lacks its last two kernels, so that the next token of a step stays what it was.
+    pub forgets: bool,
+    /// Another: a bit of what is downloaded is flipped.
+    pub flips: bool,
     /// Kernels run so far, or checked.
     pub launches: usize,
     /// Graphs replayed so far.
@@ -157,7 +175,6 @@ pub struct Emulated {
 
 impl Emulated {
     /// A device whose threads and blocks are scheduled by a seed.
-    #[must_use]
     pub fn new(seed: u64) -> Self {
         Self {
             random: seed,
@@ -168,26 +185,25 @@ impl Emulated {
             recording: None,
             only_checks: false,
             fails_in: None,
+            forgets: false,
+            flips: false,
             launches: 0,
             replays: 0,
         }
     }
 
     /// Devices that reach each other's memory.
-    #[must_use]
     pub fn group(count: u64) -> Vec<Self> {
         let first = Self::new(0);
         (0..count).map(|seed| first.beside(seed)).collect()
     }
 
     /// Another device, which reaches the memory of this one.
-    #[must_use]
     pub fn beside(&self, seed: u64) -> Self {
         Self { live: self.live.clone(), ..Self::new(seed) }
     }
 
     /// Bytes of its allocations, and of those of its group, that are not freed.
-    #[must_use]
     pub fn live_bytes(&self) -> usize {
         self.live.lock().values().sum()
     }
@@ -391,6 +407,9 @@ impl Device for Emulated {
         Self::check(from, offset, target.len())?;
         // SAFETY: the range lies within the allocation, which `target` cannot be part of.
         unsafe { target.as_mut_ptr().copy_from_nonoverlapping(from.address().add(offset), target.len()) };
+        if self.flips && target.len() > 1 {
+            target[1] ^= 4;
+        }
         Ok(())
     }
 
@@ -409,7 +428,10 @@ impl Device for Emulated {
 
     fn end_capture(&mut self) -> Result<EmulatedGraph, EngineError> {
         let recorded = self.recording.take().ok_or_else(|| Self::failed("no graph is being recorded"))?;
-        let nodes = recorded.map_err(|why| Self::failed(format!("the recording is void: {why}")))?;
+        let mut nodes = recorded.map_err(|why| Self::failed(format!("the recording is void: {why}")))?;
+        if self.forgets {
+            nodes.truncate(nodes.len() - 2);
+        }
         Ok(EmulatedGraph { nodes, modules: Arc::downgrade(&self.modules) })
     }
 

@@ -31,9 +31,6 @@ pub struct ExpertTable<D: Device> {
 
 impl<D: Device> ExpertTable<D> {
     /// The table of a layer.
-    ///
-    /// # Errors
-    /// When there are too many experts, they differ from each other, or memory runs out.
     pub fn new(
         device: &mut D,
         routed: &[ExpertMlp<CudaOperations<D>>],
@@ -86,9 +83,6 @@ impl<D: Device> Default for DeviceScript<D> {
 
 impl<D: Device> DeviceScript<D> {
     /// Takes the experts of the next step to the device, or none. Says whether they have moved there.
-    ///
-    /// # Errors
-    /// When memory runs out or the device fails.
     pub fn set(&mut self, device: &mut D, chosen: Option<&[u32]>) -> Result<bool, EngineError> {
         (self.is_set, self.taken) = (chosen.is_some(), 0);
         let Some(chosen) = chosen else { return Ok(false) };
@@ -108,7 +102,6 @@ impl<D: Device> DeviceScript<D> {
     }
 
     /// Whether a script picks.
-    #[must_use]
     pub fn is_set(&self) -> bool {
         self.is_set
     }
@@ -134,7 +127,6 @@ pub struct ExpertPlan {
 
 impl ExpertPlan {
     /// The plan of so many rows, on a device whose blocks can have so much shared memory.
-    #[must_use]
     pub fn new(
         shared_bytes: usize,
         rows: usize,
@@ -157,20 +149,17 @@ impl ExpertPlan {
     }
 
     /// Bytes of what routing leaves (`experts.cu`).
-    #[must_use]
     pub fn work_bytes(&self, shape: &ExpertShape) -> usize {
         let words = (self.rows * (4 * shape.per_row + 2)).next_multiple_of(4);
         4 * (4 + words) + 16 * self.routed_tiles
     }
 
     /// Words that count blocks of the router.
-    #[must_use]
     pub fn arrivals(&self) -> usize {
         1 + self.rows
     }
 
     /// Bytes of the prepared inputs of the experts.
-    #[must_use]
     pub fn prepared_bytes<D: Device>(&self, experts: &ExpertWeights<CudaOperations<D>>) -> usize {
         if !self.on_tensor_cores {
             return 0;
@@ -245,9 +234,6 @@ pub struct Route<'a, D: Device> {
 
 impl<D: Device> Route<'_, D> {
     /// Enqueues it; bytes of the router and the norm.
-    ///
-    /// # Errors
-    /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
         let Self { plan, hidden, norm: (norm, eps), experts, workspace, .. } = self;
         let (router, shape, rows) = (&experts.router, &experts.shape, self.plan.rows);
@@ -324,9 +310,6 @@ pub struct ExpertGateUp<'a, D: Device> {
 
 impl<D: Device> ExpertGateUp<'_, D> {
     /// Enqueues it; bytes of the shared expert.
-    ///
-    /// # Errors
-    /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
         let Self { plan, hidden, norm: (norm, eps), experts, work, inner, prepared, is_prepared } = self;
         let (shape, weights) = (&experts.shape, &experts.routed[0].gate_up);
@@ -399,9 +382,6 @@ pub struct ExpertDown<'a, D: Device> {
 
 impl<D: Device> ExpertDown<'_, D> {
     /// Enqueues it; bytes of the shared expert.
-    ///
-    /// # Errors
-    /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
         let Self { plan, inner, experts, work, real_rows, parts, hidden, into, prepared } = self;
         let (shape, weights) = (&experts.shape, &experts.routed[0].down);

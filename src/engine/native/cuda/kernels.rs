@@ -209,9 +209,6 @@ pub struct FillKv<'a, D: Device> {
 
 impl<D: Device> FillKv<'_, D> {
     /// Enqueues it.
-    ///
-    /// # Errors
-    /// When the device refuses.
     pub fn launch(&self, device: &mut D) -> Result<(), EngineError> {
         let Self { pool, quantiles, blocks, count, seed } = self;
         let elements = pool.shape.block_parts()[0];
@@ -250,9 +247,6 @@ pub struct Embed<'a, D: Device> {
 
 impl<D: Device> Embed<'_, D> {
     /// Enqueues it; bytes of table rows.
-    ///
-    /// # Errors
-    /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D) -> Result<u64, EngineError> {
         let Self { rows, table, scale, step, hidden } = self;
         if hidden.width != table.columns || hidden.rows < *rows {
@@ -292,9 +286,6 @@ pub struct ProjectAdd<'a, D: Device> {
 
 impl<D: Device> ProjectAdd<'_, D> {
     /// Enqueues it; bytes of weights.
-    ///
-    /// # Errors
-    /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
         let Self { rows, input, weights, hidden, into, workspace } = self;
         if (input.width, hidden.width) != (weights.columns, weights.outputs)
@@ -350,9 +341,6 @@ pub struct AddNormed<'a, D: Device> {
 
 impl<D: Device> AddNormed<'_, D> {
     /// Enqueues it; bytes of the norm.
-    ///
-    /// # Errors
-    /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D) -> Result<u64, EngineError> {
         let Self { rows, sums, norm, norm_eps, hidden } = self;
         if norm.width != hidden.width || hidden.rows < *rows {
@@ -385,9 +373,6 @@ pub struct JoinState<'a, D: Device> {
 
 impl<D: Device> JoinState<'_, D> {
     /// Enqueues it; bytes of the norms.
-    ///
-    /// # Errors
-    /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D) -> Result<u64, EngineError> {
         let Self { rows, hidden, state, norms, norm_eps, joined } = self;
         let vectors = norms.iter().flat_map(|norms| norms.iter()).chain([*state]);
@@ -432,9 +417,6 @@ pub struct GateUp<'a, D: Device> {
 
 impl<D: Device> GateUp<'_, D> {
     /// Enqueues it; bytes of weights and norm.
-    ///
-    /// # Errors
-    /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
         let Self { rows, hidden, norm, gate, weights, out, rounded, sums, workspace } = self;
         let gate = gate_arguments(*gate);
@@ -502,9 +484,6 @@ impl<D: Device> Head<'_, D> {
     pub const NO_LOGIT: u64 = 0xffff_ffff;
 
     /// Enqueues it; bytes of weights and norm.
-    ///
-    /// # Errors
-    /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
         let Self { outputs, hidden, norm, norm_eps, weights, softcap, step, logits, .. } = self;
         let Self { best, arrived, next, workspace, .. } = self;
@@ -580,9 +559,6 @@ pub struct NormQkv<'a, D: Device> {
 
 impl<D: Device> NormQkv<'_, D> {
     /// Enqueues it; bytes of weights and norms, and of K and V written.
-    ///
-    /// # Errors
-    /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
         let Self { rows, shape, hidden, norm, weights, pool, query, projected, arrived, workspace, .. } =
             self;

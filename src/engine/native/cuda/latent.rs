@@ -7,7 +7,9 @@
 
 use Argument::{Address, F32, I32, U64};
 
-use super::attention::{PrefillAttention, QUERIES, QueryTiles, most_rows, row_bytes, splits, tile_bytes};
+use super::attention::{
+    PrefillAttention, QUERIES, QueryTiles, SplitSpace, most_rows, row_bytes, splits, tile_bytes,
+};
 use super::device::{Argument, Device, KernelLaunch, MAX_GRID_YZ};
 use super::device_matrix::{KernelFormat, Matrix};
 use super::kernels::{
@@ -44,7 +46,6 @@ pub struct DeviceRows {
 
 impl DeviceRows {
     /// Those of a tensor.
-    #[must_use]
     pub fn of<D: Device>(tensor: &DeviceTensor<D>) -> Self {
         Self { address: D::address(&tensor.memory), width: tensor.width }
     }
@@ -71,9 +72,6 @@ pub struct LatentDown<'a, D: Device> {
 
 impl<D: Device> LatentDown<'_, D> {
     /// Enqueues it; bytes of weights and norm.
-    ///
-    /// # Errors
-    /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
         let Self { rows, input, norm, weights, sums, workspace } = self;
         let widths = (input.width, norm_width(input, *norm));
@@ -146,9 +144,6 @@ pub struct FinishLatent<'a, D: Device> {
 
 impl<D: Device> FinishLatent<'_, D> {
     /// Enqueues it; bytes of norms, and of the cache written.
-    ///
-    /// # Errors
-    /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D) -> Result<u64, EngineError> {
         let Self { rows, attention, shape, sums, latent_norm, query, step, pool, layer } = self;
         let part = shape.query_part();
@@ -213,16 +208,12 @@ pub struct HeadProduct<'a, D: Device> {
 
 impl<D: Device> HeadProduct<'_, D> {
     /// Whether there are kernels for a format.
-    #[must_use]
     pub fn has(format: KernelFormat) -> bool {
         // Others have scales for parts of rows, which the turned half of an expansion would need anew.
         format.words_beside() == 0 || format == KernelFormat::Fp8Block
     }
 
     /// Enqueues it; bytes of weights.
-    ///
-    /// # Errors
-    /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<u64, EngineError> {
         let Self { rows, heads, weights, input, input_apart, out, out_apart, workspace } = self;
         let outputs = weights.outputs / heads.max(&1);
@@ -302,9 +293,6 @@ pub struct TurnQueries<'a, D: Device> {
 
 impl<D: Device> TurnQueries<'_, D> {
     /// Enqueues it.
-    ///
-    /// # Errors
-    /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D) -> Result<(), EngineError> {
         let Self { rows, attention, shape, queries, step, form, out } = self;
         if queries.width < shape.query_width()
@@ -360,7 +348,6 @@ pub struct ExpandLatents<'a, D: Device> {
 
 impl<D: Device> ExpandLatents<'_, D> {
     /// Whether there are kernels for it, and room for K and V.
-    #[must_use]
     pub fn fits(
         rows: &Rows,
         shape: &LatentShape,
@@ -381,9 +368,6 @@ impl<D: Device> ExpandLatents<'_, D> {
     }
 
     /// Enqueues it; bytes of weights, of the cache read, and of K and V written.
-    ///
-    /// # Errors
-    /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D) -> Result<u64, EngineError> {
         let Self { blocks, shape, key, value, step, pool, layer, expanded, latents, prepared } = self;
         let LatentShape { heads, kv_rank, nope_dim, value_dim, .. } = *shape;
@@ -448,7 +432,6 @@ pub enum LatentCut {
 impl LatentCut {
     /// Tensor cores where the cache allows and a sequence has as many queries as the tuning says, in blocks of heads; as few splits as come near to
     /// filling the device evenly. `longest` positions are the most that a row sees.
-    #[must_use]
     pub fn new<D: Device>(
         device: &D,
         rows: &Rows,
@@ -473,7 +456,6 @@ impl LatentCut {
     }
 
     /// Blocks that share positions.
-    #[must_use]
     pub fn splits(self) -> usize {
         match self {
             Self::Rows { splits, .. } | Self::Tiles { splits, .. } => splits,
@@ -481,7 +463,6 @@ impl LatentCut {
     }
 
     /// Words that splits meet at.
-    #[must_use]
     pub fn words(self, rows: &Rows) -> usize {
         match self {
             Self::Rows { heads, .. } => rows.len() * heads.div_ceil(SHARED_HEADS),
@@ -493,7 +474,6 @@ impl LatentCut {
     }
 
     /// Bytes of the cache that the rows of a step read, of so many for each position.
-    #[must_use]
     pub fn bytes(self, rows: &Rows, position_bytes: usize) -> u64 {
         match self {
             Self::Rows { heads, .. } => row_bytes(rows, heads.div_ceil(SHARED_HEADS), None, position_bytes),
@@ -513,21 +493,14 @@ pub struct LatentAttention<'a, D: Device> {
     pub pool: &'a Pool<D>,
     pub layer: usize,
     pub out: &'a DeviceTensor<D>,
-    /// `[rows, heads, splits, value_dim]` f32, where there are several.
-    pub partial: u64,
-    /// `[rows, heads, splits]` pairs of f32.
-    pub statistics: u64,
-    /// [`LatentCut::words`], zeros before the first launch.
-    pub arrived: u64,
+    /// With [`LatentCut::words`], where there are several.
+    pub space: SplitSpace,
 }
 
 impl<D: Device> LatentAttention<'_, D> {
     /// Enqueues it.
-    ///
-    /// # Errors
-    /// When the shapes do not fit or the device refuses.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<(), EngineError> {
-        let Self { rows, shape, cut, query, step, pool, layer, out, partial, statistics, arrived } = self;
+        let Self { rows, shape, cut, query, step, pool, layer, out, space } = self;
         let (heads, width, latent) = (shape.heads, shape.head_dim, shape.value_dim);
         if (query.width, out.width) != (shape.query_width(), shape.attended_width())
             || query.rows.min(out.rows) < rows.len()
@@ -564,9 +537,9 @@ impl<D: Device> LatentAttention<'_, D> {
                 Address(step.tables()),
                 Address(step.starts()),
                 Address(D::address(&out.memory)),
-                Address(*partial),
-                Address(*statistics),
-                Address(*arrived),
+                Address(space.partial),
+                Address(space.statistics),
+                Address(space.arrived),
                 U64(pool.layer_bytes() as u64),
                 size(*layer),
                 size(heads),

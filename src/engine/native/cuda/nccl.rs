@@ -56,7 +56,6 @@ impl std::fmt::Debug for Nccl {
 
 impl Nccl {
     /// Opens the library; none where there is none, or one without what is called.
-    #[must_use]
     pub fn open() -> Option<Self> {
         // SAFETY: NCCL's initialisation reads environment variables, and touches nothing of this program.
         let library = NAMES.iter().find_map(|name| unsafe { Library::new(*name) }.ok())?;
@@ -76,7 +75,6 @@ impl Nccl {
     }
 
     /// As `2.29.2`.
-    #[must_use]
     pub fn version(&self) -> String {
         let mut code = 0;
         // SAFETY: the address of a number.
@@ -99,9 +97,6 @@ impl Nccl {
     }
 
     /// Joins a group, and waits until all of its ranks have, each on a thread of its own.
-    ///
-    /// # Errors
-    /// When the library refuses, or a rank left the group.
     pub fn join(&self, device: &Driver, rank: &mut Rank) -> Result<Communicator, EngineError> {
         let mut id = UniqueId([0; 32]);
         if rank.index() == 0 {
@@ -143,9 +138,6 @@ impl std::fmt::Debug for Communicator {
 
 impl Communicator {
     /// `values = Σ values` over the ranks, in place, for the first so many floats.
-    ///
-    /// # Errors
-    /// When the library or the device refuses.
     pub fn all_reduce(
         &self,
         device: &Driver,

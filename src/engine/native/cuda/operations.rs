@@ -37,7 +37,7 @@ use hbmark_core::model::Dtype;
 use hbmark_core::units::Bytes;
 use hbmark_cpu_kernels::e4m3;
 use hbmark_cpu_kernels::element::int8_code;
-use workspace::{Rounded, Workspace};
+use workspace::{Part, Rounded, Workspace};
 
 /// A device's side of the native forward.
 #[derive(Debug)]
@@ -76,13 +76,11 @@ pub struct CudaOperations<D: Device> {
 
 impl<D: Device> CudaOperations<D> {
     /// The operations of a device.
-    #[must_use]
     pub fn new(device: D) -> Self {
         Self::with_tuning(device, Tuning::default())
     }
 
     /// As [`Self::new`], with sizes of one's own.
-    #[must_use]
     pub fn with_tuning(device: D, tuning: Tuning) -> Self {
         Self {
             device,
@@ -111,13 +109,11 @@ impl<D: Device> CudaOperations<D> {
     }
 
     /// Steps that were replayed so far.
-    #[must_use]
     pub fn replays(&self) -> usize {
         self.replays
     }
 
     /// The device.
-    #[must_use]
     pub fn device(&self) -> &D {
         &self.device
     }
@@ -129,7 +125,6 @@ impl<D: Device> CudaOperations<D> {
     }
 
     /// Copies of step data to the device so far.
-    #[must_use]
     pub fn uploads(&self) -> usize {
         self.step.uploads
     }
@@ -313,8 +308,8 @@ impl<D: Device> Operations for CudaOperations<D> {
             0
         };
         let arrived = if weights.head_norms.is_some() && !shape.joint_norms && !narrow && !in_runs {
-            self.grow(|space| &mut space.heads_arrived, 4 * rows.len() * heads, &[0])?;
-            self.workspace.heads_arrived.address()
+            self.grow(Part::HeadsArrived, 4 * rows.len() * heads, &[0])?;
+            self.workspace.address(Part::HeadsArrived)
         } else {
             0
         };
@@ -361,7 +356,6 @@ impl<D: Device> Operations for CudaOperations<D> {
             if splits > 1 {
                 self.splits_workspace(rows.len() * shape.heads * splits, shape.value_dim, words)?;
             }
-            let space = &self.workspace;
             let kernel = PrefillAttention {
                 shape: *shape,
                 window,
@@ -372,9 +366,7 @@ impl<D: Device> Operations for CudaOperations<D> {
                 layer,
                 out,
                 splits,
-                partial: space.partial.address(),
-                statistics: space.statistics.address(),
-                arrived: space.splits_arrived.address(),
+                space: self.split_space(),
             };
             kernel.launch(&mut self.device, rows, self.tuning)?;
             self.count_attention(AttentionCut::Tiles { group: shape.group() }, rows, window, &pool.shape);
@@ -388,7 +380,6 @@ impl<D: Device> Operations for CudaOperations<D> {
         };
         let words = rows.len() * shape.kv_heads * cut.chunks;
         self.splits_workspace(rows.len() * shape.heads * cut.splits, shape.head_dim, words)?;
-        let space = &self.workspace;
         let kernel = DecodeAttention {
             rows: rows.len(),
             shape: *shape,
@@ -401,9 +392,7 @@ impl<D: Device> Operations for CudaOperations<D> {
             layer,
             out,
             rounded,
-            partial: space.partial.address(),
-            statistics: space.statistics.address(),
-            arrived: space.splits_arrived.address(),
+            space: self.split_space(),
         };
         kernel.launch(&mut self.device, self.tuning)?;
         self.count_attention(AttentionCut::Rows(cut), rows, window, &pool.shape);
@@ -423,7 +412,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         if self.rounded.take() == Some(wanted)
             && let Some(workspace) = &mut workspace
         {
-            (workspace.prepared, workspace.ready) = (self.workspace.rounded.address(), true);
+            (workspace.prepared, workspace.ready) = (self.workspace.address(Part::Rounded), true);
         }
         let mut into = self.peer_buffer.take_begun().unwrap_or_else(|| D::address(&hidden.memory));
         if norm.is_some() {
@@ -467,9 +456,9 @@ impl<D: Device> Operations for CudaOperations<D> {
     ) -> Result<(), EngineError> {
         let outputs = rows.outputs.len();
         let workspace = self.tiled_workspace(outputs, head)?;
-        self.grow(|space| &mut space.best, 8 * outputs, &Head::<D>::NO_LOGIT.to_le_bytes())?;
-        self.grow(|space| &mut space.logits_arrived, 4 * outputs, &[0])?;
-        self.grow(|space| &mut space.next, 4 * outputs, &[])?;
+        self.grow(Part::Best, 8 * outputs, &Head::<D>::NO_LOGIT.to_le_bytes())?;
+        self.grow(Part::LogitsArrived, 4 * outputs, &[0])?;
+        self.grow(Part::Next, 4 * outputs, &[])?;
         let space = &self.workspace;
         let kernel = Head {
             outputs,
@@ -480,9 +469,9 @@ impl<D: Device> Operations for CudaOperations<D> {
             softcap,
             step: &self.step,
             logits,
-            best: space.best.address(),
-            arrived: space.logits_arrived.address(),
-            next: space.next.address(),
+            best: space.address(Part::Best),
+            arrived: space.address(Part::LogitsArrived),
+            next: space.address(Part::Next),
             workspace,
         };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
@@ -491,7 +480,7 @@ impl<D: Device> Operations for CudaOperations<D> {
 
     fn await_next(&mut self, next: &mut Vec<u32>) -> Result<(), EngineError> {
         next.clear();
-        if let Some(memory) = self.workspace.next.memory() {
+        if let Some(memory) = self.workspace.memory(Part::Next) {
             // Kept from step to step: this is part of what is timed.
             self.next_bytes.resize(4 * self.outputs, 0);
             self.device.download(memory, 0, &mut self.next_bytes)?;
@@ -528,7 +517,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         norm: Option<(&DeviceTensor<D>, f32)>,
         hidden: &mut DeviceTensor<D>,
     ) -> Result<(), EngineError> {
-        let sums = self.workspace.to_norm.address();
+        let sums = self.workspace.address(Part::ToNorm);
         let to = if norm.is_some() { sums } else { D::address(&hidden.memory) };
         self.peer_buffer.all_reduce(&mut self.device, rank, self.tuning, (rows.len(), hidden.width), to)?;
         self.add_normed(rows.len(), sums, norm, hidden)
@@ -543,7 +532,7 @@ impl<D: Device> Operations for CudaOperations<D> {
         _next: &mut Vec<u32>,
     ) -> Result<(), EngineError> {
         let outputs = (rows.outputs.len(), logits);
-        let next = self.workspace.next.address();
+        let next = self.workspace.address(Part::Next);
         self.peer_buffer.first_of_ranks(&mut self.device, rank, self.tuning, outputs, next, first)
     }
 

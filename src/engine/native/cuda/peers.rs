@@ -20,7 +20,6 @@ const LOST: usize = MAX_GPU_RANKS + 2;
 pub const NO_TOKEN: u32 = u32::MAX;
 
 /// Bytes of a peer buffer for sums of so many floats, and so many outputs.
-#[must_use]
 pub fn buffer_bytes(floats: usize, outputs: usize) -> usize {
     4 * WORDS + 8 * outputs.next_multiple_of(2) + 2 * 4 * floats.next_multiple_of(4)
 }
@@ -54,9 +53,6 @@ impl<D: Device> Default for PeerBuffer<D> {
 impl<D: Device> PeerBuffer<D> {
     /// Begins a sum of hidden states, and sees to it that all ranks have room for it and for the outputs of the step. Says whether something has moved,
     /// so that what was recorded before is void.
-    ///
-    /// # Errors
-    /// When memory runs out, the device fails, or a rank left the group.
     pub fn begin(
         &mut self,
         device: &mut D,
@@ -73,7 +69,6 @@ impl<D: Device> PeerBuffer<D> {
     }
 
     /// Whether the two sums have had as many turns. Every step has an even number of sums, two for each layer, so that a recorded one finds the turn as it was.
-    #[must_use]
     pub fn is_even(&self) -> bool {
         self.slot == 0
     }
@@ -120,7 +115,6 @@ impl<D: Device> PeerBuffer<D> {
     }
 
     /// Whether every rank reads all of a sum itself.
-    #[must_use]
     pub fn is_one_shot(ranks: usize, floats: usize, tuning: Tuning) -> bool {
         ranks == 2 || 4 * floats <= tuning.max_one_shot_bytes / if ranks > 4 { 2 } else { 1 }
     }
@@ -151,9 +145,6 @@ impl<D: Device> PeerBuffer<D> {
     }
 
     /// `to += Σ sums` over the ranks, of so many rows and columns of f32.
-    ///
-    /// # Errors
-    /// When no sum was begun, or the device refuses.
     pub fn all_reduce(
         &mut self,
         device: &mut D,
@@ -191,9 +182,6 @@ impl<D: Device> PeerBuffer<D> {
     }
 
     /// Replaces the tokens at `next`, of the rank's own part of the vocabulary, by those with the largest logits of all ranks.
-    ///
-    /// # Errors
-    /// When there was no sum in this step, or the device refuses.
     pub fn first_of_ranks(
         &self,
         device: &mut D,
@@ -218,9 +206,6 @@ impl<D: Device> PeerBuffer<D> {
     }
 
     /// Waits, and checks that kernels have lost no rank.
-    ///
-    /// # Errors
-    /// When they have, or the device fails.
     pub fn check(&self, device: &mut D, ranks: usize) -> Result<(), EngineError> {
         let Some(shared) = &self.shared else { return Ok(()) };
         let mut lost = [0; 4];

@@ -25,16 +25,12 @@ pub struct Pool<D: Device> {
 
 impl<D: Device> Pool<D> {
     /// A pool without blocks.
-    #[must_use]
     pub fn new(shape: PoolShape) -> Self {
         let blocks = usize::try_from(SLAB_BYTES / shape.block_bytes().0.max(1)).unwrap_or(1).clamp(1, 256);
         Self { shape, blocks_per_slab: blocks, slabs: Vec::new(), in_order: Scratch::default() }
     }
 
     /// Sees to it that blocks `0..blocks` exist.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn reserve(&mut self, device: &mut D, blocks: usize) -> Result<(), EngineError> {
         while self.slabs.len() * self.blocks_per_slab < blocks {
             let bytes = self.blocks_per_slab * self.block_bytes();
@@ -52,7 +48,6 @@ impl<D: Device> Pool<D> {
     }
 
     /// Where the addresses of the blocks of a step lie.
-    #[must_use]
     pub fn tables(&self, step: &StepState<D>) -> u64 {
         if self.shape.consecutive { self.in_order.address() } else { step.tables() }
     }
@@ -63,32 +58,27 @@ impl<D: Device> Pool<D> {
     }
 
     /// Bytes of K and V of a block in one layer.
-    #[must_use]
     pub fn layer_bytes(&self) -> usize {
         self.shape.block_size * self.shape.position_bytes()
     }
 
     /// Whether an element is one byte, which no product writes itself.
-    #[must_use]
     pub fn has_narrow_elements(&self) -> bool {
         self.shape.element_bytes() == 1
     }
 
     /// log2 of the positions in a block.
-    #[must_use]
     pub fn block_shift(&self) -> u32 {
         self.shape.block_size.trailing_zeros()
     }
 
     /// Where a block lies on the device.
-    #[must_use]
     pub fn address(&self, block: u32) -> u64 {
         let (slab, offset) = self.place(block, 0);
         D::address(slab) + offset as u64
     }
 
     /// The memory and the offset of a layer of a block.
-    #[must_use]
     pub fn place(&self, block: u32, layer: usize) -> (&D::Memory, usize) {
         let block = block as usize;
         let offset = block % self.blocks_per_slab * self.block_bytes() + layer * self.layer_bytes();
@@ -110,9 +100,6 @@ impl<D: Device> Default for Scratch<D> {
 
 impl<D: Device> Scratch<D> {
     /// Whether it had to grow, and so has moved, to have so many bytes, filled by `fill` where it is new.
-    ///
-    /// # Errors
-    /// When memory runs out.
     pub fn grow(&mut self, device: &mut D, bytes: usize, fill: &[u8]) -> Result<bool, EngineError> {
         if self.memory.as_ref().is_some_and(|memory| D::bytes(memory) >= bytes) {
             return Ok(false);
@@ -128,13 +115,11 @@ impl<D: Device> Scratch<D> {
     }
 
     /// Where it lies; 0 before it ever grew.
-    #[must_use]
     pub fn address(&self) -> u64 {
         self.memory.as_ref().map_or(0, D::address)
     }
 
     /// The memory itself.
-    #[must_use]
     pub fn memory(&self) -> Option<&D::Memory> {
         self.memory.as_ref()
     }
@@ -181,9 +166,6 @@ impl<D: Device> Default for StepState<D> {
 
 impl<D: Device> StepState<D> {
     /// Takes a step to the device. Says whether something has moved there, so that what was recorded before is void.
-    ///
-    /// # Errors
-    /// When memory runs out or the device fails.
     pub fn set(
         &mut self,
         device: &mut D,
@@ -260,49 +242,41 @@ impl<D: Device> StepState<D> {
     }
 
     /// `[rows]`.
-    #[must_use]
     pub fn tokens(&self) -> u64 {
         self.word_address(0)
     }
 
     /// `[rows]`.
-    #[must_use]
     pub fn positions(&self) -> u64 {
         self.word_address(1)
     }
 
     /// `[rows]`: where the table of a row's sequence begins.
-    #[must_use]
     pub fn starts(&self) -> u64 {
         self.word_address(2)
     }
 
     /// `[sequences]`: the last row of each.
-    #[must_use]
     pub fn last_rows(&self) -> u64 {
         self.word_address(3)
     }
 
     /// `[outputs]`: the row of each.
-    #[must_use]
     pub fn output_rows(&self) -> u64 {
         self.word_address(4)
     }
 
     /// A word: rows without padding, which are the first.
-    #[must_use]
     pub fn real_rows(&self) -> u64 {
         self.word_address(5)
     }
 
     /// Addresses of blocks.
-    #[must_use]
     pub fn tables(&self) -> u64 {
         self.addresses.address()
     }
 
     /// Cosines and sines of a table, `[positions, head_dim / 2]` each; 0 where nothing turns.
-    #[must_use]
     pub fn angles(&self, table: Option<usize>) -> (u64, u64) {
         let table = table.and_then(|table| self.angles.get(table));
         table.map_or((0, 0), |(cosines, sines)| (D::address(cosines), D::address(sines)))

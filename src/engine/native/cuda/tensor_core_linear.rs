@@ -113,19 +113,16 @@ impl Inputs {
 }
 
 /// Whether a matrix can be multiplied on tensor cores.
-#[must_use]
 pub fn fits(format: KernelFormat) -> bool {
     Inputs::of(format).is_some()
 }
 
 /// Whether the device's library has the product: it has neither group scales nor 8-bit floats with bf16 activations.
-#[must_use]
 pub fn library_has(format: KernelFormat) -> bool {
     matches!(format, KernelFormat::Bf16 | KernelFormat::F16)
 }
 
 /// Bytes of the prepared rows of a product; none where there is no such product.
-#[must_use]
 pub fn prepared_bytes<D: Device>(weights: &Matrix<D>, rows: usize) -> usize {
     if weights.format.is_of_ggml() {
         return rows * weights.input_vectors() * VECTOR;
@@ -171,9 +168,6 @@ pub struct Prepare<'a, D: Device> {
 
 impl<D: Device> Prepare<'_, D> {
     /// Enqueues it; the result is at `prepared`.
-    ///
-    /// # Errors
-    /// When the device refuses.
     pub fn launch(&self, device: &mut D, weights: &Matrix<D>, prepared: u64) -> Result<(), EngineError> {
         let parts = self.parts.unwrap_or(RowParts { count: 1, apart: 0, stride: 0 });
         let arguments = vec![
@@ -195,9 +189,6 @@ impl<D: Device> Prepare<'_, D> {
 
     /// Enqueues it, and the product: ours, with the arguments of its operation first, or that of the library, whose sums go to `sums`; bytes of
     /// weights.
-    ///
-    /// # Errors
-    /// When the device refuses.
     pub fn multiply(
         &self,
         device: &mut D,
@@ -216,9 +207,6 @@ impl<D: Device> Prepare<'_, D> {
 }
 
 /// Enqueues the library's product of prepared rows to `out`; bytes of weights.
-///
-/// # Errors
-/// When the device refuses.
 pub fn multiply_by_library<D: Device>(
     device: &mut D,
     rows: usize,
@@ -281,9 +269,6 @@ fn tiling_of(
 }
 
 /// Enqueues a tiled product of prepared rows, with the arguments of its operation first; bytes of weights.
-///
-/// # Errors
-/// When the device refuses.
 pub fn multiply<D: Device>(
     device: &mut D,
     operation: &str,
@@ -316,9 +301,6 @@ pub fn multiply<D: Device>(
 
 /// Enqueues a tiled product with a matrix for each of so many heads, which lie one after another and have no bias, with the arguments of its
 /// operation first; bytes of weights. Heads are parts of prepared rows.
-///
-/// # Errors
-/// When the device refuses.
 pub fn multiply_heads<D: Device>(
     device: &mut D,
     operation: &str,
@@ -358,15 +340,11 @@ fn expert_tiling(format: KernelFormat, rows: usize, shared_bytes: usize) -> Opti
 }
 
 /// Rows of an expert that a tiled product takes at once, of so many; `None` where there is no such product.
-#[must_use]
 pub fn expert_tile_rows(format: KernelFormat, rows: usize, shared_bytes: usize) -> Option<usize> {
     expert_tiling(format, rows, shared_bytes).map(|tiling| tiling.rows)
 }
 
 /// Enqueues a tiled product of experts: of tiles of so many rows, along y and z, with matrices of as many outputs at the most.
-///
-/// # Errors
-/// When the device refuses.
 pub fn multiply_experts<D: Device>(
     device: &mut D,
     operation: &str,

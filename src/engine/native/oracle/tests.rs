@@ -1,6 +1,6 @@
 //! The oracle against values computed by hand, and its whole forward against candle's.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::engine::native::NativeSession;
@@ -8,8 +8,8 @@ use crate::engine::native::operations::{ExpertMlp, ExpertOperations, ExpertWeigh
 use crate::engine::native::shapes::{CLAMPED_SWIGLU_SLOPE, ExpertGroups, ExpertScores, ExpertShape};
 use crate::engine::relative_error;
 use crate::engine::{DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch};
-use crate::weights::Packing;
 use crate::weights::stored_matrix::SuperBlock;
+use crate::weights::{OpenModel, Packing};
 use hbmark_core::model::{Dtype, Rope, RopeScaling, test_shapes};
 
 fn part(rows: usize, columns: usize, values: &[f32], packing: Packing) -> LinearPart {
@@ -124,16 +124,7 @@ fn norms_of_queries_and_keys_go_over_one_head_or_all() {
     let mut query = buffer(&[&[0.0; 4]]);
     let mut run = |shape, norm: &[f32]| {
         let mut oracle = Oracle::new();
-        let mut pool = oracle.pool(PoolShape {
-            layers: 1,
-            kv_heads: 2,
-            head_dim: 2,
-            value_dim: 2,
-            block_size: 16,
-            dtype: Dtype::F32,
-            consecutive: false,
-        });
-        let pool = pool.as_mut().unwrap();
+        let pool = &mut oracle.pool(PoolShape { kv_heads: 2, ..TINY }).unwrap();
         oracle.reserve(pool, 1).unwrap();
         let weights = AttentionWeights::<Oracle> {
             norm: None,
@@ -246,17 +237,18 @@ fn tiny() -> (AttentionShape, RopeTables) {
     (AttentionShape::of(&architecture, 0), ropes)
 }
 
+const TINY: PoolShape = PoolShape {
+    layers: 2,
+    kv_heads: 1,
+    head_dim: 2,
+    value_dim: 2,
+    block_size: 16,
+    dtype: Dtype::F32,
+    consecutive: false,
+};
+
 fn tiny_pool(oracle: &mut Oracle, dtype: Dtype) -> PlainPool {
-    let shape = PoolShape {
-        layers: 2,
-        kv_heads: 1,
-        head_dim: 2,
-        value_dim: 2,
-        block_size: 16,
-        dtype,
-        consecutive: false,
-    };
-    let mut pool = oracle.pool(shape).unwrap();
+    let mut pool = oracle.pool(PoolShape { dtype, ..TINY }).unwrap();
     oracle.reserve(&mut pool, 3).unwrap();
     pool
 }
@@ -315,15 +307,7 @@ fn a_pool_keeps_what_its_dtype_can_hold() {
     let [place, _] = pool.places((1, 3), 0);
     assert_eq!(pool.layers[0][0][place.clone()], [0.0, -127.0]);
     assert_close(&pool.layers[0][1][place], &[2.0, 16.0 * 2.0 / 127.0]);
-    let shape = PoolShape {
-        layers: 1,
-        kv_heads: 1,
-        head_dim: 2,
-        value_dim: 2,
-        block_size: 16,
-        dtype: Dtype::Int4,
-        consecutive: false,
-    };
+    let shape = PoolShape { dtype: Dtype::Int4, ..TINY };
     assert!(oracle.pool(shape).unwrap_err().to_string().contains("a KV cache in int4"));
 }
 
@@ -397,43 +381,65 @@ fn scores_are_scaled_and_then_bent_and_a_sink_is_one_more() {
     assert_eq!(oracle.take_bytes_moved(), Bytes(2 * 2 * 2 * 4 + 4));
 }
 
-#[test]
-fn the_oracle_gives_the_logits_of_transformers_of_every_quantised_folder() {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/quantised");
-    let mut compared = 0;
-    for entry in std::fs::read_dir(fixtures).unwrap() {
-        let path = entry.unwrap().path();
-        let reference = std::fs::read_to_string(path.join("reference.json")).unwrap();
-        let reference: Reference = serde_json::from_str(&reference).unwrap();
+/// What transformers computed for a fixture.
+#[derive(serde::Deserialize)]
+struct Reference {
+    cases: Vec<Case>,
+}
+
+#[derive(serde::Deserialize)]
+struct Case {
+    tokens: Vec<u32>,
+    logits: Vec<f32>,
+}
+
+/// The checkpoints in a folder of fixtures.
+fn checkpoints(folder: &str) -> Vec<(PathBuf, OpenModel)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(folder);
+    let paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let open = |path: PathBuf| {
         let model = crate::weights::open(path.to_str().unwrap(), None, 0).unwrap();
+        (path, model)
+    };
+    paths.filter(|path| path.is_dir()).map(open).collect()
+}
+
+fn equals_transformers(session: &mut dyn Session, checkpoint: &Path, tolerance: f64) {
+    let reference = std::fs::read_to_string(checkpoint.join("reference.json")).unwrap();
+    let reference: Reference = serde_json::from_str(&reference).unwrap();
+    for (sequence, case) in (0..).zip(&reference.cases) {
+        let tokens = std::slice::from_ref(&case.tokens);
+        session.step(&StepBatch::uniform(SequenceId(sequence), tokens, 0)).unwrap();
+        let error = relative_error(&session.logits().unwrap()[0], &case.logits);
+        let (path, count) = (checkpoint.display(), case.tokens.len());
+        assert!(error <= tolerance, "{path}, {count} tokens: {error:.1e}");
+    }
+}
+
+#[test]
+fn the_oracle_gives_the_logits_of_transformers_on_every_fixture() {
+    let (models, quantised) = (checkpoints("models"), checkpoints("quantised"));
+    assert_eq!((models.len(), quantised.len()), (31, 15));
+    for (path, model) in models {
+        let mut oracle = NativeSession::load(Oracle::new(), &model, Dtype::F32, 16, &mut |_| {}).unwrap();
+        equals_transformers(&mut oracle, &path, 1e-4);
+    }
+    for (path, model) in quantised {
         let dtype = model.stored_dtype();
         // As they are stored, inputs are rounded, to 8 bits or to bf16; dequantised, they are not.
-        let stored = NativeSession::load(Oracle::new(), &model, dtype, 16, &mut |_| {}).unwrap();
+        let mut stored = NativeSession::load(Oracle::new(), &model, dtype, 16, &mut |_| {}).unwrap();
+        equals_transformers(&mut stored, &path, 6e-2);
         let (each, dtypes) = (crate::engine::native::weights::dequantised, (dtype, Dtype::F32));
-        let whole = NativeSession::assemble(Oracle::new(), &model, dtypes, 16, each, &mut |_| {}).unwrap();
-        for (mut session, tolerance) in [(stored, 6e-2), (whole, 1e-4)] {
-            for (sequence, case) in (0..).zip(&reference.cases) {
-                let tokens = std::slice::from_ref(&case.tokens);
-                session.step(&StepBatch::uniform(SequenceId(sequence), tokens, 0)).unwrap();
-                let error = relative_error(&session.logits().unwrap()[0], &case.logits);
-                assert!(error <= tolerance, "{}, {} tokens: {error:.1e}", path.display(), case.tokens.len());
-            }
-        }
-        compared += 1;
+        let oracle = Oracle::new();
+        let mut whole = NativeSession::assemble(oracle, &model, dtypes, 16, each, &mut |_| {}).unwrap();
+        equals_transformers(&mut whole, &path, 1e-4);
     }
-    assert_eq!(compared, 15);
 }
 
 #[test]
 fn the_oracle_gives_the_logits_of_candle_on_every_fixture_model() {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
     let mut compared = 0;
-    for entry in std::fs::read_dir(fixtures).unwrap() {
-        let path = entry.unwrap().path();
-        if !path.is_dir() {
-            continue;
-        }
-        let model = crate::weights::open(path.to_str().unwrap(), None, 0).unwrap();
+    for (path, model) in checkpoints("models") {
         // Experts and YaRN, which candle has not: `tests/it/native.rs` holds the engine against transformers.
         let (device, options) = (DeviceChoice::Cpu, DeviceOptions::default());
         let stock = crate::engine::open("stock", &model, Dtype::F32, device, options, &mut |_, _| {});
@@ -455,40 +461,4 @@ fn the_oracle_gives_the_logits_of_candle_on_every_fixture_model() {
         compared += 1;
     }
     assert!(compared >= 13, "{compared} models");
-}
-
-/// What transformers computed for a fixture.
-#[derive(serde::Deserialize)]
-struct Reference {
-    cases: Vec<Case>,
-}
-
-#[derive(serde::Deserialize)]
-struct Case {
-    tokens: Vec<u32>,
-    logits: Vec<f32>,
-}
-
-#[test]
-fn the_oracle_gives_the_logits_of_transformers_on_every_fixture_model() {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
-    let mut compared = 0;
-    for entry in std::fs::read_dir(fixtures).unwrap() {
-        let path = entry.unwrap().path();
-        if !path.is_dir() {
-            continue;
-        }
-        let reference = std::fs::read_to_string(path.join("reference.json")).unwrap();
-        let reference: Reference = serde_json::from_str(&reference).unwrap();
-        let model = crate::weights::open(path.to_str().unwrap(), None, 0).unwrap();
-        let mut oracle = NativeSession::load(Oracle::new(), &model, Dtype::F32, 16, &mut |_| {}).unwrap();
-        for (sequence, case) in (0..).zip(&reference.cases) {
-            let tokens = std::slice::from_ref(&case.tokens);
-            oracle.step(&StepBatch::uniform(SequenceId(sequence), tokens, 0)).unwrap();
-            let error = relative_error(&oracle.logits().unwrap()[0], &case.logits);
-            assert!(error <= 1e-4, "{}, {} tokens: {error:.1e}", path.display(), case.tokens.len());
-        }
-        compared += 1;
-    }
-    assert_eq!(compared, 31);
 }

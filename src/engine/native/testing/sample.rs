@@ -65,13 +65,11 @@ pub struct Sample {
 impl Sample {
     /// The model of a seed. Eight seeds in a row have all widths of a head, sixteen all groups; dtypes of weights leave three out behind every eight
     /// seeds, so that each is paired with each width.
-    #[must_use]
     pub fn random(seed: u64) -> Self {
         Self::of_dtype(nth(&DTYPES, seed + 3 * (seed / 8)), seed)
     }
 
     /// As [`Self::random`], with weights stored in `dtype`.
-    #[must_use]
     pub fn of_dtype(dtype: Dtype, seed: u64) -> Self {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let mut architecture = architecture(seed, &mut random);
@@ -96,7 +94,7 @@ impl Sample {
     }
 
     /// With K and V as the engine keeps them beside the weights; of two in three `nth` in fp8 or int8, where it can.
-    #[must_use]
+    #[cfg(any(test, feature = "cuda"))]
     pub fn with_cache(self, nth: u64) -> Self {
         let kv_dtype = match nth % 3 {
             1 if self.architecture.latent.is_none() => Dtype::Fp8,
@@ -107,14 +105,12 @@ impl Sample {
     }
 
     /// [`Self::random`], or [`Self::of_dtype`] where a dtype is given.
-    #[must_use]
     pub fn dense(dtype: Option<Dtype>, seed: u64) -> Self {
         dtype.map_or_else(|| Self::random(seed), |dtype| Self::of_dtype(dtype, seed))
     }
 
     /// As [`Self::random`], with experts: those of seven families in turn, one of which has latent attention. The first layer has some experts,
     /// the second perhaps none.
-    #[must_use]
     pub fn mixture(dtype: Option<Dtype>, seed: u64) -> Self {
         const FAMILIES: [Family; 7] = [
             Family::Qwen3Moe,
@@ -219,7 +215,6 @@ impl Sample {
 
     /// As [`Self::random`], with what the layers of six other families have: norms before, after or both, and of Q and K over one head or all;
     /// gelu gates; scales and caps of scores and logits; rotary embeddings of a part of each head, of neighbours, by layer, or none; multipliers.
-    #[must_use]
     pub fn varied(dtype: Option<Dtype>, seed: u64) -> Self {
         const FAMILIES: [(Family, Norms, QkNorm); 6] = [
             (Family::Gemma2, Norms::BeforeAndAfter, QkNorm::None),
@@ -332,7 +327,6 @@ impl Sample {
     }
 
     /// What differs from sample to sample, in a line.
-    #[must_use]
     pub fn label(&self) -> String {
         let a = &self.architecture;
         let experts = a.experts.as_ref().map_or_else(String::new, |e| {
@@ -387,7 +381,6 @@ fn with_latents(architecture: Architecture, block: usize, random: &mut ChaCha8Rn
 }
 
 /// A model widened until the rows of all its matrices are whole blocks of 256.
-#[must_use]
 pub fn in_blocks_of_256(architecture: Architecture) -> Architecture {
     let mut a = architecture;
     (a.hidden_size, a.ffn_size) = (a.hidden_size.next_multiple_of(256), a.ffn_size.next_multiple_of(256));

@@ -28,14 +28,12 @@ pub struct Script {
 
 impl Script {
     /// Positions in the cache after the last step.
-    #[must_use]
     pub fn positions(&self) -> usize {
         self.cached + self.brings.iter().sum::<usize>()
     }
 }
 
 /// Up to seven sequences over three steps: prefill, prefill in chunks, decode, and prompts on top of a cache, mixed in every step.
-#[must_use]
 pub fn ragged(seed: u64) -> Vec<Script> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let others = random.random_range(1..=6);
@@ -58,7 +56,6 @@ pub fn ragged(seed: u64) -> Vec<Script> {
 }
 
 /// Two decode steps of so many sequences, their contexts beside the edges of blocks.
-#[must_use]
 pub fn decode(batch: usize, seed: u64) -> Vec<Script> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     (0..batch).map(|_| Script { cached: edge(&mut random), brings: vec![1, 1] }).collect()
@@ -66,7 +63,6 @@ pub fn decode(batch: usize, seed: u64) -> Vec<Script> {
 
 /// Two verify steps of so many sequences, with one to eight draft tokens each, their contexts beside the edges of blocks. To be run
 /// [with every logit](Scenario::with_every_logit).
-#[must_use]
 pub fn verify(batch: usize, seed: u64) -> Vec<Script> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let script = |_| {
@@ -98,7 +94,6 @@ impl Scenario {
     ///
     /// # Panics
     /// When blocks or vocabulary are beyond 32 bits.
-    #[must_use]
     pub fn new(scripts: &[Script], block_size: usize, vocab: usize, seed: u64) -> Self {
         let needed = scripts.iter().map(|script| script.positions().div_ceil(block_size));
         let blocks = needed.clone().sum::<usize>() + SPARE_BLOCKS;
@@ -142,7 +137,6 @@ impl Scenario {
     }
 
     /// The same with the logits of every row.
-    #[must_use]
     pub fn with_every_logit(mut self) -> Self {
         for rows in &mut self.steps {
             rows.outputs = (0..).take(rows.len()).collect();
@@ -152,7 +146,6 @@ impl Scenario {
 }
 
 /// One sequence of a step by itself, at most `chunk` tokens at a time.
-#[must_use]
 pub fn pieces(rows: &Rows, sequence: &SequenceRows, chunk: usize) -> Vec<Rows> {
     let tokens = &rows.tokens[sequence.rows.clone()];
     tokens

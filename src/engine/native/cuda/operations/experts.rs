@@ -1,6 +1,7 @@
 //! The operations of layers with experts.
 
 use super::CudaOperations;
+use super::workspace::Part;
 use crate::engine::EngineError;
 use crate::engine::native::cuda::device::Device;
 use crate::engine::native::cuda::experts::{COUNTED_LAYERS, ExpertDown, ExpertGateUp, ExpertPlan, Route};
@@ -19,9 +20,9 @@ impl<D: Device> CudaOperations<D> {
     ) -> Result<(ExpertPlan, u64), EngineError> {
         let format = experts.routed[0].gate_up.format;
         let plan = ExpertPlan::new(self.device.shared_bytes(), rows, &experts.shape, format, self.tuning);
-        self.grow(|space| &mut space.expert_work, plan.work_bytes(&experts.shape), &[])?;
-        self.grow(|space| &mut space.prepared, plan.prepared_bytes(experts), &[])?;
-        Ok((plan, self.workspace.expert_work.address()))
+        self.grow(Part::ExpertWork, plan.work_bytes(&experts.shape), &[])?;
+        self.grow(Part::Prepared, plan.prepared_bytes(experts), &[])?;
+        Ok((plan, self.workspace.address(Part::ExpertWork)))
     }
 }
 
@@ -45,9 +46,9 @@ impl<D: Device> ExpertOperations for CudaOperations<D> {
         let (plan, work) = self.expert_plan(rows.len(), experts)?;
         let workspace = self.router_workspace(rows.len(), &experts.router)?;
         let layer = self.routed.len();
-        self.grow(|space| &mut space.routers_arrived, 4 * plan.arrivals(), &[0])?;
-        self.grow(|space| &mut space.experts_met, 8, &[0])?;
-        self.grow(|space| &mut space.tiles_met, 4 * (layer + 1).max(COUNTED_LAYERS), &[0])?;
+        self.grow(Part::RoutersArrived, 4 * plan.arrivals(), &[0])?;
+        self.grow(Part::ExpertsMet, 8, &[0])?;
+        self.grow(Part::TilesMet, 4 * (layer + 1).max(COUNTED_LAYERS), &[0])?;
         let logits = self.sums_workspace(rows.len(), experts.router.outputs)?;
         let space = &self.workspace;
         let kernel = Route {
@@ -59,9 +60,9 @@ impl<D: Device> ExpertOperations for CudaOperations<D> {
             real_rows: self.step.real_rows(),
             logits,
             work,
-            arrived: space.routers_arrived.address(),
-            met: space.experts_met.address(),
-            tiles_met: space.tiles_met.address() + 4 * layer as u64,
+            arrived: space.address(Part::RoutersArrived),
+            met: space.address(Part::ExpertsMet),
+            tiles_met: space.address(Part::TilesMet) + 4 * layer as u64,
             workspace,
         };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
@@ -82,7 +83,7 @@ impl<D: Device> ExpertOperations for CudaOperations<D> {
         let router = &experts.router;
         let is_prepared = router.format == experts.routed[0].gate_up.format
             && self.router_workspace(rows.len(), router)?.is_some();
-        let prepared = self.workspace.prepared.address();
+        let prepared = self.workspace.address(Part::Prepared);
         let kernel = ExpertGateUp { plan, hidden, norm, experts, work, inner, prepared, is_prepared };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
         Ok(())
@@ -97,17 +98,17 @@ impl<D: Device> ExpertOperations for CudaOperations<D> {
     ) -> Result<(), EngineError> {
         let (plan, work) = self.expert_plan(rows.len(), experts)?;
         let parts = rows.len() * (experts.shape.per_row + 1);
-        self.grow(|space| &mut space.expert_parts, 4 * parts * hidden.width, &[])?;
+        self.grow(Part::ExpertParts, 4 * parts * hidden.width, &[])?;
         let kernel = ExpertDown {
             plan,
             inner,
             experts,
             work,
             real_rows: self.step.real_rows(),
-            parts: self.workspace.expert_parts.address(),
+            parts: self.workspace.address(Part::ExpertParts),
             hidden,
             into: self.peer_buffer.take_begun().unwrap_or_else(|| D::address(&hidden.memory)),
-            prepared: self.workspace.prepared.address(),
+            prepared: self.workspace.address(Part::Prepared),
         };
         self.moved += kernel.launch(&mut self.device, self.tuning)?;
         Ok(())
@@ -116,7 +117,7 @@ impl<D: Device> ExpertOperations for CudaOperations<D> {
     fn take_experts_met(&mut self) -> ExpertsMet {
         let layers = std::mem::take(&mut self.routed_layers);
         let mut bytes = [0; 8];
-        let Some(memory) = self.workspace.experts_met.memory().filter(|_| layers > 0) else {
+        let Some(memory) = self.workspace.memory(Part::ExpertsMet).filter(|_| layers > 0) else {
             return ExpertsMet::default();
         };
         if self.device.download(memory, 0, &mut bytes).is_err() {
@@ -128,7 +129,7 @@ impl<D: Device> ExpertOperations for CudaOperations<D> {
 
     fn await_expert_bytes(&mut self) -> Result<[Bytes; 2], EngineError> {
         let mut sums = [0; 2];
-        if let Some(memory) = self.workspace.tiles_met.memory().filter(|_| !self.routed.is_empty()) {
+        if let Some(memory) = self.workspace.memory(Part::TilesMet).filter(|_| !self.routed.is_empty()) {
             let mut tiles = vec![0; 4 * self.routed.len()];
             self.device.download(memory, 0, &mut tiles)?;
             for (word, [gate_up, down]) in tiles.as_chunks().0.iter().zip(&self.routed) {

@@ -6,10 +6,11 @@
 //! them ([`padded`]), and what its longest context needs in attention is rounded up to a power of two.
 
 use super::CudaOperations;
+use super::workspace::Part;
 use crate::engine::EngineError;
 use crate::engine::native::cuda::attention::{AttentionCut, QueryTiles};
 use crate::engine::native::cuda::device::Device;
-use crate::engine::native::cuda::step::{Pool, Scratch};
+use crate::engine::native::cuda::step::Pool;
 use crate::engine::native::operations::{StepLaunch, Steps};
 use crate::engine::native::ragged_batch::Rows;
 use crate::engine::native::rope::RopeTables;
@@ -156,9 +157,9 @@ impl<D: Device> Steps for CudaOperations<D> {
             self.peer_buffer.reset();
             self.known.clear();
         }
-        if self.workspace.to_norm.memory().is_some() {
+        if self.workspace.memory(Part::ToNorm).is_some() {
             // Sums that nobody normed are not zeros.
-            self.workspace.to_norm = Scratch::default();
+            self.workspace.forget(Part::ToNorm);
             self.known.clear();
         }
     }

@@ -1,6 +1,7 @@
 //! The operations around latent attention, and attention over latents.
 
 use super::CudaOperations;
+use super::workspace::Part;
 use crate::engine::EngineError;
 use crate::engine::native::cuda::attention::AttentionCut;
 use crate::engine::native::cuda::device::Device;
@@ -29,8 +30,8 @@ impl<D: Device> CudaOperations<D> {
         let mut workspace = None;
         if rows >= self.tuning.min_tiled_rows && tensor_core_linear::fits(weights.format) {
             let bytes = tensor_core_linear::prepared_bytes(weights, rows * heads);
-            self.grow(|space| &mut space.prepared, bytes, &[])?;
-            let prepared = self.workspace.prepared.address();
+            self.grow(Part::Prepared, bytes, &[])?;
+            let prepared = self.workspace.address(Part::Prepared);
             workspace = Some(TiledWorkspace { prepared, ready: false, by_library: false, widened: 0 });
         }
         let kernel = HeadProduct { rows, heads, weights, input, input_apart, out, out_apart, workspace };
@@ -55,7 +56,6 @@ impl<D: Device> CudaOperations<D> {
             let parts = rows.len() * shape.heads * cut.splits();
             self.splits_workspace(parts, shape.value_dim, cut.words(rows))?;
         }
-        let space = &self.workspace;
         let kernel = LatentAttention {
             rows,
             shape: *shape,
@@ -65,9 +65,7 @@ impl<D: Device> CudaOperations<D> {
             pool,
             layer,
             out,
-            partial: space.partial.address(),
-            statistics: space.statistics.address(),
-            arrived: space.splits_arrived.address(),
+            space: self.split_space(),
         };
         kernel.launch(&mut self.device, self.tuning)?;
         self.count_attention(AttentionCut::Latents(cut), rows, None, &pool.shape);
@@ -159,7 +157,7 @@ impl<D: Device> LatentOperations for CudaOperations<D> {
         let positions = blocks * pool.shape.block_size;
         let latents = self.sums_workspace(positions, weights.shape.kv_rank)?;
         let room = tensor_core_linear::prepared_bytes(&weights.key, positions);
-        self.grow(|space| &mut space.prepared, room, &[])?;
+        self.grow(Part::Prepared, room, &[])?;
         let kernel = ExpandLatents {
             blocks,
             shape: weights.shape,
@@ -170,7 +168,7 @@ impl<D: Device> LatentOperations for CudaOperations<D> {
             layer,
             expanded,
             latents,
-            prepared: self.workspace.prepared.address(),
+            prepared: self.workspace.address(Part::Prepared),
         };
         self.moved += kernel.launch(&mut self.device)?;
         Ok(())

@@ -4,57 +4,59 @@
 
 use super::CudaOperations;
 use crate::engine::EngineError;
+use crate::engine::native::cuda::attention::SplitSpace;
 use crate::engine::native::cuda::device::Device;
 use crate::engine::native::cuda::device_matrix::{KernelFormat, Matrix};
 use crate::engine::native::cuda::kernels::DeviceTensor;
 use crate::engine::native::cuda::step::Scratch;
 use crate::engine::native::cuda::tensor_core_linear::{self, TiledWorkspace};
 
-/// Memory that kernels need beside weights and activations.
-#[derive(Debug)]
-pub(super) struct Workspace<D: Device> {
-    pub(super) prepared: Scratch<D>,
+/// A piece of memory that kernels need beside weights and activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    Prepared,
     /// Weights in bf16.
-    pub(super) widened: Scratch<D>,
-    pub(super) rounded: Scratch<D>,
-    pub(super) projected: Scratch<D>,
+    Widened,
+    Rounded,
+    Projected,
     /// Sums that are normed before they are added; zeros between operations.
-    pub(super) to_norm: Scratch<D>,
-    pub(super) heads_arrived: Scratch<D>,
-    pub(super) partial: Scratch<D>,
-    pub(super) statistics: Scratch<D>,
-    pub(super) splits_arrived: Scratch<D>,
-    pub(super) best: Scratch<D>,
-    pub(super) logits_arrived: Scratch<D>,
-    pub(super) next: Scratch<D>,
-    pub(super) expert_work: Scratch<D>,
-    pub(super) expert_parts: Scratch<D>,
-    pub(super) routers_arrived: Scratch<D>,
-    pub(super) experts_met: Scratch<D>,
-    pub(super) tiles_met: Scratch<D>,
+    ToNorm,
+    HeadsArrived,
+    Partial,
+    Statistics,
+    SplitsArrived,
+    Best,
+    LogitsArrived,
+    Next,
+    ExpertWork,
+    ExpertParts,
+    RoutersArrived,
+    ExpertsMet,
+    TilesMet,
 }
+
+/// All of them, by their number.
+#[derive(Debug)]
+pub(super) struct Workspace<D: Device>([Scratch<D>; Part::TilesMet as usize + 1]);
 
 impl<D: Device> Default for Workspace<D> {
     fn default() -> Self {
-        Self {
-            prepared: Scratch::default(),
-            widened: Scratch::default(),
-            rounded: Scratch::default(),
-            projected: Scratch::default(),
-            to_norm: Scratch::default(),
-            heads_arrived: Scratch::default(),
-            partial: Scratch::default(),
-            statistics: Scratch::default(),
-            splits_arrived: Scratch::default(),
-            best: Scratch::default(),
-            logits_arrived: Scratch::default(),
-            next: Scratch::default(),
-            expert_work: Scratch::default(),
-            expert_parts: Scratch::default(),
-            routers_arrived: Scratch::default(),
-            experts_met: Scratch::default(),
-            tiles_met: Scratch::default(),
-        }
+        Self(std::array::from_fn(|_| Scratch::default()))
+    }
+}
+
+impl<D: Device> Workspace<D> {
+    /// 0 where there is none yet.
+    pub(super) fn address(&self, part: Part) -> u64 {
+        self.0[part as usize].address()
+    }
+
+    pub(super) fn memory(&self, part: Part) -> Option<&D::Memory> {
+        self.0[part as usize].memory()
+    }
+
+    pub(super) fn forget(&mut self, part: Part) {
+        self.0[part as usize] = Scratch::default();
     }
 }
 
@@ -79,11 +81,11 @@ impl<D: Device> CudaOperations<D> {
         if rows < self.tuning.min_tiled_rows || !by_library && !tensor_core_linear::fits(weights.format) {
             return Ok(None);
         }
-        self.grow(|space| &mut space.prepared, tensor_core_linear::prepared_bytes(weights, rows), &[])?;
+        self.grow(Part::Prepared, tensor_core_linear::prepared_bytes(weights, rows), &[])?;
         if widens {
-            self.grow(|space| &mut space.widened, weights.widened_bytes(), &[])?;
+            self.grow(Part::Widened, weights.widened_bytes(), &[])?;
         }
-        let [prepared, widened] = [&self.workspace.prepared, &self.workspace.widened].map(Scratch::address);
+        let [prepared, widened] = [Part::Prepared, Part::Widened].map(|part| self.workspace.address(part));
         Ok(Some(TiledWorkspace { prepared, ready: false, by_library, widened }))
     }
 
@@ -114,15 +116,15 @@ impl<D: Device> CudaOperations<D> {
         if rows < self.tuning.min_tiled_rows || !plain {
             return Ok(0);
         }
-        self.grow(|space| &mut space.rounded, 2 * rows * buffer.width, &[])?;
+        self.grow(Part::Rounded, 2 * rows * buffer.width, &[])?;
         self.rounded = Some(Rounded { buffer: D::address(&buffer.memory), rows, format });
-        Ok(self.workspace.rounded.address())
+        Ok(self.workspace.address(Part::Rounded))
     }
 
     /// Room for sums that a kernel behind the product finishes.
     pub(super) fn sums_workspace(&mut self, rows: usize, outputs: usize) -> Result<u64, EngineError> {
-        self.grow(|space| &mut space.projected, 4 * rows * outputs, &[])?;
-        Ok(self.workspace.projected.address())
+        self.grow(Part::Projected, 4 * rows * outputs, &[])?;
+        Ok(self.workspace.address(Part::Projected))
     }
 
     /// Room for so many parts of attention, and words at which those who have them meet.
@@ -132,25 +134,27 @@ impl<D: Device> CudaOperations<D> {
         head_dim: usize,
         words: usize,
     ) -> Result<(), EngineError> {
-        self.grow(|space| &mut space.partial, 4 * parts * head_dim, &[])?;
-        self.grow(|space| &mut space.statistics, 8 * parts, &[])?;
-        self.grow(|space| &mut space.splits_arrived, 4 * words, &[0])
+        self.grow(Part::Partial, 4 * parts * head_dim, &[])?;
+        self.grow(Part::Statistics, 8 * parts, &[])?;
+        self.grow(Part::SplitsArrived, 4 * words, &[0])
+    }
+
+    /// The room that there is for parts of attention.
+    pub(super) fn split_space(&self) -> SplitSpace {
+        let [partial, statistics, arrived] =
+            [Part::Partial, Part::Statistics, Part::SplitsArrived].map(|part| self.workspace.address(part));
+        SplitSpace { partial, statistics, arrived }
     }
 
     /// Room for sums that are normed before they are added to the hidden states. They are zeros between steps.
     pub(super) fn sums_to_norm(&mut self, rows: usize, width: usize) -> Result<u64, EngineError> {
-        self.grow(|space| &mut space.to_norm, 4 * rows * width, &[0])?;
-        Ok(self.workspace.to_norm.address())
+        self.grow(Part::ToNorm, 4 * rows * width, &[0])?;
+        Ok(self.workspace.address(Part::ToNorm))
     }
 
     /// Makes room in one part of the workspace. What was recorded points to the room that was there before.
-    pub(super) fn grow(
-        &mut self,
-        part: fn(&mut Workspace<D>) -> &mut Scratch<D>,
-        bytes: usize,
-        fill: &[u8],
-    ) -> Result<(), EngineError> {
-        let grown = part(&mut self.workspace).grow(&mut self.device, bytes, fill);
+    pub(super) fn grow(&mut self, part: Part, bytes: usize, fill: &[u8]) -> Result<(), EngineError> {
+        let grown = self.workspace.0[part as usize].grow(&mut self.device, bytes, fill);
         if !matches!(grown, Ok(false)) {
             self.known.clear();
         }

@@ -2,10 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::super::emulator::Emulated;
+use super::super::emulator::{Emulated, SMALL};
 use super::super::kernels::Tuning;
 use super::super::operations::CudaOperations;
-use super::SMALL;
 use crate::engine::native::NativeSession;
 use crate::engine::native::cpu::CpuOperations;
 use crate::engine::native::operations::{ExpertOperations, Operations};

@@ -1,9 +1,8 @@
 //! ggml's blocks on the emulated device: products against the oracle, and files that mix formats against the CPU.
 
-use super::super::emulator::Emulated;
+use super::super::emulator::{Emulated, SMALL};
 use super::super::kernels::Tuning;
 use super::super::operations::CudaOperations;
-use super::SMALL;
 use super::engine::{ROUNDED_TOLERANCE, assert_equal, assert_equal_scripted, fixtures, on_cpu, tokens};
 use super::operations::{OUTPUTS, emulated, every_operation_equals, noise, projection, projection_by};
 use crate::engine::native::cpu::CpuOperations;

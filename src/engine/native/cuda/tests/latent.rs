@@ -3,15 +3,15 @@
 
 use std::path::Path;
 
+use super::super::attention::SplitSpace;
 use super::super::device::Device;
 use super::super::device_matrix::{Matrix, floats};
-use super::super::emulator::Emulated;
+use super::super::emulator::{Emulated, SMALL};
 use super::super::kernels::{DeviceTensor, Tuning};
 use super::super::latent::{DeviceRows, ExpandLatents, HeadProduct, LatentAttention, LatentCut};
 use super::super::operations::{CudaOperations, narrow_into};
 use super::super::step::{Pool, StepState};
 use super::super::tensor_core_linear::{TiledWorkspace, prepared_bytes};
-use super::SMALL;
 use crate::engine::EngineError;
 use crate::engine::native::operations::{FusedLayout, LinearPart, Operation};
 use crate::engine::native::oracle::Oracle;
@@ -190,9 +190,14 @@ impl Steps {
         let cut = LatentCut::new(&self.device, &self.rows, shape.heads, dtype, longest, tuning);
         let parts = self.rows.len() * shape.heads * cut.splits();
         let out = self.empty(shape.attended_width());
-        let partial = self.tensor(1, &vec![f32::NAN; parts * shape.value_dim]);
-        let statistics = self.tensor(1, &vec![f32::NAN; 2 * parts]);
-        let arrived = self.tensor(1, &vec![0.0; cut.words(&self.rows)]);
+        let tensors = [
+            self.tensor(1, &vec![f32::NAN; parts * shape.value_dim]),
+            self.tensor(1, &vec![f32::NAN; 2 * parts]),
+            self.tensor(1, &vec![0.0; cut.words(&self.rows)]),
+        ];
+        let [partial, statistics, arrived] =
+            tensors.each_ref().map(|tensor| Emulated::address(&tensor.memory));
+        let space = SplitSpace { partial, statistics, arrived };
         let mut results = Vec::new();
         for _ in 0..times {
             LatentAttention {
@@ -204,9 +209,7 @@ impl Steps {
                 pool: &self.pool,
                 layer: LAYER,
                 out: &out,
-                partial: Emulated::address(&partial.memory),
-                statistics: Emulated::address(&statistics.memory),
-                arrived: Emulated::address(&arrived.memory),
+                space,
             }
             .launch(&mut self.device, tuning)?;
             results.push(self.read(&out));
@@ -496,9 +499,7 @@ fn launches_that_do_not_fit_are_refused() {
         pool: &Pool::new(other),
         layer: LAYER,
         out: &out,
-        partial: 0,
-        statistics: 0,
-        arrived: 0,
+        space: SplitSpace::default(),
     };
     assert!(attention.launch(&mut steps.device, SMALL).is_err());
     assert_eq!(steps.device.launches, 0);

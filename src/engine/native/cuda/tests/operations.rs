@@ -7,10 +7,10 @@ use std::rc::Rc;
 use hbmark_emulated_kernels::Barrier;
 
 use super::super::device::Device;
-use super::super::emulator::Emulated;
+use super::super::emulator::{Emulated, SMALL};
 use super::super::kernels::Tuning;
 use super::super::operations::{CudaOperations, narrow_into};
-use super::{SMALL, latent};
+use super::latent;
 use crate::engine::DeviceChoice;
 use crate::engine::native::cpu::CpuOperations;
 use crate::engine::native::operations::{Embedding, FusedLayout, LinearPart, Operation, Operations, Storage};

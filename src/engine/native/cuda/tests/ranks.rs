@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use super::super::device::Argument::{Address, F32, U64};
 use super::super::device::{Device, KernelLaunch};
-use super::super::emulator::Emulated;
+use super::super::emulator::{Emulated, SMALL};
 use super::super::kernels::{DeviceTensor, Tuning};
 use super::super::operations::CudaOperations;
 use super::super::peers::PeerBuffer;
-use super::SMALL;
 use super::engine::{fixtures, tokens};
 use crate::engine::native::ranks::Rank;
 use crate::engine::native::testing::worst;
