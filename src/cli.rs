@@ -132,7 +132,6 @@ impl From<Outcome> for std::process::ExitCode {
 }
 
 /// Executes the requests of a supervisor, as a program that was started with [`crate::worker::child::WORKER_ARGUMENT`].
-#[must_use]
 pub fn work() -> std::process::ExitCode {
     let serves = std::env::args_os().nth(2).is_some_and(|kind| kind == ServeJob::KIND);
     match if serves { serve::work() } else { crate::run::in_process::work() } {
@@ -177,7 +176,6 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<Outcome> {
 }
 
 /// An error and its causes on one line, without characters that do something to a terminal; of a long one its beginning and its end.
-#[must_use]
 pub fn one_line(error: &anyhow::Error) -> String {
     hbmark_core::input::one_line(&**error)
 }

@@ -78,7 +78,6 @@ pub struct SequenceStep {
 
 impl SequenceStep {
     /// Tokens with logits.
-    #[must_use]
     pub fn outputs(&self) -> usize {
         (self.draft_tokens + 1).min(self.tokens.len())
     }
@@ -92,7 +91,6 @@ pub struct StepBatch {
 
 impl StepBatch {
     /// The batch of consecutive sequences, from `first` on, whose tokens start at the same position.
-    #[must_use]
     pub fn uniform(first: SequenceId, tokens: &[Vec<u32>], start_position: usize) -> Self {
         Self {
             sequences: tokens
@@ -110,7 +108,6 @@ impl StepBatch {
     }
 
     /// The same step with all tokens of a sequence but the first as draft tokens.
-    #[must_use]
     pub fn as_verify_step(mut self) -> Self {
         for step in &mut self.sequences {
             step.draft_tokens = step.tokens.len().saturating_sub(1);
@@ -119,13 +116,11 @@ impl StepBatch {
     }
 
     /// Rows of logits, and greedy next tokens, that the step gives, sequence by sequence.
-    #[must_use]
     pub fn output_count(&self) -> usize {
         self.sequences.iter().map(SequenceStep::outputs).sum()
     }
 
     /// Tokens of all sequences together.
-    #[must_use]
     pub fn token_count(&self) -> usize {
         self.sequences.iter().map(|s| s.tokens.len()).sum()
     }
@@ -321,7 +316,6 @@ pub fn check_logits(capabilities: &Capabilities, batch: &StepBatch) -> Result<()
 }
 
 /// That an engine does not give what speculative decoding needs.
-#[must_use]
 pub fn no_verify_steps(engine: &str) -> EngineError {
     EngineError::Unsupported {
         engine: engine.into(),
@@ -365,7 +359,6 @@ pub enum EngineError {
 
 impl EngineError {
     /// The same as data, for a result.
-    #[must_use]
     pub fn cause(&self) -> Cause {
         match self {
             Self::OutOfMemory { device, detail } => {
@@ -385,7 +378,6 @@ impl EngineError {
     }
 
     /// Whether the device is unusable after this error.
-    #[must_use]
     pub fn is_sticky(&self) -> bool {
         matches!(self, Self::OutOfMemory { .. } | Self::Device { .. } | Self::RankLost { .. })
     }
@@ -404,7 +396,6 @@ impl From<crate::weights::OpenError> for EngineError {
 }
 
 /// Largest difference of two logit rows, relative to the largest magnitude of the reference.
-#[must_use]
 pub fn relative_error(found: &[f32], reference: &[f32]) -> f64 {
     let scale = reference.iter().fold(0.0f64, |m, &x| m.max(f64::from(x).abs())).max(f64::MIN_POSITIVE);
     found

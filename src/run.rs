@@ -54,7 +54,6 @@ pub enum RunError {
 
 impl RunError {
     /// The signal that ended the run, if one did.
-    #[must_use]
     pub fn signal(&self) -> Option<i32> {
         if let Self::Worker(error) = self { error.signal() } else { None }
     }
@@ -62,7 +61,6 @@ impl RunError {
 
 impl RunConfig {
     /// The dtypes of an engine's cells: those asked for, or the one that is sensible for the model on the device.
-    #[must_use]
     pub fn dtypes_for(&self, engine: &str, model: &OpenModel) -> Vec<Dtype> {
         if self.dtypes.is_empty() {
             vec![engine::default_dtype(engine, model, self.device)]
@@ -72,7 +70,6 @@ impl RunConfig {
     }
 
     /// The protocol of the run.
-    #[must_use]
     pub fn protocol(&self) -> Protocol {
         let protocol = match self.depth {
             Depth::Full => Protocol::full(self.seed),
@@ -123,14 +120,12 @@ pub fn benchmark(
 }
 
 /// The names of all cells of a run, in order.
-#[must_use]
 pub fn planned(config: &RunConfig, model: &OpenModel) -> Vec<String> {
     let cells = engine_run::all(config, model).into_iter().flat_map(|series| series.cells(config));
     cells.map(|cell| cell.id()).collect()
 }
 
 /// The hash of a model's dimensions and tensors at the first dtype of a run.
-#[must_use]
 pub fn model_hash(config: &RunConfig, model: &OpenModel) -> String {
     model.summary(config.dtypes_for(&config.engines[0], model)[0]).hash
 }

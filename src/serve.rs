@@ -130,7 +130,6 @@ pub struct ServeConfig {
 }
 
 /// Requests that arrive in this time, at so many a second.
-#[must_use]
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive, and as many as fit")]
 pub fn requests_within(duration: Nanos, rate: f64) -> usize {
     (duration.seconds() * rate).ceil() as usize
@@ -203,7 +202,6 @@ pub struct Finished {
 
 impl ServeError {
     /// The signal that ended the benchmark, if one did.
-    #[must_use]
     pub fn signal(&self) -> Option<i32> {
         if let Self::Worker(error) = self { error.signal() } else { None }
     }

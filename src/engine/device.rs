@@ -57,7 +57,6 @@ impl std::fmt::Debug for Backend {
 
 impl Backend {
     /// The host processor, with its monotonic clock.
-    #[must_use]
     pub fn cpu() -> Self {
         Self {
             device: Device::Cpu,

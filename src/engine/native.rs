@@ -66,7 +66,6 @@ fn refuse<T>(what: impl Into<String>, why: impl Into<String>) -> Result<T, Engin
 }
 
 /// What the engine can do with an architecture.
-#[must_use]
 pub fn capabilities(architecture: &Architecture, device: &str, host_memory: bool) -> Capabilities {
     Capabilities {
         engine: NAME.into(),
@@ -86,7 +85,6 @@ pub fn capabilities(architecture: &Architecture, device: &str, host_memory: bool
 }
 
 /// The storage of the KV cache that goes with a dtype of weights.
-#[must_use]
 pub fn kv_dtype(dtype: Dtype) -> Dtype {
     match dtype {
         Dtype::F32 | Dtype::F16 => dtype,

@@ -118,7 +118,6 @@ impl StockSession {
     }
 
     /// The same session under the name of another variant.
-    #[must_use]
     pub fn named(mut self, variant: EngineKind) -> Self {
         variant.name().clone_into(&mut self.model.capabilities.engine);
         self

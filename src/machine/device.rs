@@ -48,7 +48,6 @@ impl std::str::FromStr for DeviceChoice {
 
 impl DeviceChoice {
     /// The device used when none is named: a GPU where the build has CUDA, the CPU otherwise.
-    #[must_use]
     pub fn default_of_build() -> Self {
         if cfg!(feature = "cuda") { Self::Cuda(0) } else { Self::Cpu }
     }
@@ -63,7 +62,6 @@ impl DeviceChoice {
     }
 
     /// The GPU's index, for telemetry.
-    #[must_use]
     pub fn gpu(self) -> Option<u32> {
         match self {
             Self::Cpu => None,

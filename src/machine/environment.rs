@@ -34,7 +34,6 @@ const FEATURES: [(&str, &str); 15] = [
 /// Looks at this machine, and at the GPU that CUDA calls by the ordinal `gpu`, if one is asked for.
 ///
 /// Never fails: what cannot be read is `None`.
-#[must_use]
 pub fn collect(gpu: Option<u32>) -> Environment {
     let root = Root::system();
     let placement = super::placement::of_this_process();
@@ -42,7 +41,6 @@ pub fn collect(gpu: Option<u32>) -> Environment {
 }
 
 /// The same without a GPU, from a file tree that looks like `/`.
-#[must_use]
 pub fn from_root(root: &Root) -> Environment {
     let os = root.read("etc/os-release").and_then(|text| os_name(&text));
     Environment {
@@ -58,7 +56,6 @@ pub fn from_root(root: &Root) -> Environment {
 }
 
 /// The cores of this machine, whoever may use them.
-#[must_use]
 pub fn cores() -> usize {
     logical_cores(&Root::system().read("proc/cpuinfo").unwrap_or_default())
 }
@@ -104,7 +101,6 @@ fn cpu_from_root(root: &Root) -> CpuEnvironment {
 }
 
 /// How this very binary was built.
-#[must_use]
 pub fn this_binary() -> BuildEnvironment {
     BuildEnvironment {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -117,7 +113,6 @@ pub fn this_binary() -> BuildEnvironment {
 }
 
 /// Mean clock of all cores in MHz: cpufreq where there is one, else what /proc/cpuinfo says.
-#[must_use]
 pub(crate) fn frequency_mhz(root: &Root) -> Option<f64> {
     let scaling: Vec<f64> = root
         .numbered("sys/devices/system/cpu", "cpu")
@@ -216,7 +211,6 @@ fn governor(root: &Root) -> Option<String> {
 }
 
 /// The last-level cache of this machine.
-#[must_use]
 pub fn last_cache() -> Option<Bytes> {
     last_cache_of(&Root::system())
 }

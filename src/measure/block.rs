@@ -65,7 +65,6 @@ pub struct CellInput {
 impl CellInput {
     /// Seeded random tokens for a cell; cells differ, so no cache can serve two. What they are depends on the seed and on the step that is timed,
     /// and on nothing that ran before: `index` only keeps the sequences of several cells apart.
-    #[must_use]
     pub fn new(cell: &Cell, index: usize, seed: u64, vocab: usize) -> Self {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         // Both are below 2^28, and draft tokens are few. A verify step has the cache
@@ -104,7 +103,6 @@ impl CellInput {
     }
 
     /// The same input with its context filled in another way.
-    #[must_use]
     pub fn filled_by(self, kv: KvFill) -> Self {
         Self { kv, ..self }
     }
@@ -150,7 +148,6 @@ impl CellInput {
     }
 
     /// The step that is timed repeatedly.
-    #[must_use]
     pub fn step(&self) -> &StepBatch {
         &self.step
     }

@@ -44,7 +44,6 @@ impl Baseline {
     pub const TOLERATED_DEVIATIONS: f64 = 4.0;
 
     /// From the times of the first runs; none when fewer than two of them are positive numbers.
-    #[must_use]
     pub fn of(seconds: &[f64]) -> Option<Self> {
         let usable: Vec<f64> = seconds.iter().copied().filter(|s| s.is_finite() && *s > 0.0).collect();
         if usable.len() < 2 {
@@ -58,13 +57,11 @@ impl Baseline {
     }
 
     /// A run's time over the usual one: above 1 the machine has become slower.
-    #[must_use]
     pub fn ratio(&self, seconds: f64) -> f64 {
         seconds / self.median_seconds
     }
 
     /// How far a ratio may lie from 1: one percent, or four of the canary's own standard deviations where that is more.
-    #[must_use]
     pub fn tolerance(&self) -> f64 {
         (Self::TOLERATED_DEVIATIONS * self.relative_sd).max(Self::MIN_TOLERANCE)
     }
@@ -127,7 +124,6 @@ pub struct ScriptedCanary {
 
 impl ScriptedCanary {
     /// The times of its runs, in order. Without any, every run is not a number.
-    #[must_use]
     pub fn new(seconds: Vec<f64>) -> Self {
         Self { seconds, next: 0 }
     }

@@ -66,7 +66,6 @@ pub struct Stopping {
 
 impl Protocol {
     /// The whole protocol.
-    #[must_use]
     pub fn full(seed: u64) -> Self {
         let said = ProtocolSummary::full(seed);
         Self {
@@ -91,7 +90,6 @@ impl Protocol {
     }
 
     /// The same, stopped as the user wants.
-    #[must_use]
     pub fn stopped_by(mut self, stopping: &Stopping) -> Self {
         let Stopping { repetitions, min_seconds, max_noise, allow_noise } = *stopping;
         self.allow_noise = allow_noise;
@@ -118,7 +116,6 @@ impl Protocol {
     }
 
     /// A shortened protocol; its numbers are labelled as such wherever they appear.
-    #[must_use]
     pub fn quick(seed: u64) -> Self {
         Self {
             name: "quick",
@@ -136,7 +133,6 @@ impl Protocol {
     }
 
     /// Every cell exactly once, to test that everything runs. Its times mean nothing.
-    #[must_use]
     pub fn smoke(seed: u64) -> Self {
         Self {
             name: "smoke",
@@ -153,7 +149,6 @@ impl Protocol {
     }
 
     /// The protocol as a report states it.
-    #[must_use]
     pub fn summary(&self) -> ProtocolSummary {
         ProtocolSummary {
             name: self.name.into(),

@@ -25,7 +25,6 @@ const VERIFIED_TOKENS: usize = 6;
 ///
 /// *Source*: f32 reorders sums only. bf16 keeps 8 bits and f16 11 bits of mantissa; a few tens of layers accumulate a few units
 /// in the last place. Block formats hold 4 to 8 bits, and the reference is computed from the same rounded weights.
-#[must_use]
 pub fn tolerance(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::F32 => 1e-4,
@@ -36,7 +35,6 @@ pub fn tolerance(dtype: Dtype) -> f64 {
 }
 
 /// A short hash over greedy tokens, for results.
-#[must_use]
 pub fn token_hash(tokens: &[u32]) -> String {
     let mut hasher = Sha256::new();
     for token in tokens {

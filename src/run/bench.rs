@@ -132,13 +132,11 @@ impl Bench {
     }
 
     /// The folder that `HBMARK_OUT` names.
-    #[must_use]
     pub fn out(&self) -> Option<&std::path::Path> {
         self.out.as_deref()
     }
 
     /// The phases that have cells, prefill first.
-    #[must_use]
     pub fn phases(&self) -> Vec<Phase> {
         let mut phases: Vec<Phase> = self.cells.iter().map(|(_, planned)| planned.cell.phase).collect();
         phases.sort();
@@ -147,20 +145,17 @@ impl Bench {
     }
 
     /// Indices of a phase's cells.
-    #[must_use]
     pub fn cells(&self, phase: Phase) -> Vec<usize> {
         (0..self.cells.len()).filter(|&i| self.cells[i].1.cell.phase == phase).collect()
     }
 
     /// The name criterion shows and filters by, without the phase.
-    #[must_use]
     pub fn name(&self, cell: usize) -> String {
         let id = self.cells[cell].1.cell.id();
         id.split_once('/').map_or(id.clone(), |(_, rest)| rest.to_owned())
     }
 
     /// The bytes one step of a cell must move.
-    #[must_use]
     pub fn bytes(&self, cell: usize) -> Bytes {
         self.cells[cell].1.cost.bytes.ideal()
     }
@@ -201,7 +196,6 @@ impl Bench {
     }
 
     /// The result over the samples that criterion measured.
-    #[must_use]
     pub fn report(mut self) -> Report {
         let samples = std::mem::take(&mut self.samples);
         for (index, mut blocks) in samples {

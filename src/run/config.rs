@@ -17,7 +17,6 @@ use hbmark_core::result::{EngineKind, KvFill, MAX_DRAFT_TOKENS, Phase};
 pub const DEFAULT_MODEL: &str = "SmolLM2-135M";
 
 /// The batches and contexts that run when none are named: a few minutes on a laptop, the usual corners on a GPU.
-#[must_use]
 pub fn default_grid(device: DeviceChoice) -> (&'static str, &'static str) {
     match device {
         DeviceChoice::Cpu => ("1,4", "128"),
@@ -26,13 +25,11 @@ pub fn default_grid(device: DeviceChoice) -> (&'static str, &'static str) {
 }
 
 /// The engines that run when none is named: what people get, and beside it what the hardware could give.
-#[must_use]
 pub fn default_engines() -> &'static str {
     "stock,native"
 }
 
 /// The engines of a run: on a GPU `stock` brings its replay, so that what it spends on launches is known.
-#[must_use]
 pub fn with_replay(mut engines: Vec<String>, device: DeviceChoice) -> Vec<String> {
     let replay = EngineKind::StockGraph.name();
     let stock = engines.iter().position(|engine| engine == EngineKind::Stock.name());
@@ -65,7 +62,6 @@ pub enum ConfigError {
 }
 
 /// The engines of a run over tensor parallel groups: the native engine once for each size, in place of the one that was named.
-#[must_use]
 pub fn with_ranks(engines: &[String], sizes: &[usize]) -> Vec<String> {
     let series_of = |engine: &String| -> Vec<String> {
         if engine == EngineKind::Native.name() {
@@ -218,7 +214,6 @@ pub struct RunConfig {
 
 impl RunConfig {
     /// The contexts of a phase.
-    #[must_use]
     pub fn contexts_of(&self, phase: Phase) -> &[usize] {
         match (phase, &self.prompts) {
             (Phase::Prefill, Some(prompts)) => prompts,
@@ -285,7 +280,6 @@ pub fn check_phases(engines: &[String], phases: &[Phase]) -> Result<(), ConfigEr
 }
 
 /// The names of some phases, and the draft tokens of their verify steps as one would write them.
-#[must_use]
 pub fn names_of(phases: &[Phase]) -> (Vec<PhaseName>, Option<String>) {
     let mut names: Vec<PhaseName> = phases
         .iter()

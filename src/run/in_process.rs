@@ -108,7 +108,6 @@ impl Handler for LocalDevice {
 }
 
 impl LocalDevice {
-    #[must_use]
     pub fn new(config: &RunConfig, model: Rc<OpenModel>) -> Self {
         Self { config: config.clone(), model, live: BTreeMap::new(), wrap: None }
     }

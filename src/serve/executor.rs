@@ -35,7 +35,6 @@ impl std::fmt::Debug for SessionExecutor<'_> {
 
 impl<'a> SessionExecutor<'a> {
     /// Runs batches on a session. One that cannot run sequences of different length in one pass gets them one after the other.
-    #[must_use]
     pub fn new(session: &'a mut dyn Session, sampler: Sampler) -> Self {
         let (ragged, paged) = (session.capabilities().ragged, session.capabilities().paged);
         let (batch, spare) = (StepBatch::default(), Vec::new());
@@ -44,13 +43,11 @@ impl<'a> SessionExecutor<'a> {
     }
 
     /// Holds outputs to a grammar.
-    #[must_use]
     pub fn with_constraints(self, constraints: Option<Constraints<'a>>) -> Self {
         Self { constraints, ..self }
     }
 
     /// How constrained requests have fared.
-    #[must_use]
     pub fn constraint_counts(&self) -> Option<ConstraintCounts> {
         self.constraints.as_ref().map(|c| c.counts)
     }

@@ -78,7 +78,6 @@ impl Handler for LocalEngine {
 }
 
 impl LocalEngine {
-    #[must_use]
     pub fn new(config: &ServeConfig, model: Option<Rc<OpenModel>>) -> Self {
         Self { config: config.clone(), model, engine: None, wrap: None }
     }

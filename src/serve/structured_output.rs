@@ -258,13 +258,11 @@ fn without_state(problem: &str) -> String {
 
 impl CompiledGrammar {
     /// What it was compiled from.
-    #[must_use]
     pub fn grammar(&self) -> &Grammar {
         &self.grammar
     }
 
     /// Tokens that end an output that is complete.
-    #[must_use]
     pub fn ends(&self) -> &[u32] {
         &self.ends
     }
@@ -301,7 +299,6 @@ impl std::fmt::Debug for Constraints<'_> {
 
 impl<'a> Constraints<'a> {
     /// Constrains the requests for which `constrained` is true.
-    #[must_use]
     pub fn new(compiled: &'a CompiledGrammar, constrained: Vec<bool>) -> Self {
         Self {
             compiled,
@@ -313,7 +310,6 @@ impl<'a> Constraints<'a> {
     }
 
     /// Whether a request is constrained.
-    #[must_use]
     pub fn holds(&self, request: usize) -> bool {
         self.constrained.get(request).copied().unwrap_or(false)
     }

@@ -86,7 +86,6 @@ impl Adapter {
     ///
     /// # Panics
     /// Never: there are as many places as targets.
-    #[must_use]
     pub fn synthetic(
         architecture: &Architecture,
         name: &str,
@@ -113,7 +112,6 @@ impl Adapter {
     }
 
     /// Numbers of an adapter of some rank for these targets, without making it.
-    #[must_use]
     pub fn parameters(architecture: &Architecture, rank: usize, targets: &[Target]) -> u64 {
         let has = |target: &Target| targets.contains(target);
         let each = Target::ALL.into_iter().filter(has).map(|target| {
@@ -192,26 +190,22 @@ impl Adapter {
     }
 
     /// What it adds to a linear layer.
-    #[must_use]
     pub fn at(&self, layer: usize, target: Target) -> Option<&LoraPair> {
         self.layers.get(layer)?[target as usize].as_ref()
     }
 
     /// The targets it adds to in any layer.
-    #[must_use]
     pub fn targets(&self) -> Vec<Target> {
         let has = |t: &Target| self.layers.iter().any(|layer| layer[*t as usize].is_some());
         Target::ALL.into_iter().filter(has).collect()
     }
 
     /// Numbers of all its matrices.
-    #[must_use]
     pub fn elements(&self) -> u64 {
         self.layers.iter().flatten().flatten().map(|low| (low.a.len() + low.b.len()) as u64).sum()
     }
 
     /// What a step must read of it where its matrices are stored in so many bits a number.
-    #[must_use]
     pub fn bytes(&self, bits: u64) -> Bytes {
         Bytes(self.elements() * bits / 8)
     }

@@ -271,7 +271,6 @@ impl OpenModel {
     }
 
     /// Where the weights come from, for results.
-    #[must_use]
     pub fn source_label(&self) -> String {
         match &self.source {
             Source::Synthetic { seed } => format!("synthetic, seed {seed}"),
@@ -281,7 +280,6 @@ impl OpenModel {
     }
 
     /// Why the bytes may be others than those of its files: a sentence for stderr and for the result.
-    #[must_use]
     pub fn doubt(&self) -> Option<String> {
         let Source::Folder { path, unread: Some(problem), .. } = &self.source else { return None };
         Some(format!(
@@ -291,26 +289,22 @@ impl OpenModel {
     }
 
     /// The model as results state it, stored in a dtype.
-    #[must_use]
     pub fn summary(&self, dtype: Dtype) -> ModelSummary {
         ModelSummary::new(&self.name, self.source_label(), &self.architecture, &self.inventory(dtype))
     }
 
     /// Whether it has dimensions alone, and weights only where they are made.
-    #[must_use]
     pub fn is_synthetic(&self) -> bool {
         matches!(self.source, Source::Synthetic { .. })
     }
 
     /// Whether the weights are in a GGUF file, whose block formats are its own.
-    #[must_use]
     pub fn is_gguf(&self) -> bool {
         matches!(self.source, Source::Gguf { .. })
     }
 
     /// The dtype that is sensible where none is asked for: a GGUF file's own; f32 on a CPU, whose bf16 products candle runs some forty
     /// times slower; on a GPU what the checkpoint stores, or bf16. What is stored quantised has no other.
-    #[must_use]
     pub fn default_dtype(&self, device: DeviceChoice) -> Dtype {
         match (&self.source, device) {
             (Source::Gguf { .. }, _) => Dtype::Gguf,
@@ -334,7 +328,6 @@ impl OpenModel {
 
     /// The storage of the KV cache beside weights of a dtype: what the checkpoint's own config asks for, otherwise that of the weights, bf16 where
     /// they are quantised.
-    #[must_use]
     pub fn cache_of(&self, weights: Dtype) -> Dtype {
         let own = self.architecture.quantization.as_ref().filter(|_| weights == self.stored_dtype());
         own.and_then(|own| own.kv_cache).unwrap_or_else(|| weights.of_cache())
@@ -367,7 +360,6 @@ impl OpenModel {
     }
 
     /// The storage of the KV cache that goes with a dtype in the stock engine: candle's quantised models keep f32.
-    #[must_use]
     pub fn kv_dtype(&self, dtype: Dtype) -> Dtype {
         match dtype {
             Dtype::Gguf => Dtype::F32,
@@ -376,7 +368,6 @@ impl OpenModel {
     }
 
     /// The tensors as they will be loaded in a dtype.
-    #[must_use]
     pub fn inventory(&self, dtype: Dtype) -> Inventory {
         match &self.source {
             Source::Gguf { inventory, .. } if dtype == Dtype::Gguf => inventory.clone(),

@@ -30,7 +30,6 @@ pub enum StoredTensor {
 
 impl StoredTensor {
     /// Everything it holds.
-    #[must_use]
     pub fn bytes(&self) -> Bytes {
         match self {
             Self::Matrix(matrix) => matrix.bytes(),
@@ -39,7 +38,6 @@ impl StoredTensor {
     }
 
     /// Its values, row after row.
-    #[must_use]
     pub fn values(&self) -> Vec<f32> {
         match self {
             Self::Vector(values) => values.clone(),
@@ -179,13 +177,11 @@ impl Packing {
     /// The packing of a dtype's linear layers; `int4_group` is [`Architecture::int4_group`](hbmark_core::model::Architecture::int4_group).
     ///
     /// `None` for `gguf`, whose matrices each have their own.
-    #[must_use]
     pub fn of(dtype: Dtype, int4_group: usize) -> Option<Self> {
         Self::named(dtype.name(), int4_group)
     }
 
     /// The name in inventories.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -281,7 +277,6 @@ fn nibble(row: &[u8], column: usize) -> u8 {
 
 impl StoredMatrix {
     /// The rows of another matrix below its own; `None` where the two are not plain floats of one kind and width.
-    #[must_use]
     pub fn extended(mut self, below: Self) -> Option<Self> {
         match (&mut self.data, below.data) {
             _ if self.columns != below.columns => return None,
@@ -294,13 +289,11 @@ impl StoredMatrix {
     }
 
     /// Some of its rows, as they are stored.
-    #[must_use]
     pub fn slice_rows(&self, rows: std::ops::Range<usize>) -> Self {
         self.pick_rows(rows)
     }
 
     /// As [`slice_rows`](Self::slice_rows), in any order.
-    #[must_use]
     pub fn pick_rows(&self, rows: impl IntoIterator<Item = usize, IntoIter: ExactSizeIterator>) -> Self {
         let rows = rows.into_iter();
         let mut picked = Self::blank(rows.len(), self.columns, self.packing());
@@ -340,7 +333,6 @@ impl StoredMatrix {
     }
 
     /// The format.
-    #[must_use]
     pub fn packing(&self) -> Packing {
         match self.data {
             StoredData::F32(_) => Packing::F32,
@@ -359,13 +351,11 @@ impl StoredMatrix {
     }
 
     /// The format's name in inventories.
-    #[must_use]
     pub fn storage(&self) -> &'static str {
         self.packing().name()
     }
 
     /// Bytes of all arrays, padding included.
-    #[must_use]
     pub fn bytes(&self) -> Bytes {
         let scales = match &self.data {
             StoredData::F32(_) | StoredData::F16(_) | StoredData::Bf16(_) | StoredData::Super { .. } => 0,
@@ -385,7 +375,6 @@ impl StoredMatrix {
     }
 
     /// Bytes of the values alone: without scales and zeros, but for those inside blocks of 256.
-    #[must_use]
     pub fn value_bytes(&self) -> Bytes {
         let bytes = match &self.data {
             StoredData::F32(values) => size_of_val(values.as_slice()),

@@ -124,14 +124,12 @@ impl Tokenizer {
     }
 
     /// One more than the largest token id.
-    #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)
     }
 
     /// Tokens of which texts can be made that encode to just these tokens again: whole words behind a space. Few or none where the
     /// tokenizer has no such words.
-    #[must_use]
     pub fn words(&self) -> Vec<u32> {
         // GPT-2's and SentencePiece's way of writing a space.
         let word = |name: &str| {
@@ -156,7 +154,6 @@ impl Tokenizer {
     }
 
     /// The id of a token by its name.
-    #[must_use]
     pub fn token_id(&self, name: &str) -> Option<u32> {
         self.inner.token_to_id(name)
     }

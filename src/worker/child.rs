@@ -24,7 +24,6 @@ pub const WORKER_ARGUMENT: &str = "__worker";
 pub const LAUNCHED_BY: &str = "HBMARK_LAUNCHED_BY";
 
 /// Makes a program that another one launched end with it. `false` when that one is gone already.
-#[must_use]
 pub fn exit_with_launcher() -> bool {
     let launcher = std::env::var(LAUNCHED_BY).ok().and_then(|number| number.parse().ok());
     launcher.is_none_or(exit_with_parent)
@@ -42,7 +41,6 @@ pub enum WorkerExit {
 }
 
 /// Whether this process was started as a worker.
-#[must_use]
 pub fn is_worker_process() -> bool {
     std::env::args_os().nth(1).is_some_and(|argument| argument == WORKER_ARGUMENT)
 }

@@ -45,7 +45,6 @@ impl<J: Job> std::fmt::Debug for JournaledWorker<J> {
 
 impl<J: Job> JournaledWorker<J> {
     /// Records into a journal, after the entries that are there.
-    #[must_use]
     pub fn new(worker: Box<dyn Worker<J>>, journal: Journal, entries: Vec<EntryOf<J>>) -> Self {
         let resumed = entries.iter().any(|entry| J::kind(&entry.request) == RequestKind::Measure);
         Self { worker, journal, replay: entries.into(), resumed }
@@ -81,7 +80,6 @@ impl<J: Job> JournaledWorker<J> {
     }
 
     /// The journal, when the plan is done.
-    #[must_use]
     pub fn into_journal(self) -> Journal {
         self.journal
     }

@@ -59,7 +59,6 @@ impl Interrupts {
     }
 
     /// The signal that asked to stop, if one did.
-    #[must_use]
     pub fn signal(&self) -> Option<i32> {
         Some(self.signal.load(Ordering::SeqCst)).filter(|signal| *signal != 0)
     }

@@ -65,41 +65,34 @@ impl Answer {
     }
 
     /// Nothing has come.
-    #[must_use]
     pub fn is_untouched(&self) -> bool {
         self.response.is_untouched()
     }
 
-    #[must_use]
     pub fn has_head(&self) -> bool {
         self.head_at.is_some()
     }
 
-    #[must_use]
     pub fn has_output(&self) -> bool {
         !self.outputs.is_empty()
     }
 
     /// Events with output so far: what a person is shown while it runs.
-    #[must_use]
     pub fn progress(&self) -> usize {
         self.outputs.len()
     }
 
     /// Whether another request can follow on the connection.
-    #[must_use]
     pub fn keeps_connection(&self) -> bool {
         self.response.is_done() && !self.surplus && self.response.head().is_some_and(|head| head.keep_alive)
     }
 
     /// What the server said instead of an answer.
-    #[must_use]
     pub fn words(&self) -> String {
         String::from_utf8_lossy(&self.words).into_owned()
     }
 
     /// The stream has ended in good order, whatever is missing of the response.
-    #[must_use]
     pub fn is_over(&self) -> bool {
         self.done && !self.outputs.is_empty() && self.refused.is_none()
     }

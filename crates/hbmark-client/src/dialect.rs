@@ -77,7 +77,6 @@ pub struct Server {
 
 impl Endpoint {
     /// How a field is written, if this API has it.
-    #[must_use]
     pub fn template(&self, field: RequestField) -> Option<Template> {
         self.fields
             .iter()
@@ -87,14 +86,12 @@ impl Endpoint {
             .map(|(_, template)| *template)
     }
 
-    #[must_use]
     pub fn has(&self, field: RequestField) -> bool {
         self.template(field).is_some()
     }
 }
 
 /// The row of a dialect.
-#[must_use]
 pub fn server(dialect: Dialect) -> &'static Server {
     &SERVERS[dialect as usize]
 }
@@ -116,7 +113,6 @@ pub struct Backend {
 }
 
 impl Backend {
-    #[must_use]
     pub fn endpoint(self) -> &'static Endpoint {
         let Server { completions, chat, .. } = server(self.dialect);
         match self.api {

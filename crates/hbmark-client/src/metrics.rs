@@ -93,7 +93,6 @@ fn largest(a: f64, b: f64) -> f64 {
 
 impl Snapshot {
     /// Reads a page. Of series of several servers on one page, those of the server with most of them are taken.
-    #[must_use]
     pub fn read(page: &[u8]) -> Self {
         let mut found: BTreeMap<Place, Groups> = BTreeMap::new();
         let broken_lines = parse(page, |sample| {
@@ -137,13 +136,11 @@ impl Snapshot {
     }
 
     /// The server whose series these are; `None` where no series is known.
-    #[must_use]
     pub fn dialect(&self) -> Option<Dialect> {
         self.dialect
     }
 
     /// A gauge or a counter as it stands.
-    #[must_use]
     pub fn number(&self, signal: Signal) -> Option<f64> {
         match self.readings.get(&self.place(signal)?)? {
             Reading::Number(value) => Some(*value),

@@ -63,12 +63,10 @@ impl Default for Script {
 
 impl Script {
     /// A server that gives one answer to all requests for completions.
-    #[must_use]
     pub fn new(answer: Answer) -> Self {
         Self { model: "mock".to_owned(), answer, batch: None }
     }
     /// Streams come out of a batch.
-    #[must_use]
     pub fn in_batches(mut self, model: BatchModel) -> Self {
         self.batch = Some(model);
         self
@@ -106,7 +104,6 @@ pub struct ReceivedRequest {
 
 impl ReceivedRequest {
     /// The value of a header, whatever its case.
-    #[must_use]
     pub fn header(&self, name: &str) -> Option<String> {
         let head = String::from_utf8_lossy(&self.head);
         let mut fields = head.lines().skip(1).filter_map(|line| line.split_once(':'));
@@ -141,22 +138,18 @@ impl Mock {
         Ok(Self { address, asks, waker, thread: Some(thread) })
     }
     /// Where it listens.
-    #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
     /// `http://127.0.0.1:PORT`.
-    #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
     /// The events written so far in answer to a request, in order; the newest request of that id.
-    #[must_use]
     pub fn sent(&self, request_id: &str) -> Vec<Sent> {
         self.ask(|reply| Ask::Sent(request_id.to_owned(), reply))
     }
     /// The requests received so far, in order.
-    #[must_use]
     pub fn requests(&self) -> Vec<ReceivedRequest> {
         self.ask(Ask::Requests)
     }

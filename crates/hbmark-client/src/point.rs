@@ -91,7 +91,6 @@ const WORDS: [&str; 32] = [
 
 impl Prompts {
     /// Token ids of a vocabulary of this size, without those at its beginning, many of which have a meaning of their own.
-    #[must_use]
     pub fn ids(vocabulary: usize) -> Self {
         let first = if vocabulary > 4_000 { 1_000 } else { 8.min(vocabulary / 2) };
         let end = vocabulary.min(20_000);
@@ -100,7 +99,6 @@ impl Prompts {
     }
 
     /// Common words: about as many tokens as words, whatever the tokenizer is.
-    #[must_use]
     pub fn words() -> Self {
         let text = |ids: &[u32]| ids.iter().map(|id| WORDS[*id as usize % WORDS.len()]).collect();
         Self { vocabulary: (0..32).collect(), decode: Some(Rc::new(text)) }
@@ -184,7 +182,6 @@ pub enum Isolation {
 
 impl Server {
     /// What this server can.
-    #[must_use]
     pub fn isolation(&self) -> Isolation {
         let endpoint = self.backend.endpoint();
         if endpoint.has(RequestField::CacheSalt) {

@@ -34,7 +34,6 @@ const CLOCK_SPAN: Duration = Duration::from_secs(1);
 /// Asks a server who it is. `metrics_page` is a path or a URL, where the page is not at its usual place.
 ///
 /// Nothing here fails: a server that does not answer is a result.
-#[must_use]
 pub fn probe(target: &Target, metrics_page: Option<&str>) -> Probe {
     std::thread::scope(|scope| {
         let clock = scope.spawn(|| clock::watch(CLOCK_SPAN));

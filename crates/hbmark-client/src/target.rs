@@ -107,30 +107,25 @@ impl Target {
     }
 
     /// Scheme, host, port and prefix: what paths such as `/v1/models` are added to.
-    #[must_use]
     pub fn root(&self) -> String {
         format!("{}://{}{}", self.scheme, self.authority, self.prefix)
     }
 
     /// Host and port, as in the `Host` header.
-    #[must_use]
     pub fn authority(&self) -> &str {
         self.authority.as_str()
     }
 
     /// The path before the paths of the interface; empty, or with a slash in front.
-    #[must_use]
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    #[must_use]
     pub fn is_encrypted(&self) -> bool {
         self.scheme == Scheme::HTTPS
     }
 
     /// Whether a key is sent.
-    #[must_use]
     pub fn has_key(&self) -> bool {
         self.authorization.is_some()
     }
@@ -141,7 +136,6 @@ impl Target {
     }
 
     /// A text without the key, which a server may have repeated.
-    #[must_use]
     pub fn redact(&self, text: &str) -> String {
         let value = self.authorization.as_ref().and_then(|value| value.to_str().ok());
         let key = value.and_then(|value| value.strip_prefix("Bearer ")).filter(|key| !key.is_empty());
@@ -214,7 +208,6 @@ impl Endpoint {
     }
 
     /// Whether the server, or what forwards to it, is on this machine: its address is where packets to it would come from. None is sent.
-    #[must_use]
     pub fn is_local(&self) -> bool {
         self.addresses.iter().any(|address| {
             let any: IpAddr = match address {

@@ -11,13 +11,11 @@ pub const LARGEST: f32 = 6.0;
 pub const LARGEST_POWER: u32 = 2;
 
 /// The value of a code.
-#[must_use]
 pub fn to_f32(code: u8) -> f32 {
     f32::from(DOUBLED[usize::from(code & 15)]) * 0.5
 }
 
 /// The nearest code of a value that is divided by its scale; zero where that is not a number.
-#[must_use]
 pub fn from_f32(value: f32) -> u8 {
     // Half way from each code to the next one: ties go to the even code.
     const HALF_WAYS: [f32; 7] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0];

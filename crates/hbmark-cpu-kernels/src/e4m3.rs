@@ -13,19 +13,16 @@ pub const LARGEST_POWER: u32 = 8;
 pub const BELOW_F16: f32 = 256.0;
 
 /// The value of a code that is not NaN, so much less.
-#[must_use]
 pub fn below_f16(code: u8) -> f16 {
     f16::from_bits(u16::from(code & 0x80) << 8 | u16::from(code & 0x7f) << 7)
 }
 
 /// The value of a code that is not NaN.
-#[must_use]
 pub fn to_f32(code: u8) -> f32 {
     below_f16(code).to_f32() * BELOW_F16
 }
 
 /// Whether a code is NaN: the only one of its sign.
-#[must_use]
 pub fn is_nan(code: u8) -> bool {
     code & 0x7f == 0x7f
 }
@@ -36,7 +33,6 @@ pub fn is_nan(code: u8) -> bool {
     clippy::cast_sign_loss,
     reason = "at most 16 steps of one exponent"
 )]
-#[must_use]
 pub fn from_f32(value: f32) -> u8 {
     if value.is_nan() {
         return 0;

@@ -7,7 +7,6 @@
 pub const NAN: u8 = 255;
 
 /// The power of two of a byte.
-#[must_use]
 pub fn power(scale: u8) -> f32 {
     match scale {
         // 2^−127 is denormal.
@@ -18,7 +17,6 @@ pub fn power(scale: u8) -> f32 {
 }
 
 /// The scale of values of which this is the largest magnitude, for elements of which the largest lies above this power of two.
-#[must_use]
 pub fn scale_of(largest: f32, largest_power: u32) -> u8 {
     let exponent = largest.min(f32::MAX).to_bits() >> 23;
     u8::try_from(exponent.saturating_sub(largest_power)).unwrap_or(NAN - 1)

@@ -16,7 +16,6 @@ pub const LARGEST_CODE: f32 = 127.0;
 
 /// The int8 code of an element that was multiplied with the inverse of its scale.
 #[inline(always)]
-#[must_use]
 #[expect(clippy::cast_possible_truncation, reason = "rounded and clamped before it is cast")]
 pub fn int8_code(scaled: f32) -> i8 {
     scaled.round_ties_even().clamp(-LARGEST_CODE, LARGEST_CODE) as i8

@@ -72,7 +72,6 @@ pub enum Stores {
 ///
 /// # Panics
 /// When this processor does not have the set.
-#[must_use]
 pub fn read(set: InstructionSet, walk: Walk, values: &[f32]) -> u32 {
     // In vectors of a line each.
     const NEAR: usize = 8;

@@ -29,7 +29,6 @@ impl InputRow {
     /// # Safety
     /// The row has such a group.
     #[inline(always)]
-    #[must_use]
     pub unsafe fn sum(&self, group: usize) -> i32 {
         let halves = nth(self.sums, group, 2);
         // SAFETY: the caller's promise.
@@ -101,7 +100,6 @@ dispatch! {
 
 /// To the nearest bf16, ties to even. Arithmetic makes no NaN that the addition would carry into infinity.
 #[inline(always)]
-#[must_use]
 pub fn bf16_bits(value: f32) -> u32 {
     let bits = value.to_bits();
     bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16

@@ -99,7 +99,6 @@ pub trait Simd: Copy + Send + Sync + 'static {
 /// Overflow checks are on in release builds for code that reads files; in an inner loop a check per load costs time, and
 /// an offset within an allocation cannot overflow.
 #[inline(always)]
-#[must_use]
 pub fn nth<T>(from: *const T, index: usize, stride: usize) -> *const T {
     from.wrapping_add(index.wrapping_mul(stride))
 }
@@ -217,7 +216,6 @@ pub enum InstructionSet {
 
 impl InstructionSet {
     /// All that this processor can run, fastest first.
-    #[must_use]
     pub fn available() -> Vec<Self> {
         [Self::Avx512, Self::Avx512Base, Self::Avx2, Self::Portable]
             .into_iter()
@@ -226,14 +224,12 @@ impl InstructionSet {
     }
 
     /// The fastest that this processor can run.
-    #[must_use]
     pub fn best() -> Self {
         Self::available()[0]
     }
 
     /// Whether this processor can run it.
     #[cfg(target_arch = "x86_64")]
-    #[must_use]
     pub fn is_available(self) -> bool {
         use std::arch::is_x86_feature_detected as has;
         let base = || has!("avx512f") && has!("avx512bw") && has!("avx512vl") && has!("avx512dq");
@@ -247,14 +243,12 @@ impl InstructionSet {
 
     /// Whether this processor can run it.
     #[cfg(not(target_arch = "x86_64"))]
-    #[must_use]
     pub fn is_available(self) -> bool {
         self == Self::Portable
     }
 
     /// Vectors of sums that a loop keeps: about half of the registers.
     #[inline]
-    #[must_use]
     pub fn most_sums(self) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -268,7 +262,6 @@ impl InstructionSet {
     }
 
     /// The name by which it is asked for.
-    #[must_use]
     pub fn id(self) -> &'static str {
         match self {
             Self::Avx512 => "avx512",
@@ -279,7 +272,6 @@ impl InstructionSet {
     }
 
     /// The name used in a report.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Avx512 => "avx512 with bf16 and vnni",

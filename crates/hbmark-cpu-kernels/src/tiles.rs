@@ -70,7 +70,6 @@ pub enum PackedFormat {
 
 impl PackedFormat {
     /// Columns that are packed together; a row is padded with zeros to a multiple.
-    #[must_use]
     pub fn block_columns(self) -> usize {
         match self {
             Self::F32 | Self::F16 => 1,
@@ -83,7 +82,6 @@ impl PackedFormat {
     }
 
     /// Bytes of one block of columns of a panel.
-    #[must_use]
     pub fn block_bytes(self) -> usize {
         let columns = self.block_columns();
         match self {
@@ -101,7 +99,6 @@ impl PackedFormat {
 
     /// The precision that activations are rounded to for these weights.
     #[inline]
-    #[must_use]
     pub fn precision(self) -> Precision {
         match self {
             Self::F32 | Self::F16 => Precision::Floats,
@@ -120,14 +117,12 @@ impl PackedFormat {
 
     /// The fewest panels of a tile: there is no integer tile of a single one.
     #[inline]
-    #[must_use]
     pub fn fewest_panels(self) -> usize {
         if self.precision() == Precision::Quads { 2 } else { 1 }
     }
 
     /// Panels of a tile, for a product of so many rows: as many as its sums have registers for. The scales of q6_k take as many again.
     #[inline]
-    #[must_use]
     pub fn panels(self, set: InstructionSet, rows: usize) -> usize {
         let most = match self.precision() {
             Precision::Quads => {
@@ -141,7 +136,6 @@ impl PackedFormat {
 
     /// Rows that a tile of one, two or four panels may have.
     #[inline]
-    #[must_use]
     pub fn most_rows(self, set: InstructionSet, panels: usize) -> usize {
         let most = if self.precision() == Precision::Quads { INTEGER_SUMS } else { set.most_sums() };
         (most / panels).min(MAX_ROWS)
@@ -161,7 +155,6 @@ pub enum Precision {
 
 /// Bytes of the scales of a group of int4, and of its zeros where it has any.
 #[inline]
-#[must_use]
 pub fn int4_scales(zeros: bool) -> usize {
     if zeros { 4 * LANES } else { 2 * LANES }
 }

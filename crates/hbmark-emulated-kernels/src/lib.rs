@@ -96,7 +96,6 @@ impl std::fmt::Display for Barrier {
 
 impl Barrier {
     /// Those that launches of this host thread have met so far.
-    #[must_use]
     pub fn met() -> Vec<Self> {
         let mut met = Vec::new();
         loop {

@@ -57,7 +57,6 @@ impl Format {
     pub const SAVED: [Self; 4] = [Self::Json, Self::Csv, Self::Md, Self::Html];
 
     /// Whether a person reads it, and not a program.
-    #[must_use]
     pub fn is_for_people(self) -> bool {
         matches!(self, Self::Table | Self::Md | Self::Html)
     }

@@ -22,7 +22,6 @@ pub struct Eta {
 
 impl Eta {
     /// Work begins at this second.
-    #[must_use]
     pub fn from(second: f64) -> Self {
         Self { seen: vec![(second, 0.0)], ..Self::default() }
     }
@@ -39,7 +38,6 @@ impl Eta {
     }
 
     /// The seconds that are left at this second.
-    #[must_use]
     pub fn left(&self, second: f64) -> Option<f64> {
         let ((begin, _), (now, done)) = (*self.seen.first()?, *self.seen.last()?);
         let (spent, wanted) = (now - begin, (self.least * self.most).sqrt());
@@ -63,7 +61,6 @@ impl Eta {
 }
 
 /// A time for a person: `40 s`, `12 min`, `3.5 h`.
-#[must_use]
 pub fn rounded(seconds: f64) -> String {
     match seconds {
         s if s < 100.0 => format!("{s:.0} s"),

@@ -152,7 +152,6 @@ impl CpuOperations {
     }
 
     /// Threads, the caller included.
-    #[must_use]
     pub fn threads(&self) -> usize {
         self.team.members()
     }

@@ -66,7 +66,6 @@ impl Operation {
         Self::AllReduce,
     ];
     /// The name in results.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Embed => "embed",

@@ -62,7 +62,6 @@ pub struct Rows {
 
 impl Rows {
     /// Rows over blocks of so many positions.
-    #[must_use]
     pub fn new(block_size: usize) -> Self {
         Self { block_size, ..Self::default() }
     }
@@ -90,7 +89,6 @@ impl Rows {
     }
 
     /// Outputs without the padding, whose sequences are one row each.
-    #[must_use]
     pub fn served(&self) -> usize {
         self.outputs.len() - self.padding
     }
@@ -149,19 +147,16 @@ impl Rows {
     }
 
     /// Number of rows.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
 
     /// Whether there are none.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
 
     /// The block and the slot within it of a row.
-    #[must_use]
     pub fn slot(&self, row: usize) -> (usize, usize) {
         let position = self.positions[row] as usize;
         let sequence = &self.sequences[self.owners[row] as usize];
@@ -179,14 +174,12 @@ impl Rows {
     }
 
     /// The number of a block of a sequence in a pool.
-    #[must_use]
     pub fn block(&self, sequence: &SequenceRows, index: usize, pool: &PoolShape) -> usize {
         let at = sequence.blocks.start + index;
         if pool.consecutive { at } else { self.tables[at] as usize }
     }
 
     /// The block table of a sequence.
-    #[must_use]
     pub fn table(&self, sequence: &SequenceRows) -> &[u32] {
         &self.tables[sequence.blocks.clone()]
     }

@@ -25,13 +25,11 @@ static QUANTILES: LazyLock<Vec<f32>> = LazyLock::new(|| (0..=u16::MAX).map(stand
 static INT8_SCALE: LazyLock<f32> = LazyLock::new(|| kv_format::scale_of(&QUANTILES));
 
 /// The value of every 16 random bits, for devices that draw themselves.
-#[must_use]
 pub fn quantiles() -> &'static [f32] {
     &QUANTILES
 }
 
 /// The scale of every vector where such a cache is kept in int8: that of the largest value.
-#[must_use]
 pub fn int8_scale() -> f32 {
     *INT8_SCALE
 }

@@ -65,13 +65,11 @@ impl RopeTables {
     }
 
     /// The tables.
-    #[must_use]
     pub fn tables(&self) -> &[RopeTable] {
         &self.tables
     }
 
     /// Cosines and sines of a position in a table, where there is one.
-    #[must_use]
     pub fn at(&self, table: Option<usize>, position: usize) -> Option<(&[f32], &[f32])> {
         table.map(|table| self.tables[table].at(position))
     }

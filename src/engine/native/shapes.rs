@@ -33,7 +33,6 @@ impl AttentionShape {
     /// # Panics
     /// When the layer has no attention.
     #[expect(clippy::cast_possible_truncation, reason = "f32 is the precision of norms and scores")]
-    #[must_use]
     pub fn of(architecture: &Architecture, layer: usize) -> Self {
         let norm_eps = (architecture.norm_eps / architecture.multipliers.residual.powi(2)) as f32;
         let attention = match architecture.layer(layer).mixer {
@@ -69,25 +68,21 @@ impl AttentionShape {
     }
 
     /// Width of the queries of all heads.
-    #[must_use]
     pub fn query_width(&self) -> usize {
         self.heads * self.head_dim
     }
 
     /// Width of what all heads attend to.
-    #[must_use]
     pub fn attended_width(&self) -> usize {
         self.heads * self.value_dim
     }
 
     /// Width of the keys (or values) of all heads.
-    #[must_use]
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
     }
 
     /// Query heads that share one head of K and V.
-    #[must_use]
     pub fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
@@ -110,7 +105,6 @@ pub const CLAMPED_SWIGLU_SLOPE: f32 = 1.702;
 impl Gate {
     /// That of an activation, where the operations have it.
     #[expect(clippy::cast_possible_truncation, reason = "f32 is the precision of activations")]
-    #[must_use]
     pub fn of(activation: Activation) -> Option<Self> {
         match activation {
             Activation::Silu => Some(Self::Silu),
@@ -366,7 +360,6 @@ pub struct PoolShape {
 
 impl PoolShape {
     /// That of an architecture.
-    #[must_use]
     pub fn of(a: &Architecture, block_size: usize, dtype: Dtype) -> Self {
         let shape = Self {
             layers: a.layers,
@@ -384,32 +377,27 @@ impl PoolShape {
     }
 
     /// Elements of K and of V of one block in one layer.
-    #[must_use]
     pub fn block_parts(&self) -> [usize; 2] {
         [self.head_dim, self.value_dim].map(|dim| self.kv_heads * dim * self.block_size)
     }
 
     /// Bytes of one element.
-    #[must_use]
     pub fn element_bytes(&self) -> usize {
         kv_format::element_bytes(self.dtype)
     }
 
     /// Bytes of the scales of K and V of one position in one layer.
-    #[must_use]
     pub fn scale_bytes(&self) -> usize {
         let vectors = if self.value_dim == 0 { self.kv_heads } else { 2 * self.kv_heads };
         vectors * kv_format::scale_bytes(self.dtype)
     }
 
     /// Bytes of K and V of one position in one layer, scales included.
-    #[must_use]
     pub fn position_bytes(&self) -> usize {
         self.kv_heads * (self.head_dim + self.value_dim) * self.element_bytes() + self.scale_bytes()
     }
 
     /// Bytes of one block over all layers, K and V.
-    #[must_use]
     pub fn block_bytes(&self) -> Bytes {
         Bytes((self.layers * self.position_bytes() * self.block_size) as u64)
     }

@@ -8,7 +8,6 @@ use super::{ArrayCopy, StoredData, StoredMatrix};
 
 impl StoredMatrix {
     /// Some of its columns; `None` where that would cut a group.
-    #[must_use]
     pub fn slice_columns(&self, own: Range<usize>) -> Option<Self> {
         let group = match &self.data {
             // One scale for whole rows, which all parts have.

@@ -21,7 +21,6 @@ impl StoredMatrix {
     ///
     /// # Panics
     /// When `values` is not `rows × columns` long.
-    #[must_use]
     pub fn from_f32_rows(rows: usize, columns: usize, values: &[f32], packing: Packing) -> Self {
         assert_eq!(values.len(), rows * columns, "{rows} rows of {columns}");
         packed(rows, columns, packing, &|row, out| {
@@ -30,7 +29,6 @@ impl StoredMatrix {
     }
 
     /// Packs a matrix anew, rounding its values to nearest. Weights that are not numbers become zeros in quantised formats.
-    #[must_use]
     pub fn quantize(plain: &Self, to: Packing) -> Self {
         packed(plain.rows, plain.columns, to, &|row, out| plain.row(row, out))
     }

@@ -39,7 +39,6 @@ impl SuperBlock {
     pub const ALL: [Self; 3] = [Self::Q4K, Self::Q5K, Self::Q6K];
 
     /// The name in inventories.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Q4K => "q4_k",
@@ -49,7 +48,6 @@ impl SuperBlock {
     }
 
     /// Bytes of a block.
-    #[must_use]
     pub fn bytes(self) -> usize {
         match self {
             Self::Q4K => 144,
@@ -86,7 +84,6 @@ impl SuperBlock {
     }
 
     /// Bits above the low four.
-    #[must_use]
     pub fn high_bits(self) -> usize {
         match self {
             Self::Q4K => 0,
@@ -99,7 +96,6 @@ impl SuperBlock {
     ///
     /// # Panics
     /// When `block` is not one block.
-    #[must_use]
     pub fn codes(self, block: &[u8]) -> [u8; SUPER_BLOCK] {
         let mask = (1u8 << self.high_bits()) - 1;
         std::array::from_fn(|column| {
@@ -113,7 +109,6 @@ impl SuperBlock {
     ///
     /// # Panics
     /// When `block` is not one block.
-    #[must_use]
     pub fn block_scales(self, block: &[u8]) -> [f16; 2] {
         let word = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]);
         if self == Self::Q6K { [word(208), f16::ZERO] } else { [word(0), word(2)] }
@@ -123,7 +118,6 @@ impl SuperBlock {
     ///
     /// # Panics
     /// When `block` is not one block.
-    #[must_use]
     pub fn scale_bytes(self, block: &[u8]) -> &[u8] {
         let Parts { scales, .. } = self.parts();
         let count = if self == Self::Q6K { SUPER_BLOCK / SIGNED_GROUP } else { 12 };
@@ -224,7 +218,6 @@ fn pack_signed(values: &[f32], block: &mut [u8]) -> [u8; SUPER_BLOCK] {
 ///
 /// # Panics
 /// When there are fewer than twelve bytes, or no such group.
-#[must_use]
 pub fn scale_and_min(bytes: &[u8], group: usize) -> (u8, u8) {
     let (first, second) = (bytes[group % 4], bytes[group % 4 + 4]);
     if group < 4 {

@@ -8,7 +8,6 @@ use crate::weights::loading::transposed;
 
 impl StoredMatrix {
     /// `[columns, rows]`; `None` where the format would round the values again.
-    #[must_use]
     pub fn transposed(&self) -> Option<Self> {
         let (rows, columns) = (self.rows, self.columns);
         let data = match &self.data {

@@ -51,7 +51,6 @@ pub enum Step {
 
 impl Answer {
     /// A status, with header lines and a body.
-    #[must_use]
     pub fn status(status: u16, content_type: &str, fields: &str, body: &str) -> Self {
         Self::Steps([Step::Send(reply(status, content_type, fields, body))].into())
     }

@@ -14,7 +14,6 @@ pub struct Cost {
 
 impl Cost {
     /// Of this thread, so far.
-    #[must_use]
     pub fn now() -> Self {
         let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
         let mut numbers = text.split_ascii_whitespace().map_while(|number| number.parse().ok());
@@ -25,7 +24,6 @@ impl Cost {
     }
 
     /// Since a moment before.
-    #[must_use]
     pub fn since(self, before: Self) -> Self {
         Self {
             processor: self.processor.saturating_sub(before.processor),

@@ -150,7 +150,6 @@ impl ServeReport {
     }
 
     /// What the points differ in; the rate, where there was no sweep. `None` for a variable that this program does not know.
-    #[must_use]
     pub fn variable(&self) -> Option<SweepVariable> {
         self.swept.as_ref().map_or(Some(SweepVariable::Rate), |name| name.parse().ok())
     }

@@ -70,7 +70,6 @@ pub enum CapacityPart {
 
 impl CapacityPart {
     /// As it is printed and saved.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::OneInstance => "one instance",

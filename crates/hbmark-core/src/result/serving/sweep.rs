@@ -42,7 +42,6 @@ impl SweepVariable {
     ];
 
     /// As it is given and saved: the flag without its dashes.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Rate => "rate",
@@ -58,13 +57,11 @@ impl SweepVariable {
     }
 
     /// Whether it is how much is asked of the system, and not how the system or the requests are.
-    #[must_use]
     pub fn is_load(self) -> bool {
         matches!(self, Self::Rate | Self::Concurrency)
     }
 
     /// Whether it is a setting of our own scheduler.
-    #[must_use]
     pub fn is_of_scheduler(self) -> bool {
         matches!(
             self,
