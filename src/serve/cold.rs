@@ -20,9 +20,7 @@ use crate::worker::Observer;
 use crate::worker::child::LAUNCHED_BY;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::as_map;
-use hbmark_core::result::serving::{
-    ColdPhase, ColdStart, Launch, ServeKind, ServeReport, WorkloadSummary,
-};
+use hbmark_core::result::serving::{ColdPhase, ColdStart, Launch, ServeKind, ServeReport, WorkloadSummary};
 use hbmark_core::stats::percentile;
 use hbmark_core::units::Nanos;
 use hbmark_traffic::workload::{PlannedRequest, PromptSegment, splitmix64};

@@ -14,11 +14,10 @@ use crate::engine::{DeviceChoice, EngineError};
 use crate::serve::executor::SessionExecutor;
 use hbmark_client::point::{Delay, check_delay};
 use hbmark_core::model::Dtype;
-use hbmark_core::result::serving::{
-    Arrivals, Offered, Point, Policy, SchedulerConfig, ServeKind, ServeReport, Slo,
-    WorkloadSummary,
-};
 use hbmark_core::result::Finding;
+use hbmark_core::result::serving::{
+    Arrivals, Offered, Point, Policy, SchedulerConfig, ServeKind, ServeReport, Slo, WorkloadSummary,
+};
 use hbmark_core::units::Nanos;
 use hbmark_report::analysis::explain_serving;
 use hbmark_traffic::arrivals::deadlines;
