@@ -326,6 +326,7 @@ impl Soak {
             arrivals: Arrivals::Poisson,
             burst: None,
             requests: 30,
+            duration: None,
             max_requests: 0,
             warmup: None,
             cold_twin: false,

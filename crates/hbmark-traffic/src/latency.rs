@@ -14,7 +14,7 @@ use crate::occupancy::{occupancy, overlap};
 use crate::requests::columns;
 use crate::timeline::timeline;
 use hbmark_core::result::serving::{
-    Breakdown, Clause, ClauseResult, Quantiles, ServeResult, Slo, SloMetric, Validity,
+    Breakdown, Clause, ClauseResult, Quantiles, ServeResult, Slo, SloMetric, Validity, throughput_span,
 };
 use hbmark_core::stats::percentile;
 
@@ -60,7 +60,8 @@ fn metric(record: &Record, which: SloMetric) -> Option<f64> {
 /// Summarises a run.
 pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
     let records = &run.records[run.measured.clone()];
-    let window = Window::new(run, traffic, records);
+    let arrivals = Window::new(run, traffic, records);
+    let window = arrivals.of_throughput(traffic, records);
     let steps: Vec<&StepLog> = run.steps.iter().filter(|s| window.holds(s.end)).collect();
     let per_s = |count: f64| if window.seconds() > 0.0 { count / window.seconds() } else { 0.0 };
     // All requests that finish in the window, whenever they arrived: the throughput of the system.
@@ -79,8 +80,9 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
     // Of the requests that count: the first of the warm-up find an empty system, and are within objectives that no later one meets.
     let good_share = good as f64 / served.max(1) as f64;
     let infinite = traffic.plan.iter().all(|p| p.arrival.0 == 0.0) && traffic.kind == LoadMode::Open;
-    let offered =
-        (traffic.kind == LoadMode::Open && !infinite).then(|| per_s(due(records, &window).count() as f64));
+    let due_per_s = || due(records, &arrivals).count() as f64 / arrivals.seconds();
+    let offered = (traffic.kind == LoadMode::Open && !infinite)
+        .then(|| if arrivals.seconds() > 0.0 { due_per_s() } else { 0.0 });
     let of_measured =
         |(gap, request): (&f64, &u32)| run.measured.contains(&(*request as usize)).then_some(Some(*gap));
     let gaps = run.gaps.iter().zip(&run.gap_request).filter_map(of_measured);
@@ -134,14 +136,14 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
         encoded_per_asked: (run.asked_tokens > 0)
             .then(|| run.encoded_tokens as f64 / run.asked_tokens as f64),
         breakdown: breakdown(run),
-        timeline: timeline(run, (window.from, window.to)),
+        timeline: timeline(run, (arrivals.from, arrivals.to)),
         requests: columns(records),
         evidence: Some(evidence(run, traffic)),
     };
     result.slo = slo.clauses.iter().map(|clause| judge(records, *clause)).collect();
     result.slo_met = ClauseResult::all_met(&result.slo);
-    gates(&mut result, run, traffic, records, &window);
-    saturation(&mut result, run, traffic, records, &window, infinite);
+    gates(&mut result, run, traffic, records, &arrivals);
+    saturation(&mut result, run, traffic, records, &arrivals, infinite);
     result
 }
 
@@ -155,7 +157,7 @@ pub(super) fn decided(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> bool {
     fails || keeps_up.is_some() && met.iter().all(|clause| clause.met.is_some())
 }
 
-/// The span over which rates are taken: from the first measured arrival to the last in an open loop, otherwise to the last measured end.
+/// The span over which a run is looked at: from the first measured arrival to the last in an open loop, otherwise to the last measured end.
 #[derive(Debug, Clone, Copy)]
 pub struct Window {
     pub from: f64,
@@ -173,6 +175,19 @@ impl Window {
         };
         Self { from, to: to.min(run.end) }
     }
+
+    /// The span over which throughput is taken.
+    fn of_throughput(self, traffic: &Traffic<'_>, records: &[Record]) -> Self {
+        if traffic.kind != LoadMode::Open || records.last().is_none_or(|r| r.arrival.0 <= self.from) {
+            return self;
+        }
+        let served = records.iter().filter(|r| r.outcome == RequestOutcome::Served);
+        let ends = served.filter_map(|r| r.last_token).map(|t| t.0);
+        let first_tokens = records.iter().filter_map(|r| r.first_token).map(|t| t.0);
+        let (from, to) = throughput_span((self.from, self.to), first_tokens, ends);
+        Self { from, to }
+    }
+
     fn seconds(&self) -> f64 {
         (self.to - self.from).max(0.0) / 1e9
     }

@@ -1,7 +1,5 @@
 //! Dimensions of published models, for tests: each row is the `config.json` of the named repository.
 
-#![expect(clippy::must_use_candidate, reason = "read by tests alone")]
-
 use super::architecture::{
     Architecture, Biases, Dtype, Experts, Family, LatentAttention, Multipliers, Rope, RopeScaling,
 };

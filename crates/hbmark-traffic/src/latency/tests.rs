@@ -23,6 +23,19 @@ fn goodput_is_of_the_requests_that_count_and_not_of_those_that_found_an_empty_sy
 }
 
 #[test]
+fn an_overloaded_system_has_the_throughput_of_its_capacity_however_fast_requests_come() {
+    for rate in [30.0, 100.0, 1_000.0, 100_000.0] {
+        let beyond = at(rate, 400, 0, "");
+        let per_s = beyond.served_per_s;
+        assert!((per_s / 9.0 - 1.0).abs() < 0.15, "{per_s} at {rate}");
+        let tokens = beyond.output_tokens_per_s / per_s;
+        let mean = beyond.requests.as_ref().map(|r| r.output_tokens.iter().sum::<usize>() as f64 / 400.0);
+        assert!((tokens / mean.unwrap() - 1.0).abs() < 0.15, "{tokens} tokens a request, of {mean:?}");
+        assert!((beyond.offered_per_s.unwrap() / rate - 1.0).abs() < 0.15, "{:?}", beyond.offered_per_s);
+    }
+}
+
+#[test]
 fn too_few_requests_leave_open_whether_the_system_keeps_up() {
     for rate in [1.0, 100.0] {
         let few = at(rate, 60, 0, "");

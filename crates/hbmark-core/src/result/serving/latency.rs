@@ -310,7 +310,7 @@ pub struct ServeResult {
     /// CPU cores that other processes kept busy over the run; not measured where time is virtual.
     #[serde(default)]
     pub foreign_cores: Option<f64>,
-    /// The span over which rates are taken.
+    /// The span over which throughput is taken.
     pub window_s: f64,
     pub offered_per_s: Option<f64>,
     pub served_per_s: f64,

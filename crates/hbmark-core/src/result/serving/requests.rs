@@ -57,6 +57,26 @@ impl From<Fate> for String {
     }
 }
 
+/// Requests that begin over so many times the span of their arrivals are more than a system can serve.
+const PACE: f64 = 1.1;
+
+/// The span over which the throughput of an open loop is taken: that of the arrivals. Where requests begin over a longer one, because the
+/// system is overloaded, it has served few of them when the last arrives: then from the first end to the last.
+pub fn throughput_span(
+    arrivals: (f64, f64),
+    first_tokens: impl Iterator<Item = f64>,
+    ends: impl Iterator<Item = f64>,
+) -> (f64, f64) {
+    let over = |times: &mut dyn Iterator<Item = f64>| {
+        times.fold((f64::INFINITY, f64::NEG_INFINITY), |(first, last), at| (first.min(at), last.max(at)))
+    };
+    let (mut first_tokens, mut ends) = (first_tokens, ends);
+    let begun = over(&mut first_tokens);
+    let ended = over(&mut ends);
+    let is_overloaded = begun.1 - begun.0 > PACE * (arrivals.1 - arrivals.0) && ended.1 > ended.0;
+    if is_overloaded { ended } else { arrivals }
+}
+
 impl Requests {
     /// A latency of a request, by the definitions of the serving loop; null where it does not exist.
     pub fn latency(&self, i: usize, metric: SloMetric) -> Option<f64> {

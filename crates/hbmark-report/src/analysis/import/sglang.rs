@@ -28,11 +28,21 @@ fn one_batch(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
     let over_a_server = fields.get("output_throughput").is_some();
     if let Some(rate) = fields.number("output_throughput")?.filter(|rate| *rate > 0.0) {
         let key = "output_throughput".to_owned();
-        let value = batch as f64 / rate * 1e9;
-        values.extend([
-            Value { metric: Metric::DecodeStep, statistic: Statistic::Mean, value, key: key.clone() },
-            Value { metric: Metric::OutputThroughput, statistic: Statistic::Single, value: rate, key },
-        ]);
+        // All tokens over the time after the first ones: one step fewer than tokens of a sequence.
+        let outputs = fields.number("output_len")?.filter(|outputs| *outputs > 1.0);
+        let step = outputs.map(|outputs| batch as f64 / rate * outputs / (outputs - 1.0) * 1e9);
+        values.extend(step.map(|value| Value {
+            metric: Metric::DecodeStep,
+            statistic: Statistic::Mean,
+            value,
+            key: key.clone(),
+        }));
+        values.push(Value {
+            metric: Metric::OutputThroughput,
+            statistic: Statistic::Single,
+            value: rate,
+            key,
+        });
     } else if !over_a_server && fields.get("median_decode_latency").is_none() {
         remarks.push("no decode step was timed: output_len is 1 or the run ended early".to_owned());
     }

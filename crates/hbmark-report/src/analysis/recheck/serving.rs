@@ -6,7 +6,7 @@
 use crate::analysis::words::{answer, precise};
 use hbmark_core::result::serving::{
     ClauseResult, Fate, GateName, Offered, Point, Quantiles, Quantity, Requests, ServeKind, ServeReport,
-    ServeResult, SloMetric, Validity,
+    ServeResult, SloMetric, Validity, throughput_span,
 };
 use hbmark_core::result::{Cause, ConsistencyRule as Rule};
 
@@ -240,8 +240,22 @@ fn window(requests: &Requests, result: &ServeResult, offered: Offered) -> Option
     let last = *requests.arrival_ns.last()? as f64;
     let end = requests.last_token_ns.iter().flatten().map(|at| *at as f64).fold(first, f64::max);
     let open = matches!(offered, Offered::Rate(_) | Offered::AsRecorded) && last > first;
-    let until = if open { last } else { end };
-    let (stated, found) = (result.window_s, (until - first) / 1e9);
+    let ends = || {
+        let fates = requests.last_token_ns.iter().zip(&requests.fate);
+        fates.filter(|(_, fate)| **fate == Fate::Served).filter_map(|(at, _)| *at).map(|at| at as f64)
+    };
+    let stated = result.window_s;
+    let arrivals = (first, if open { last } else { end });
+    let of_service = if open {
+        let first_tokens = requests.first_token_ns.iter().flatten().map(|at| *at as f64);
+        throughput_span(arrivals, first_tokens, ends())
+    } else {
+        arrivals
+    };
+    // Older results have the span of the arrivals of an overloaded run, too.
+    let off = |span: (f64, f64)| ((span.1 - span.0) / 1e9 - stated).abs();
+    let (from, until) = if off(of_service) < off(arrivals) { of_service } else { arrivals };
+    let found = (until - from) / 1e9;
     // A run that ended early has a shorter window, and requests that were not served.
     let ended_early = stated < found && result.served < result.measured;
     if !ended_early && (stated - found).abs() > 1e-8 + ROUNDING * found {
@@ -250,9 +264,8 @@ fn window(requests: &Requests, result: &ServeResult, offered: Offered) -> Option
             format!("rates are taken over {stated:.6} s, and the requests give {found:.6} s"),
         ));
     }
-    let inside = |at: f64| first < at && at <= first + stated * 1e9 + ROUNDING_NS;
-    let ends = requests.last_token_ns.iter().zip(&requests.fate).filter(|(_, fate)| **fate == Fate::Served);
-    let ended = ends.filter_map(|(at, _)| *at).filter(|at| inside(*at as f64)).count() as f64;
+    let inside = |at: &f64| from < *at && *at <= from + stated * 1e9 + ROUNDING_NS;
+    let ended = ends().filter(inside).count() as f64;
     // Requests before and behind the measured ones may end in the window, too.
     let around = (result.warmup_requests + result.cooldown_requests) as f64;
     let said = result.served_per_s * stated;
@@ -263,14 +276,16 @@ fn window(requests: &Requests, result: &ServeResult, offered: Offered) -> Option
         );
         return Some((Rule::Throughput, detail));
     }
-    let offered = result.offered_per_s? * stated;
-    let due =
-        requests.arrival_ns.iter().filter(|at| **at as f64 <= first + stated * 1e9 + ROUNDING_NS).count()
-            as f64;
-    (open && (offered - due).abs() > 1.5).then(|| {
+    let of_arrivals = if (from, until) == arrivals { stated } else { (last - first) / 1e9 };
+    let offered = result.offered_per_s? * of_arrivals;
+    let is_due = |at: &&u64| **at as f64 <= first + of_arrivals * 1e9 + ROUNDING_NS;
+    let due = requests.arrival_ns.iter().filter(is_due).count() as f64;
+    // A run that ended before the last arrival has its rate over a span that is not known here.
+    let is_whole = (from, until) == arrivals || result.unfinished == 0;
+    (open && is_whole && (offered - due).abs() > 1.5).then(|| {
         let detail = format!(
-            "{:.3} requests per second offered, and {due:.0} were due in {stated:.3} s",
-            offered / stated
+            "{:.3} requests per second offered, and {due:.0} were due in {of_arrivals:.3} s",
+            offered / of_arrivals
         );
         (Rule::Throughput, detail)
     })
