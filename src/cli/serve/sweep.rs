@@ -17,7 +17,7 @@ pub(super) struct SweepArgs {
     /// One variable and its values: rate=1..32*2, concurrency=1,8, max-num-seqs=8,64, max-num-batched-tokens, block-size,
     /// num-gpu-blocks-override, input-len, output-len, prefix-share. With --slo a sweep of the load ends where it is not met.
     #[arg(value_name = "VARIABLE=VALUES", value_parser = parse)]
-    over: (SweepVariable, Vec<f64>),
+    over: (String, Vec<f64>),
     #[command(flatten)]
     pub load: LoadArgs,
 }
@@ -25,6 +25,7 @@ pub(super) struct SweepArgs {
 impl SweepArgs {
     pub fn config(&self) -> anyhow::Result<ServeConfig> {
         let (variable, values) = self.over.clone();
+        let variable: SweepVariable = variable.parse()?;
         ensure!(
             !(variable.is_load() && (self.load.rate.is_some() || self.load.concurrency.is_some())),
             "a sweep over {variable} chooses the load itself; leave out --rate and --concurrency"
@@ -33,9 +34,9 @@ impl SweepArgs {
     }
 }
 
-fn parse(given: &str) -> anyhow::Result<(SweepVariable, Vec<f64>)> {
+fn parse(given: &str) -> anyhow::Result<(String, Vec<f64>)> {
     let (variable, values) = given.split_once('=').context("it has no `=`; write it as rate=1..32*2")?;
-    Ok((variable.trim().parse()?, parse_values(values)?))
+    Ok((variable.trim().to_owned(), parse_values(values)?))
 }
 
 /// The most values of a sweep.

@@ -22,7 +22,7 @@ pub enum SweepVariable {
 
 /// What is not a variable of a sweep.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("a sweep over `{given}` is not known; the variables are {}", SweepVariable::ALL.map(SweepVariable::name).join(", "))]
+#[error("a sweep over {given} is not known; the variables are {}", SweepVariable::ALL.map(SweepVariable::name).join(", "))]
 pub struct UnknownVariable {
     pub given: String,
 }
