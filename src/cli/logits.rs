@@ -57,6 +57,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     anyhow::ensure!(engines.len() == 1, "--engine takes one engine here, not {}", engines.len());
     let device = args.device.choice()?;
     let model = crate::weights::open(&args.model.model, args.model.revision.as_deref(), args.model.seed)?;
+    super::say_doubt(&model);
     let tokens = match (&args.tokens, &args.prompt) {
         (Some(given), _) => parse_tokens(given)?,
         (None, Some(text)) => model.tokenizer()?.encode(text)?,

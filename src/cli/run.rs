@@ -294,6 +294,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
 
 fn open(config: &RunConfig) -> anyhow::Result<OpenModel> {
     let model = crate::weights::open(&config.model, config.revision.as_deref(), config.seed)?;
+    super::say_doubt(&model);
     if config.device_options.scripted_routing.is_some() && model.architecture.experts.is_none() {
         anyhow::bail!("--expert-routing: {} has no experts; leave the flag out", model.name);
     }

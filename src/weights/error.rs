@@ -20,6 +20,12 @@ pub enum OpenError {
     #[error(transparent)]
     Hub(#[from] HubError),
 
+    /// A shape has no revisions.
+    #[error(
+        "{name} is one of the shapes that come with hbmark and has random weights, so there is no revision {revision} of it; leave --revision out, or give the folder of a checkpoint"
+    )]
+    RevisionOfShape { name: String, revision: String },
+
     /// The tokenizer is broken or belongs to another model.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),

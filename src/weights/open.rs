@@ -34,9 +34,10 @@ pub struct OpenModel {
 
 #[derive(Debug, Clone)]
 enum Source {
-    /// Random weights from a seed, for a shape without a checkpoint.
+    /// Random weights from a seed, for a shape without a checkpoint; `hub_id` where it was asked for by that.
     Synthetic {
         seed: u64,
+        hub_id: Option<String>,
     },
     /// A folder with config.json and safetensors; `stored` is what its files say of most of its bytes, and `on_disk` every tensor of the
     /// headers, where they were read for a shape.
@@ -78,7 +79,11 @@ pub fn open(spec: &str, revision: Option<&str>, seed: u64) -> Result<OpenModel, 
         return draft;
     }
     let fetch = |hub: &HubConfig| hub.resolve(spec, revision, true);
-    open_with((open_folder, open_gguf), fetch, spec, seed)
+    let mut model = open_with((open_folder, open_gguf), fetch, spec, revision, seed)?;
+    if let Source::Synthetic { hub_id, .. } = &mut model.source {
+        *hub_id = spec.contains('/').then(|| spec.to_owned());
+    }
+    Ok(model)
 }
 
 /// Opens a model of which no weights will be asked: as [`open`], but a folder needs no more than its config.json, and loading is an error
@@ -90,7 +95,8 @@ pub fn open_shape(spec: &str, revision: Option<&str>) -> Result<OpenModel, OpenE
     if let Some(draft) = draft_of(spec, revision, 0) {
         return draft;
     }
-    open_with((open_shape_folder, open_shape_gguf), |hub| hub.resolve_config(spec, revision), spec, 0)
+    let fetch = |hub: &HubConfig| hub.resolve_config(spec, revision);
+    open_with((open_shape_folder, open_shape_gguf), fetch, spec, revision, 0)
 }
 
 /// The layer that drafts for a model, `MODEL+mtp` or `MODEL+eagle`, with random weights: of the model no more than its dimensions is read.
@@ -111,6 +117,7 @@ fn open_with(
     (open_folder, open_gguf): Openers,
     fetch: impl FnOnce(&HubConfig) -> Result<PathBuf, WeightsError>,
     spec: &str,
+    revision: Option<&str>,
     seed: u64,
 ) -> Result<OpenModel, OpenError> {
     let path = Path::new(spec);
@@ -129,6 +136,10 @@ fn open_with(
         return Err(ModelError::NotAModel { path: path.to_path_buf() }.into());
     }
     if let Some(preset) = presets::find(spec) {
+        if let Some(revision) = revision {
+            let (name, revision) = (preset.name.to_owned(), revision.to_owned());
+            return Err(OpenError::RevisionOfShape { name, revision });
+        }
         return Ok(OpenModel::synthetic(preset.name, preset.architecture, seed));
     }
     let looks_like_a_path = spec.starts_with(['.', '/', '~']) || spec.matches('/').count() > 1;
@@ -267,25 +278,30 @@ fn gguf_model(path: &Path, architecture: Architecture, inventory: Inventory) -> 
 impl OpenModel {
     /// A model of some dimensions with random weights.
     pub fn synthetic(name: impl Into<String>, architecture: Architecture, seed: u64) -> Self {
-        Self { name: name.into(), architecture, source: Source::Synthetic { seed } }
+        Self { name: name.into(), architecture, source: Source::Synthetic { seed, hub_id: None } }
     }
 
     /// Where the weights come from, for results.
     pub fn source_label(&self) -> String {
         match &self.source {
-            Source::Synthetic { seed } => format!("synthetic, seed {seed}"),
+            Source::Synthetic { seed, .. } => format!("synthetic, seed {seed}"),
             Source::Folder { hub_id: Some(id), .. } => format!("hub {id}"),
             Source::Folder { path, .. } | Source::Gguf { path, .. } => path.display().to_string(),
         }
     }
 
-    /// Why the bytes may be others than those of its files: a sentence for stderr and for the result.
+    /// Why the weights, or their bytes, may be others than those of its files: a sentence for stderr and for the result.
     pub fn doubt(&self) -> Option<String> {
-        let Source::Folder { path, unread: Some(problem), .. } = &self.source else { return None };
-        Some(format!(
-            "bytes are those that {}/config.json says, and not those of the tensors, whose headers cannot be read: {problem}",
-            path.display()
-        ))
+        match &self.source {
+            Source::Synthetic { hub_id: Some(id), .. } => Some(format!(
+                "{id} is one of the shapes that come with hbmark, and runs with random weights: its times are those of the checkpoint, its outputs are not; give the folder of the checkpoint for its own weights"
+            )),
+            Source::Folder { path, unread: Some(problem), .. } => Some(format!(
+                "bytes are those that {}/config.json says, and not those of the tensors, whose headers cannot be read: {problem}",
+                path.display()
+            )),
+            _ => None,
+        }
     }
 
     /// The model as results state it, stored in a dtype.
@@ -390,7 +406,7 @@ impl OpenModel {
         loaded: &mut dyn FnMut(Bytes),
     ) -> Result<Weights, OpenError> {
         match &self.source {
-            Source::Synthetic { seed } => {
+            Source::Synthetic { seed, .. } => {
                 let inventory = self.architecture.inventory(dtype);
                 let tensors = synthetic::generate(&inventory, dtype, *seed, device, loaded)?;
                 Ok(Weights::Tensors { tensors, inventory })
@@ -429,7 +445,7 @@ impl OpenModel {
         sink: &mut dyn FnMut(&str, StoredTensor) -> Result<(), OpenError>,
     ) -> Result<Inventory, OpenError> {
         match &self.source {
-            Source::Synthetic { seed } => stream::from_seed(&self.architecture, dtype, *seed, sink),
+            Source::Synthetic { seed, .. } => stream::from_seed(&self.architecture, dtype, *seed, sink),
             Source::Folder { path, .. } => {
                 self.storage(Some(dtype))?;
                 stream::from_folder(&self.architecture, dtype, path, sink)

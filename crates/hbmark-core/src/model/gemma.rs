@@ -64,7 +64,10 @@ impl Generation {
 
 fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     fields.only("attention_bias", &json!(false))?;
-    fields.only("use_bidirectional_attention", &json!(false))?;
+    // "vision": among the tokens of an image alone.
+    if fields.text("use_bidirectional_attention").ok().flatten().is_none_or(|among| among != "vision") {
+        fields.only("use_bidirectional_attention", &json!(false))?;
+    }
     fields.only("use_double_wide_mlp", &json!(false))?;
     for key in ["hidden_activation", "hidden_act"] {
         if fields.text(key)?.is_some_and(|name| name != "gelu_pytorch_tanh") {
