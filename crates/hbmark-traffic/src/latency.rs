@@ -136,7 +136,7 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
         encoded_per_asked: (run.asked_tokens > 0)
             .then(|| run.encoded_tokens as f64 / run.asked_tokens as f64),
         breakdown: breakdown(run),
-        timeline: timeline(run, (arrivals.from, arrivals.to)),
+        timeline: timeline(run, (window.from, window.to)),
         requests: columns(records),
         evidence: Some(evidence(run, traffic)),
     };

@@ -129,9 +129,9 @@ fn sglang_times_steps_in_seconds_and_requests_in_milliseconds() {
     has(&steps.rows[0], Metric::DecodeStep, Median, 9_012_132.883_071_9);
     has(&steps.rows[1], Metric::PrefillStep, Single, 54_056_834.429_502_49);
     assert_eq!((steps.rows[1].setup.batch, steps.rows[1].setup.decode_context()), (Some(4), Some(516.0)));
-    // 256 sequences at 1,841.95 tokens per second.
+    // 256 sequences of 400 tokens at 1,841.95 a second; 399 steps in the 55.59 s after the first tokens.
     let server = &one("sglang-one-batch-server.jsonl").rows[0];
-    has(server, Metric::DecodeStep, Mean, 256.0 / 1841.95 * 1e9);
+    has(server, Metric::DecodeStep, Mean, 256.0 / 1841.95 * 400.0 / 399.0 * 1e9);
     assert_eq!(server.setup.accept_length, None, "-1 is not a length");
     let serving = one("sglang-serving-server-info.jsonl");
     assert_eq!(serving.format, ForeignFormat::SglangServing);
