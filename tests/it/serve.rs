@@ -443,7 +443,7 @@ fn a_duration_gives_each_rate_of_a_sweep_its_requests() {
     let measured = |at: usize| found["points"][at]["result"]["measured"].as_u64();
     assert_eq!([measured(0), measured(1)], [Some(300), Some(600)]);
     let objective = ["--duration", "2s", "--slo", "ttft_p99=1s"];
-    refused(&[&["sweep", "rate=10,200"][..], &objective, &H100].concat(), "20 requests");
+    refused(&[&["sweep", "rate=10,200"][..], &objective, &H100].concat(), "20 are measured");
     refused(&[&["sweep", "max-num-seqs=8,16"][..], &objective, &H100].concat(), "needs --rate");
 }
 

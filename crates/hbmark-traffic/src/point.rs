@@ -39,7 +39,7 @@ pub enum PlanError {
     #[error("the prompts of the dataset were not read again")]
     NoDataset,
     #[error(
-        "{clause} needs at least {needed} requests to be more than the largest value by another name, and {requests} are measured; \
+        "{clause} needs at least {needed} requests, with fewer it is as good as the largest value, and {requests} are measured; \
          raise --requests{more} or choose a lower percentile"
     )]
     TooFewForSlo { clause: String, needed: usize, requests: usize, more: &'static str },

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::opened::{Opened, open};
-use hbmark_core::result::serving::{Point, ServeReport};
+use hbmark_core::result::serving::{Point, ServeKind, ServeReport};
 use hbmark_core::result::{Capabilities, CellResult, Report, ReportKind, UNKNOWN_PRODUCT};
 
 /// Folders deeper than this are not entered.
@@ -141,13 +141,15 @@ impl Collection {
     fn add_serving(&mut self, file: String, report: ServeReport) {
         let source = self.sources.len();
         let on_gpu = report.capabilities.as_ref().is_some_and(Capabilities::on_gpu);
-        let device = match &report.server {
-            Some(_) => "a server".to_owned(),
-            None => report.environment.product(on_gpu).to_owned(),
+        let product = || report.datasheet.as_ref().map_or(UNKNOWN_PRODUCT, |sheet| &sheet.product);
+        let (kind, device) = match (report.kind, &report.server) {
+            (ServeKind::ServeVirtual, _) => ("serve --virtual", format!("{}, virtual clock", product())),
+            (_, Some(server)) => ("serve", server.url.clone()),
+            (_, None) => ("serve", report.environment.product(on_gpu).to_owned()),
         };
         self.sources.push(Source {
             file,
-            kind: "serve",
+            kind,
             model: report.model_name().to_owned(),
             started_at: report.started_at,
             revision: report.environment.build.git_revision,
@@ -227,6 +229,11 @@ mod tests {
             assert_eq!((pair[0].1, pair[1].1), ("111111111111", "222222222222"));
         }
         assert_eq!(found.points.len(), samples::sweep().points.len());
+        let simulated = &found.sources[found.points[0].source];
+        assert_eq!(
+            (simulated.kind, simulated.device.ends_with(", virtual clock")),
+            ("serve --virtual", true)
+        );
         let [unused] = found.unused.as_slice() else { panic!("{:?}", found.unused) };
         assert_eq!(unused.file, "config.json");
     }
