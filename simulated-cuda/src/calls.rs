@@ -23,6 +23,7 @@ static FIRST: AtomicPtr<Counter> = AtomicPtr::new(std::ptr::null_mut());
 static LAUNCHES: Mutex<BTreeMap<String, u64>> = Mutex::new(BTreeMap::new());
 
 impl Counter {
+    #[must_use]
     pub const fn new(name: &'static str) -> Self {
         let next = AtomicPtr::new(std::ptr::null_mut());
         Self { name, calls: AtomicU64::new(0), listed: AtomicBool::new(false), next }
@@ -64,6 +65,7 @@ pub fn launched(name: &str) {
 }
 
 /// Calls of each entry point so far; one that several places count is there once.
+#[must_use]
 pub fn counts() -> BTreeMap<&'static str, u64> {
     let mut counts = BTreeMap::new();
     let mut at = FIRST.load(Ordering::Acquire);
@@ -76,11 +78,13 @@ pub fn counts() -> BTreeMap<&'static str, u64> {
 }
 
 /// Runs of each kernel so far, by the names that they were launched by.
+#[must_use]
 pub fn launches() -> BTreeMap<String, u64> {
     LAUNCHES.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 /// The line that is written at the end.
+#[must_use]
 pub fn line() -> String {
     let calls = object(counts().iter().map(|(name, count)| (*name, *count)));
     let launches = launches();

@@ -34,16 +34,19 @@ pub struct Demand {
 
 impl Demand {
     /// Bytes of memory alone.
+    #[must_use]
     pub fn of_memory(bytes: usize) -> Self {
         Self { bytes: bytes as u64, ..Self::default() }
     }
 
     /// A copy between host and device.
+    #[must_use]
     pub fn of_link(bytes: usize) -> Self {
         Self { link_bytes: bytes as u64, ..Self::default() }
     }
 
     /// Both together.
+    #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
             bytes: self.bytes + other.bytes,
@@ -94,6 +97,7 @@ const MOST_SLOWER_GAP: f64 = 500.0;
 const NOISE: f64 = 2e-3;
 
 /// Seconds of work on a device that does all of it so many times slower.
+#[must_use]
 pub fn seconds(device: &Device, demand: &Demand, gap: Gap, slower: f64) -> f64 {
     let peaks = device.dense_flops_per_s;
     let bandwidth = device.bandwidth_bytes_per_s * REACHED_BANDWIDTH;
@@ -122,6 +126,7 @@ pub struct Clock {
 
 impl Clock {
     /// Clocks as the script has them.
+    #[must_use]
     pub fn new(script: &Script) -> Self {
         Self {
             began: Instant::now(),
@@ -133,6 +138,7 @@ impl Clock {
     }
 
     /// The host's time: as if a device did its work by itself, unless they share the clock.
+    #[must_use]
     pub fn host(&self) -> f64 {
         self.began.elapsed().saturating_sub(self.simulating).as_secs_f64() + self.waited
     }

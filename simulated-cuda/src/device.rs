@@ -58,6 +58,8 @@ pub struct Device {
     pub idle_power_watts: u32,
     /// The number of PCI, without the vendor's.
     pub pci_device_id: u32,
+    /// Times that f32 is faster than f64.
+    pub f32_to_f64: u32,
 }
 
 /// Dense peaks of matrix units; `f32` is the plain vector rate.
@@ -70,24 +72,59 @@ pub struct Peaks {
     pub fp8: Option<f64>,
 }
 
-/// Bytes of shared memory that a block of a capability may ask for, where a script may ask for such a one.
+/// What a compute capability grants.
 ///
 /// *Source*: CUDA C++ programming guide, "Technical specifications per compute capability".
-pub fn shared_bytes(capability: ComputeCapability) -> Option<u32> {
-    match capability {
-        (7, 5) => Some(64 << 10),
-        (8, 0) => Some(163 << 10),
-        (8, 6 | 9) | (12, 0 | 1) => Some(99 << 10),
-        (9, 0) | (10, 0 | 3) => Some(227 << 10),
-        _ => None,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    pub threads_per_multiprocessor: u32,
+    pub blocks_per_multiprocessor: u32,
+    pub shared_bytes_per_multiprocessor: u32,
+    /// With `cuFuncSetAttribute`; without it 48 KiB.
+    pub shared_bytes_per_block_opt_in: u32,
+}
+
+/// Of shared memory, in bytes, that a block has without asking.
+pub const SHARED_BYTES_PER_BLOCK: u32 = 48 << 10;
+/// Of shared memory, in bytes, that the driver takes of each block. *Source*: programming guide, compute capability 8.x and later.
+pub const RESERVED_SHARED_BYTES_PER_BLOCK: u32 = 1 << 10;
+/// Registers of a multiprocessor and of a block, of every capability here.
+pub const REGISTERS: u32 = 64 << 10;
+pub const MAX_THREADS_PER_BLOCK: u32 = 1024;
+pub const WARP_SIZE: u32 = 32;
+/// Blocks of a grid along x, y and z.
+pub const MAX_GRID: [u32; 3] = [0x7fff_ffff, 65_535, 65_535];
+/// Threads of a block along x, y and z.
+pub const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
+
+impl Limits {
+    /// The limits of a capability that a script may ask for.
+    #[must_use]
+    pub fn of(capability: ComputeCapability) -> Option<Self> {
+        let (threads, blocks, shared_kib) = match capability {
+            (7, 5) => (1024, 16, 64),
+            (8, 0) => (2048, 32, 164),
+            (8, 6) => (1536, 16, 100),
+            (8, 9) | (12, 0 | 1) => (1536, 24, 100),
+            (9, 0) | (10, 0 | 3) => (2048, 32, 228),
+            _ => return None,
+        };
+        // Since 8.0 one KiB is reserved for each block.
+        let opt_in_kib = if capability < (8, 0) { shared_kib } else { shared_kib - 1 };
+        Some(Self {
+            threads_per_multiprocessor: threads,
+            blocks_per_multiprocessor: blocks,
+            shared_bytes_per_multiprocessor: shared_kib << 10,
+            shared_bytes_per_block_opt_in: opt_in_kib << 10,
+        })
     }
 }
 
 /// Every device, the default first.
 ///
 /// *Source* beside `models/devices.toml`: clocks, bus and powers as `nvidia-smi -q` prints them for the product; multiprocessors and links
-/// of the architecture whitepapers (Ampere, Ada, Hopper) and the data sheet of DGX B200; PCI numbers of the PCI ID repository (10de).
-/// None was read off a device here; idle powers are typical, not promised.
+/// of the architecture whitepapers (Ampere, Ada, Hopper) and the data sheet of DGX B200; PCI numbers of the PCI ID repository (10de);
+/// f64 of the programming guide's table of arithmetic throughput. None was read off a device here; idle powers are typical, not promised.
 pub static DEVICES: [Device; 5] = [
     Device {
         short_name: "h200",
@@ -108,6 +145,7 @@ pub static DEVICES: [Device; 5] = [
         max_power_watts: 700,
         idle_power_watts: 76,
         pci_device_id: 0x2335,
+        f32_to_f64: 2,
     },
     Device {
         short_name: "h100",
@@ -128,6 +166,7 @@ pub static DEVICES: [Device; 5] = [
         max_power_watts: 700,
         idle_power_watts: 70,
         pci_device_id: 0x2330,
+        f32_to_f64: 2,
     },
     Device {
         short_name: "a100",
@@ -148,6 +187,7 @@ pub static DEVICES: [Device; 5] = [
         max_power_watts: 400,
         idle_power_watts: 62,
         pci_device_id: 0x20b2,
+        f32_to_f64: 2,
     },
     Device {
         short_name: "l40s",
@@ -168,6 +208,7 @@ pub static DEVICES: [Device; 5] = [
         max_power_watts: 350,
         idle_power_watts: 35,
         pci_device_id: 0x26b9,
+        f32_to_f64: 64,
     },
     Device {
         short_name: "b200",
@@ -188,60 +229,100 @@ pub static DEVICES: [Device; 5] = [
         max_power_watts: 1000,
         idle_power_watts: 140,
         pci_device_id: 0x2901,
+        f32_to_f64: 2,
     },
 ];
 
 impl Device {
     /// The device of a short name.
+    #[must_use]
     pub fn named(short_name: &str) -> Option<&'static Self> {
         DEVICES.iter().find(|device| device.short_name == short_name)
     }
 
     /// The name that driver and NVML report, which nobody takes for a real device's.
+    #[must_use]
     pub fn name(&self) -> String {
         format!("SIMULATED DEVICE ({})", self.product)
     }
 }
 
 /// The UUID of a device, by NVML's number: `GPU-51d00000-0000-0000-0000-00000000000N`.
+#[must_use]
 pub fn uuid(index: u32) -> [u8; 16] {
     (0x51d0_0000_u128 << 96 | u128::from(index)).to_be_bytes()
 }
 
 /// The number of a device's bus; domain, device and function are 0.
+#[must_use]
 pub fn pci_bus(index: u32) -> u32 {
     0x1b + 0x10 * index
 }
 
 /// Bytes of a device that other processes hold.
+#[must_use]
 pub fn foreign_bytes(script: &Script) -> u64 {
     script.busy_memory_bytes + u64::from(script.foreign_processes) * FOREIGN_PROCESS_BYTES
 }
 
 /// Bytes of a device that this process can still allocate: what `cuMemGetInfo` and NVML call free.
+#[must_use]
 pub fn free_bytes(script: &Script, index: usize) -> u64 {
     let used = USED_BYTES[index].load(Relaxed);
     script.capacity().saturating_sub(RESERVED_BYTES + foreign_bytes(script) + used)
 }
 
-/// The value of a `CUdevice_attribute`; none but those that the program, cudarc and candle ask for.
+/// The value of a `CUdevice_attribute`, or none where the driver calls the number invalid.
 ///
-/// *Source* of the numbers: `cuda.h` of CUDA 13.
-pub fn attribute(script: &Script, number: c_int) -> Option<c_int> {
+/// *Source* of the numbers: `cuda.h` of CUDA 13. Sizes of textures and surfaces are left out.
+#[must_use]
+pub fn attribute(script: &Script, index: u32, number: c_int) -> Option<c_int> {
     let device = script.device;
     let capability = script.compute_capability();
+    let limits = script.limits();
     let value = match number {
-        // Threads of a warp.
-        10 => 32,
+        // Threads of a block in all and along each axis.
+        1 => MAX_THREADS_PER_BLOCK,
+        2..=4 => MAX_BLOCK[usize::try_from(number - 2).ok()?],
+        5..=7 => MAX_GRID[usize::try_from(number - 5).ok()?],
+        8 => SHARED_BYTES_PER_BLOCK,
+        // Constant memory.
+        9 => 64 << 10,
+        10 => WARP_SIZE,
+        // Bytes between rows of a copy.
+        11 => 0x7fff_ffff,
+        // Registers of a block and of a multiprocessor.
+        12 | 82 => REGISTERS,
+        // Clocks in kHz.
+        13 => device.max_sm_clock_mhz * 1000,
+        36 => device.memory_clock_mhz * 1000,
+        // Alignment of textures and surfaces.
+        14 | 30 => 512,
         16 => script.multiprocessors.unwrap_or(device.multiprocessors),
+        33 => pci_bus(index),
+        37 => device.memory_bus_bits,
         38 => u32::try_from(script.l2_bytes.unwrap_or(device.l2_bytes)).ok()?,
+        39 => limits.threads_per_multiprocessor,
+        // Copy engines.
+        40 => 3,
         75 => capability.0,
         76 => capability.1,
-        97 => script.shared_bytes(),
-        // Managed memory, by the host at the same time, and memory pools.
-        83 | 89 | 115 => 1,
-        // Host page tables.
-        100 => 0,
+        81 => limits.shared_bytes_per_multiprocessor,
+        87 => device.f32_to_f64,
+        97 => limits.shared_bytes_per_block_opt_in,
+        106 => limits.blocks_per_multiprocessor,
+        111 => RESERVED_SHARED_BYTES_PER_BLOCK,
+        // What the device can: overlapped copies, mapped host memory, concurrent kernels, ECC, unified addressing, priorities of streams,
+        // caching in L1, managed memory, pre-emption, registered memory by its host pointer, stream operations on memory, cooperative
+        // launch, flushed remote writes, registered host memory, virtual memory, file descriptors as handles, memory pools.
+        15 | 19 | 31 | 32 | 41 | 78 | 79 | 80 | 83 | 89 | 90 | 91 | 93 | 94 | 95 | 98 | 99 | 102 | 103
+        | 115 | 119 => 1,
+        // Clusters, and tensor maps.
+        120 | 127 => u32::from(capability >= (9, 0)),
+        // What it is not or has not: a time limit of kernels, integrated, a compute mode, the PCI slot, a TCC driver, the PCI domain,
+        // several boards, atomics on host memory, pageable memory, old stream operations, cooperative launch over devices, host page
+        // tables, access of managed memory from the host, Windows's handles, compression, L2 set aside.
+        17 | 18 | 20 | 34 | 35 | 50 | 84..=86 | 88 | 92 | 96 | 100 | 101 | 104 | 105 | 107..=110 => 0,
         _ => return None,
     };
     c_int::try_from(value).ok()
@@ -298,12 +379,15 @@ mod tests {
     #[test]
     fn attributes_follow_the_capability_that_a_script_asks_for() {
         let h200 = Script::parse("").unwrap();
-        let of = |number| attribute(&h200, number);
-        assert_eq!([75, 76, 16, 97].map(of), [9, 0, 132, 232_448].map(Some));
+        let of = |number| attribute(&h200, 0, number);
+        assert_eq!([75, 76, 16, 97, 6].map(of), [9, 0, 132, 232_448, 65_535].map(Some));
         let older = Script::parse("compute=8.9").unwrap();
-        assert_eq!([75, 76, 97].map(|number| attribute(&older, number)), [8, 9, 101_376].map(Some));
+        assert_eq!(
+            [75, 76, 97, 39].map(|number| attribute(&older, 0, number)),
+            [8, 9, 101_376, 1536].map(Some)
+        );
         assert_eq!(of(-1).or(of(0)).or(of(10_000)), None);
-        assert!(DEVICES.iter().all(|device| shared_bytes(device.compute_capability).is_some()));
+        assert!(DEVICES.iter().all(|device| Limits::of(device.compute_capability).is_some()));
     }
 
     #[test]

@@ -90,8 +90,8 @@ entries! {
     }
     cuDeviceGetAttribute(value: *mut c_int, which: c_int, device: c_int) {
         write(value, asked(|m| {
-            m.device(device)?;
-            attribute(m.script, which).ok_or(status::INVALID_VALUE)
+            let index = m.device(device)?;
+            attribute(m.script, index as u32, which).ok_or(status::INVALID_VALUE)
         }))
     }
     cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) {
@@ -245,6 +245,7 @@ pub struct LaunchAttribute {
 
 impl LaunchConfig {
     /// A configuration, for callers in Rust. The attributes must live as long as it is used.
+    #[must_use]
     pub fn new(
         grid: [u32; 3],
         block: [u32; 3],
@@ -258,6 +259,7 @@ impl LaunchConfig {
 }
 
 impl LaunchAttribute {
+    #[must_use]
     pub fn new(id: u32, value: [u32; 16]) -> Self {
         Self { id, pad: 0, value }
     }

@@ -91,6 +91,7 @@ pub fn watch(device: usize, peers: u32, slot: u32) {
 }
 
 /// What the kernel of a slot asked of the device that is watched, since the last call; nothing where none ran.
+#[must_use]
 pub fn demand(slot: u32) -> Demand {
     let (mut read, mut written, mut meets) = (0, 0, 0);
     let mut demand = Demand::default();
@@ -117,6 +118,7 @@ pub struct Parameter {
 }
 
 /// The parameters of a kernel, whose name may be a mangled one, or none where there is no such kernel.
+#[must_use]
 pub fn parameters(name: &CStr) -> Option<Vec<Parameter>> {
     let mut count = 0;
     // SAFETY: a zero-terminated string; the count is written where there is a kernel.
@@ -135,6 +137,7 @@ pub fn parameters(name: &CStr) -> Option<Vec<Parameter>> {
 }
 
 /// The names of all kernels.
+#[must_use]
 pub fn names() -> Vec<String> {
     // SAFETY: null or a zero-terminated string that lives as long as the program.
     let name = |index| unsafe {
@@ -246,6 +249,7 @@ pub unsafe fn launch(name: &CStr, launch: &Launch, arguments: &[*mut c_void]) ->
 /// # Panics
 ///
 /// On a zero in it.
+#[must_use]
 pub fn name(text: &str) -> CString {
     CString::new(text).expect("a symbol has no zero")
 }

@@ -40,6 +40,7 @@ pub struct Config {
 
 impl Config {
     /// Whether a device can have such a grid of such blocks.
+    #[must_use]
     pub fn grid_fits(&self) -> bool {
         let within = |sizes: [u32; 3], most: [u32; 3]| {
             sizes.iter().zip(most).all(|(size, most)| (1..=most).contains(size))
@@ -50,6 +51,7 @@ impl Config {
     }
 
     /// Whether the kernel may have so much shared memory.
+    #[must_use]
     pub fn shared_fits(&self) -> bool {
         self.shared_bytes <= self.shared_limit.min(MOST_SHARED_BYTES)
     }

@@ -304,6 +304,7 @@ impl Machine {
         if self.devices.is_empty() { Err(status::NO_DEVICE) } else { Ok(()) }
     }
 
+    #[must_use]
     pub fn count(&self) -> usize {
         self.devices.len()
     }
@@ -393,6 +394,7 @@ impl Machine {
         Ok(())
     }
 
+    #[must_use]
     pub fn current_context() -> usize {
         CURRENT.get().map_or(0, |index| CONTEXT + index)
     }

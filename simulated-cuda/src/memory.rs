@@ -65,6 +65,7 @@ impl Memory {
     /// # Panics
     ///
     /// When the process has no addresses left.
+    #[must_use]
     pub fn new(capacity: usize, foreign: usize) -> Self {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: new addresses, of no file, that cannot be touched.
@@ -85,14 +86,17 @@ impl Memory {
     }
 
     /// The first address and how many follow, whether they are memory or not.
+    #[must_use]
     pub fn addresses(&self) -> (usize, usize) {
         (self.base, ADDRESSES)
     }
 
+    #[must_use]
     pub fn holds(&self, address: usize) -> bool {
         (self.base..self.base + ADDRESSES).contains(&address)
     }
 
+    #[must_use]
     pub fn free_bytes(&self) -> usize {
         self.capacity.saturating_sub(self.foreign + self.used_plain + self.used_pool + self.used_graphs)
     }
@@ -202,6 +206,7 @@ impl Memory {
     }
 
     /// Whether a range lies within one allocation that can be touched.
+    #[must_use]
     pub fn contains(&self, address: usize, bytes: usize) -> bool {
         let before = self.allocations.range(..=address).next_back();
         before.is_some_and(|(start, allocation)| {

@@ -33,7 +33,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-use crate::device::{ComputeCapability, DEVICES, Device, MAX_DEVICES, shared_bytes};
+use crate::device::{ComputeCapability, DEVICES, Device, Limits, MAX_DEVICES};
 
 /// The environment variable that is read.
 pub const VARIABLE: &str = "HBMARK_SIMULATED_CUDA";
@@ -50,11 +50,13 @@ pub struct Span {
 
 impl Span {
     /// Whether this sample, counted from 1, shows the fault.
+    #[must_use]
     pub fn holds(self, sample: u64) -> bool {
         self.passed(sample) > 0 && sample - self.first < self.samples
     }
 
     /// Samples up to this one that showed the fault.
+    #[must_use]
     pub fn passed(self, sample: u64) -> u64 {
         (sample + 1).saturating_sub(self.first).min(self.samples)
     }
@@ -285,21 +287,26 @@ impl Script {
     }
 
     /// What the devices say that they can do.
+    #[must_use]
     pub fn compute_capability(&self) -> ComputeCapability {
         self.compute.unwrap_or(self.device.compute_capability)
     }
 
     /// Bytes of a device.
+    #[must_use]
     pub fn capacity(&self) -> u64 {
         self.capacity_bytes.unwrap_or(self.device.memory_bytes)
     }
 
-    /// Bytes of shared memory that a block may ask for.
-    pub fn shared_bytes(&self) -> u32 {
-        shared_bytes(self.compute_capability()).expect("checked when the script was read")
+    /// # Panics
+    /// Never: a script names only capabilities that have limits, and so does every device.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        Limits::of(self.compute_capability()).expect("checked when the script was read")
     }
 
     /// How many times as long a kernel of this name takes.
+    #[must_use]
     pub fn slowness(&self, kernel: &str) -> f64 {
         let slow = self.slow_kernels.iter().filter(|slow| kernel.contains(&slow.part));
         slow.map(|slow| slow.times).product()
@@ -336,7 +343,7 @@ fn ordinal(text: &str) -> Option<u64> {
 fn capability(text: &str) -> Option<ComputeCapability> {
     let (major, minor) = text.split_once('.')?;
     let capability = (number(major)?, number(minor)?);
-    shared_bytes(capability).map(|_| capability)
+    Limits::of(capability).map(|_| capability)
 }
 
 fn span(text: &str) -> Option<Span> {
@@ -409,7 +416,7 @@ mod tests {
         };
         assert_eq!(script, wanted);
         assert!((script.slowness("rmsnorm_bf16") - 6.0).abs() < 1e-12);
-        assert_eq!(script.shared_bytes(), 163 << 10);
+        assert_eq!(script.limits().shared_bytes_per_block_opt_in, 163 << 10);
     }
 
     #[test]

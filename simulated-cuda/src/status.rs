@@ -84,6 +84,7 @@ const TEXTS: [(i32, &CStr, &CStr); 25] = [
 ];
 
 /// The name of a status and its text, or none for a number that the driver does not use.
+#[must_use]
 pub fn text(status: i32) -> Option<(&'static CStr, &'static CStr)> {
     TEXTS.iter().find(|(code, ..)| *code == status).map(|(_, name, text)| (*name, *text))
 }

@@ -40,6 +40,7 @@ pub struct Work {
 
 impl Work {
     /// Work that is no kernel of the driver's and waits for nothing.
+    #[must_use]
     pub fn new(name: &str, demand: Demand, run: Run) -> Self {
         Self { name: name.to_owned(), demand, module: None, run, begin: None, dependent: false }
     }
@@ -54,6 +55,7 @@ impl fmt::Debug for Work {
 /// Puts work on a stream. It runs when somebody waits for the stream; while the stream is captured it becomes a node of the graph.
 ///
 /// Returns the `CUresult`: 0, or why the stream takes no work (an error that sticks, an invalid handle).
+#[must_use]
 pub fn enqueue(stream: StreamHandle, work: Work) -> c_int {
     machine::asked(|machine| machine.work(stream as usize, work.clone())).err().unwrap_or(0)
 }

@@ -52,6 +52,7 @@ impl Memory {
                     Type::F16 => memory.address().cast::<f16>().add(i).write(f16::from_f64(*value)),
                     Type::Bf16 => memory.address().cast::<bf16>().add(i).write(bf16::from_f64(*value)),
                     Type::F32 => memory.address().cast::<f32>().add(i).write(*value as f32),
+                    Type::F64 => memory.address().cast::<f64>().add(i).write(*value),
                 }
             }
         }
@@ -70,6 +71,7 @@ impl Memory {
                 Type::F16 => address.cast::<f16>().add(i).read().to_f64(),
                 Type::Bf16 => address.cast::<bf16>().add(i).read().to_f64(),
                 Type::F32 => f64::from(address.cast::<f32>().add(i).read()),
+                Type::F64 => address.cast::<f64>().add(i).read(),
             }
         }
     }
@@ -148,7 +150,7 @@ fn check_product(
 
 #[test]
 fn products_are_those_of_f64() {
-    use Type::{Bf16, F16, F32};
+    use Type::{Bf16, F16, F32, F64};
     let kinds = [
         ([F32; 3], gemm::COMPUTE_32F, 1e-5),
         ([F32; 3], gemm::COMPUTE_32F_FAST_TF32, 5e-3),
@@ -157,6 +159,7 @@ fn products_are_those_of_f64() {
         ([F16, F16, F32], gemm::COMPUTE_32F, 1e-5),
         ([Bf16; 3], gemm::COMPUTE_32F, 1e-2),
         ([Bf16, Bf16, F32], gemm::COMPUTE_32F, 1e-5),
+        ([F64; 3], gemm::COMPUTE_64F, 1e-13),
     ];
     for (types, compute, within) in kinds {
         for sizes in [[1, 1, 1], [7, 5, 9], [3, 17, 33], [13, 1, 70]] {
@@ -258,17 +261,18 @@ impl Call {
 fn products_that_make_no_sense_are_refused() {
     use_a_device();
     // What is accepted may run whenever somebody waits, so its memory stays.
-    let memory = vec![0_u64; 1024].leak().as_mut_ptr();
+    let memory = vec![0.0_f64; 1024].leak().as_mut_ptr();
     let at = |i: usize| memory.wrapping_add(i).cast::<c_void>();
     let mut handle = null_mut();
     // SAFETY: room for a handle.
     assert_eq!(unsafe { blas::create(&raw mut handle) }, SUCCESS);
-    let zero = 0.0_f32;
+    let one = 1.0_f64.to_bits();
     let good = || Call {
         handle,
         operations: [0, 1],
         sizes: [3, 4, 5],
-        alpha: (&raw const zero).cast(),
+        // Zeros for f32, and one for f64.
+        alpha: (&raw const one).cast(),
         sides: [at(0), at(256), at(512)],
         types: [gemm::R_32F; 3],
         leading: [3, 4, 3],

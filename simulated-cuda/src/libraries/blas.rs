@@ -14,6 +14,10 @@ use crate::stream::{self, StreamHandle, Work};
 static HANDLES: Handles<usize> = Handles::new();
 
 /// Makes a handle, on the default stream.
+///
+/// # Safety
+///
+/// Null, or there is room for a handle.
 #[unsafe(export_name = "simulated_cublasCreate_v2")]
 pub unsafe extern "C" fn create(handle: *mut *mut c_void) -> Status {
     count!("cublasCreate_v2");
@@ -55,6 +59,10 @@ pub(super) fn transposed(operation: c_int) -> Result<bool, Status> {
     }
 }
 
+/// # Safety
+///
+/// alpha and beta are null or addresses of values of the type that the compute type asks for. When the stream comes to it, the matrices
+/// are memory of the sizes that they have here.
 #[unsafe(export_name = "simulated_cublasGemmStridedBatchedEx")]
 pub unsafe extern "C" fn gemm_strided_batched_ex(
     handle: *mut c_void,
@@ -129,6 +137,62 @@ pub unsafe extern "C" fn gemm_strided_batched_ex(
     match checked() {
         Ok((stream, product)) => enqueue(stream, "cublasGemmStridedBatchedEx", product),
         Err(status) => status,
+    }
+}
+
+/// # Safety
+///
+/// As for [`gemm_strided_batched_ex`], with all of them f64.
+#[unsafe(export_name = "simulated_cublasDgemmStridedBatched")]
+pub unsafe extern "C" fn dgemm_strided_batched(
+    handle: *mut c_void,
+    transa: c_int,
+    transb: c_int,
+    m: c_int,
+    n: c_int,
+    k: c_int,
+    alpha: *const f64,
+    a: *const f64,
+    lda: c_int,
+    stride_a: c_longlong,
+    b: *const f64,
+    ldb: c_int,
+    stride_b: c_longlong,
+    beta: *const f64,
+    c: *mut f64,
+    ldc: c_int,
+    stride_c: c_longlong,
+    batch_count: c_int,
+) -> Status {
+    count!("cublasDgemmStridedBatched");
+    let f64 = gemm::R_64F;
+    // SAFETY: the caller's promise.
+    unsafe {
+        gemm_strided_batched_ex(
+            handle,
+            transa,
+            transb,
+            m,
+            n,
+            k,
+            alpha.cast(),
+            a.cast(),
+            f64,
+            lda,
+            stride_a,
+            b.cast(),
+            f64,
+            ldb,
+            stride_b,
+            beta.cast(),
+            c.cast(),
+            f64,
+            ldc,
+            stride_c,
+            batch_count,
+            gemm::COMPUTE_64F,
+            -1,
+        )
     }
 }
 

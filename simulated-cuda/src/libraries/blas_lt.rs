@@ -147,6 +147,9 @@ impl Shape {
     }
 }
 
+/// # Safety
+///
+/// Where they are not null, there is room for so many results and for a count.
 #[unsafe(export_name = "simulated_cublasLtMatmulAlgoGetHeuristic")]
 pub unsafe extern "C" fn algo_get_heuristic(
     handle: *mut c_void,
@@ -189,6 +192,9 @@ pub unsafe extern "C" fn algo_get_heuristic(
     if count > 0 { SUCCESS } else { NOT_SUPPORTED }
 }
 
+/// # Safety
+///
+/// Null, or an algorithm and room for a result.
 #[unsafe(export_name = "simulated_cublasLtMatmulAlgoCheck")]
 pub unsafe extern "C" fn algo_check(
     handle: *mut c_void,
@@ -216,6 +222,10 @@ pub unsafe extern "C" fn algo_check(
     }
 }
 
+/// # Safety
+///
+/// Scalars are null or addresses of values of the description's type; the algorithm is null or one. When the stream comes to it, the
+/// matrices, the bias and the workspace are memory of the sizes that they have here.
 #[unsafe(export_name = "simulated_cublasLtMatmul")]
 pub unsafe extern "C" fn matmul(
     handle: *mut c_void,

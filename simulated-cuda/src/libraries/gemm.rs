@@ -1,7 +1,7 @@
 //! Products of matrices as cuBLAS defines them.
 //!
 //! Enters: column-major matrices by their addresses, types and sizes. Leaves: `D = alpha · op(A) · op(B) + beta · C (+ bias)`, summed in
-//! f32, or the status with which the library refuses. Products of f64 there are none.
+//! f32 (f64 where all is f64), or the status with which the library refuses.
 
 use half::{bf16, f16};
 
@@ -17,6 +17,7 @@ pub const NOT_SUPPORTED: Status = 15;
 
 /// `cudaDataType_t`.
 pub const R_32F: i32 = 0;
+pub const R_64F: i32 = 1;
 pub const R_16F: i32 = 2;
 pub const R_16BF: i32 = 14;
 
@@ -41,13 +42,16 @@ pub enum Type {
     F16,
     Bf16,
     F32,
+    F64,
 }
 
 impl Type {
+    #[must_use]
     pub fn bytes(self) -> usize {
         match self {
             Self::F16 | Self::Bf16 => 2,
             Self::F32 => 4,
+            Self::F64 => 8,
         }
     }
 
@@ -61,7 +65,8 @@ impl Type {
             R_16F => Ok(Self::F16),
             R_16BF => Ok(Self::Bf16),
             R_32F => Ok(Self::F32),
-            1 | 3..=13 | 15..=33 => Err(NOT_SUPPORTED),
+            R_64F => Ok(Self::F64),
+            3..=13 | 15..=33 => Err(NOT_SUPPORTED),
             _ => Err(INVALID_VALUE),
         }
     }
@@ -76,6 +81,7 @@ impl Type {
                 Self::F16 => from.cast::<f16>().read_unaligned().to_f64(),
                 Self::Bf16 => from.cast::<bf16>().read_unaligned().to_f64(),
                 Self::F32 => f64::from(from.cast::<f32>().read_unaligned()),
+                Self::F64 => from.cast::<f64>().read_unaligned(),
             }
         }
     }
@@ -92,6 +98,7 @@ impl Type {
                 Self::F16 => to.cast::<f16>().write_unaligned(f16::from_f32(single)),
                 Self::Bf16 => to.cast::<bf16>().write_unaligned(bf16::from_f32(single)),
                 Self::F32 => to.cast::<f32>().write_unaligned(single),
+                Self::F64 => to.cast::<f64>().write_unaligned(value),
             }
         }
     }
@@ -105,7 +112,7 @@ impl Type {
 ///
 /// `CUBLAS_STATUS_NOT_SUPPORTED`, or `CUBLAS_STATUS_INVALID_VALUE` for a number that is not a compute type.
 pub fn scale_type(compute: i32, a: Type, b: Type, c: Type) -> Result<Type, Status> {
-    use Type::{Bf16, F16, F32};
+    use Type::{Bf16, F16, F32, F64};
     match (compute, a, b, c) {
         (COMPUTE_16F | COMPUTE_16F_PEDANTIC, F16, F16, F16) => Ok(F16),
         (COMPUTE_32F | COMPUTE_32F_PEDANTIC, F16, F16, F16 | F32) => Ok(F32),
@@ -120,6 +127,7 @@ pub fn scale_type(compute: i32, a: Type, b: Type, c: Type) -> Result<Type, Statu
             F32,
             F32,
         ) => Ok(F32),
+        (COMPUTE_64F | COMPUTE_64F_PEDANTIC | COMPUTE_64F_EMULATED_FIXEDPOINT, F64, F64, F64) => Ok(F64),
         (
             COMPUTE_16F
             | COMPUTE_16F_PEDANTIC
@@ -163,6 +171,7 @@ pub struct Matrix {
 
 impl Matrix {
     /// Whether the address is that of a value, and not null.
+    #[must_use]
     pub fn is_aligned(&self, bytes: usize) -> bool {
         self.address != 0 && self.address.is_multiple_of(bytes)
     }
@@ -227,15 +236,18 @@ impl Gemm {
     }
 
     /// Whether there is nothing to write.
+    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.m == 0 || self.n == 0 || self.batch == 0
     }
 
+    #[must_use]
     pub fn flops(&self) -> u64 {
         2 * [self.m, self.n, self.k, self.batch].iter().map(|size| size.unsigned_abs()).product::<u64>()
     }
 
     /// Bytes that have to be moved: inputs once, what is added to, and what is written.
+    #[must_use]
     pub fn bytes(&self) -> u64 {
         let matrix =
             |rows: i64, columns: i64, values: Type| (rows * columns).unsigned_abs() * values.bytes() as u64;
@@ -253,11 +265,12 @@ impl Gemm {
     }
 
     /// What it asks of a device.
+    #[must_use]
     pub fn demand(&self) -> Demand {
         let (bytes, flops) = (self.bytes(), self.flops());
         match self.a.values {
             Type::F16 | Type::Bf16 => Demand { bytes, tensor_flops: flops, ..Demand::default() },
-            Type::F32 => Demand { bytes, f32_flops: flops, ..Demand::default() },
+            Type::F32 | Type::F64 => Demand { bytes, f32_flops: flops, ..Demand::default() },
         }
     }
 
@@ -282,7 +295,13 @@ impl Gemm {
         }
         for batch in 0..self.batch {
             // SAFETY: the caller's promise.
-            unsafe { self.run_one(batch) };
+            unsafe {
+                if self.d.values == Type::F64 {
+                    self.run_one::<f64>(batch);
+                } else {
+                    self.run_one::<f32>(batch);
+                }
+            }
         }
         Ok(())
     }
@@ -290,18 +309,18 @@ impl Gemm {
     /// # Safety
     ///
     /// As for [`Self::run`].
-    unsafe fn run_one(&self, batch: i64) {
+    unsafe fn run_one<T: Sum>(&self, batch: i64) {
         let k = if self.alpha == 0.0 { 0 } else { self.k };
         let length = k as usize;
         // SAFETY: the caller's promise, for both.
-        let rows = unsafe { self.lines(&self.a, batch, self.m, k, self.transpose_a) };
+        let rows = unsafe { self.lines::<T>(&self.a, batch, self.m, k, self.transpose_a) };
         // SAFETY: as above.
-        let columns = unsafe { self.lines(&self.b, batch, self.n, k, !self.transpose_b) };
+        let columns = unsafe { self.lines::<T>(&self.b, batch, self.n, k, !self.transpose_b) };
         let sums = products(&rows, &columns, length, self.parts);
         for column in 0..self.n {
             for row in 0..self.m {
                 // Nothing is summed where the matrices have no columns.
-                let sum = if length == 0 { 0.0 } else { f64::from(sums[(column * self.m + row) as usize]) };
+                let sum = if length == 0 { 0.0 } else { sums[(column * self.m + row) as usize].to_f64() };
                 let mut value = self.alpha * sum;
                 // SAFETY: within C, within the bias, and within D, by the caller's promise. C is not read where nothing is added.
                 unsafe {
@@ -323,14 +342,14 @@ impl Gemm {
     /// # Safety
     ///
     /// As for [`Self::run`].
-    unsafe fn lines(&self, side: &Matrix, batch: i64, lines: i64, k: i64, across: bool) -> Vec<f32> {
+    unsafe fn lines<T: Sum>(&self, side: &Matrix, batch: i64, lines: i64, k: i64, across: bool) -> Vec<T> {
         let mut values = Vec::with_capacity((lines * k) as usize);
         for line in 0..lines {
             for i in 0..k {
                 let (row, column) = if across { (i, line) } else { (line, i) };
                 // SAFETY: within the matrix, by the caller's promise.
                 let value = unsafe { side.values.read(side.at(batch, row, column) as *const u8) };
-                values.push(rounded(value, self.compute) as f32);
+                values.push(T::from_f64(rounded(value, self.compute)));
             }
         }
         values
@@ -350,30 +369,68 @@ fn rounded(value: f64, compute: i32) -> f64 {
     }
 }
 
+/// What sums are kept in.
+trait Sum: Copy {
+    fn from_f64(value: f64) -> Self;
+    fn to_f64(self) -> f64;
+    /// Adds all products of lines of so many values, `stride` apart, to `sums`: `[line of right][line of left]`.
+    fn add_products(left: &[Self], right: &[Self], stride: usize, values: usize, sums: &mut [Self]);
+}
+
+macro_rules! impl_sum {
+    ($type:ty, $multiply:path) => {
+        impl Sum for $type {
+            fn from_f64(value: f64) -> Self {
+                value as Self
+            }
+            fn to_f64(self) -> f64 {
+                f64::from(self)
+            }
+            fn add_products(left: &[Self], right: &[Self], stride: usize, values: usize, sums: &mut [Self]) {
+                let lines = |side: &[Self]| side.len().div_ceil(stride);
+                let (m, n) = (lines(right), lines(left));
+                assert_eq!(sums.len(), m * n);
+                assert!(
+                    values <= stride
+                        && (m - 1) * stride + values <= right.len()
+                        && (n - 1) * stride + values <= left.len()
+                );
+                let (stride, width) = (stride as isize, n as isize);
+                // SAFETY: values m and n lines, `stride` apart, begin where the slices do, and end before these do; the sums are m × n.
+                unsafe {
+                    $multiply(
+                        m,
+                        values,
+                        n,
+                        1.0,
+                        right.as_ptr(),
+                        stride,
+                        1,
+                        left.as_ptr(),
+                        1,
+                        stride,
+                        1.0,
+                        sums.as_mut_ptr(),
+                        width,
+                        1,
+                    );
+                }
+            }
+        }
+    };
+}
+impl_sum!(f32, matrixmultiply::sgemm);
+impl_sum!(f64, matrixmultiply::dgemm);
+
 /// The sums of products of all lines of both sides, each of so many parts: `[line of right][line of left]`.
-fn products(left: &[f32], right: &[f32], length: usize, parts: usize) -> Vec<f32> {
+fn products<T: Sum>(left: &[T], right: &[T], length: usize, parts: usize) -> Vec<T> {
     if length == 0 {
         return Vec::new();
     }
-    let mut sums = vec![0.0; left.len() / length * (right.len() / length)];
+    let mut sums = vec![T::from_f64(0.0); left.len() / length * (right.len() / length)];
     let part = length.div_ceil(parts.max(1));
     for start in (0..length).step_by(part) {
-        add_products(&left[start..], &right[start..], length, part.min(length - start), &mut sums);
+        T::add_products(&left[start..], &right[start..], length, part.min(length - start), &mut sums);
     }
     sums
-}
-
-/// Adds all products of lines of so many values, `stride` apart, to `sums`: `[line of right][line of left]`.
-fn add_products(left: &[f32], right: &[f32], stride: usize, values: usize, sums: &mut [f32]) {
-    let lines = |side: &[f32]| side.len().div_ceil(stride);
-    let (m, n) = (lines(right), lines(left));
-    assert_eq!(sums.len(), m * n);
-    let ends = |lines: usize| (lines - 1) * stride + values;
-    assert!(values <= stride && ends(m) <= right.len() && ends(n) <= left.len());
-    let (stride, width) = (stride as isize, n as isize);
-    let (left, right, sums) = (left.as_ptr(), right.as_ptr(), sums.as_mut_ptr());
-    // SAFETY: values m and n lines, `stride` apart, begin where the slices do, and end before these do; the sums are m × n.
-    unsafe {
-        matrixmultiply::sgemm(m, values, n, 1.0, right, stride, 1, left, 1, stride, 1.0, sums, width, 1);
-    }
 }

@@ -17,6 +17,7 @@ pub struct Handles<T> {
 const STEP: usize = 4096;
 
 impl<T> Handles<T> {
+    #[must_use]
     pub const fn new() -> Self {
         Self { state: Mutex::new((0, BTreeMap::new())) }
     }

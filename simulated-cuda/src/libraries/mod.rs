@@ -2,11 +2,6 @@
 //!
 //! Enters: calls by the libraries' C interfaces. Leaves: their status codes at once, and work on a stream. Each entry point is exported
 //! with `simulated_` before its name; `scripts/simulated-cuda.sh` makes the libraries whose symbols lead here.
-//!
-//! A caller promises what NVIDIA's documentation asks of it: an address is null, or that of what is read or written there, and memory that work of a
-//! stream needs is there when the stream comes to it.
-
-#![expect(clippy::missing_safety_doc, reason = "said once for all")]
 
 pub mod blas;
 pub mod blas_lt;

@@ -87,6 +87,9 @@ struct Communicator {
 static GROUPS: Mutex<Option<HashMap<UniqueId, Arc<Group>>>> = Mutex::new(None);
 static COMMUNICATORS: Handles<Communicator> = Handles::new();
 
+/// # Safety
+///
+/// `version` can be written.
 #[unsafe(export_name = "simulated_ncclGetVersion")]
 pub unsafe extern "C" fn version(version: *mut c_int) -> Status {
     count!("ncclGetVersion");
@@ -95,6 +98,9 @@ pub unsafe extern "C" fn version(version: *mut c_int) -> Status {
     SUCCESS
 }
 
+/// # Safety
+///
+/// `id` can be written.
 #[unsafe(export_name = "simulated_ncclGetUniqueId")]
 pub unsafe extern "C" fn unique_id(id: *mut UniqueId) -> Status {
     count!("ncclGetUniqueId");
@@ -107,6 +113,10 @@ pub unsafe extern "C" fn unique_id(id: *mut UniqueId) -> Status {
 }
 
 /// Waits until all ranks of the group have called it.
+///
+/// # Safety
+///
+/// `communicator` can be written.
 #[unsafe(export_name = "simulated_ncclCommInitRank")]
 pub unsafe extern "C" fn init_rank(
     communicator: *mut *mut c_void,
@@ -141,6 +151,9 @@ pub unsafe extern "C" fn init_rank(
     SUCCESS
 }
 
+/// # Safety
+///
+/// When the stream comes to it, both are memory of so many floats.
 #[unsafe(export_name = "simulated_ncclAllReduce")]
 pub unsafe extern "C" fn all_reduce(
     from: *const c_void,

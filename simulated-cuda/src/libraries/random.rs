@@ -34,6 +34,10 @@ struct Generator {
 static GENERATORS: Handles<Generator> = Handles::new();
 
 /// Makes a pseudorandom generator; quasirandom ones there are none.
+///
+/// # Safety
+///
+/// Null, or there is room for a handle.
 #[unsafe(export_name = "simulated_curandCreateGenerator")]
 pub unsafe extern "C" fn create_generator(generator: *mut *mut c_void, kind: c_int) -> Status {
     count!("curandCreateGenerator");
@@ -70,13 +74,32 @@ pub extern "C" fn set_seed(generator: *mut c_void, seed: u64) -> Status {
     if GENERATORS.with(generator, set).is_some() { SUCCESS } else { NOT_INITIALIZED }
 }
 
+/// # Safety
+///
+/// When the stream comes to it, there is room for so many numbers.
 #[unsafe(export_name = "simulated_curandGenerateUniform")]
 pub unsafe extern "C" fn generate_uniform(generator: *mut c_void, out: *mut f32, numbers: usize) -> Status {
     count!("curandGenerateUniform");
-    // A number just below 1 becomes 1 as f32, which is in the range; 0 is not.
+    // A number just below 1 becomes 1 as f32, which is in the range; 0 is not, and f64 is never so small.
     generate(generator, "curandGenerateUniform", out, numbers, |seed, i| uniform(seed, i) as f32)
 }
 
+/// # Safety
+///
+/// When the stream comes to it, there is room for so many numbers.
+#[unsafe(export_name = "simulated_curandGenerateUniformDouble")]
+pub unsafe extern "C" fn generate_uniform_double(
+    generator: *mut c_void,
+    out: *mut f64,
+    numbers: usize,
+) -> Status {
+    count!("curandGenerateUniformDouble");
+    generate(generator, "curandGenerateUniformDouble", out, numbers, uniform)
+}
+
+/// # Safety
+///
+/// When the stream comes to it, there is room for so many numbers.
 #[unsafe(export_name = "simulated_curandGenerateNormal")]
 pub unsafe extern "C" fn generate_normal(
     generator: *mut c_void,
@@ -93,13 +116,32 @@ pub unsafe extern "C" fn generate_normal(
     generate(generator, "curandGenerateNormal", out, numbers, number)
 }
 
+/// # Safety
+///
+/// When the stream comes to it, there is room for so many numbers.
+#[unsafe(export_name = "simulated_curandGenerateNormalDouble")]
+pub unsafe extern "C" fn generate_normal_double(
+    generator: *mut c_void,
+    out: *mut f64,
+    numbers: usize,
+    mean: f64,
+    deviation: f64,
+) -> Status {
+    count!("curandGenerateNormalDouble");
+    if !numbers.is_multiple_of(2) {
+        return LENGTH_NOT_MULTIPLE;
+    }
+    let number = move |seed, i| mean + deviation * normal(seed, i);
+    generate(generator, "curandGenerateNormalDouble", out, numbers, number)
+}
+
 /// Puts the next numbers of a generator on its stream; `number` makes one of the seed and its place.
-fn generate(
+fn generate<T: 'static>(
     generator: *mut c_void,
     name: &str,
-    out: *mut f32,
+    out: *mut T,
     numbers: usize,
-    number: impl Fn(u64, u64) -> f32 + Send + Sync + 'static,
+    number: impl Fn(u64, u64) -> T + Send + Sync + 'static,
 ) -> Status {
     let next = |generator: &mut Generator| {
         let before = *generator;
@@ -120,14 +162,14 @@ fn generate(
     }
     let out = out.expose_provenance();
     let run = move || {
-        let out = std::ptr::with_exposed_provenance_mut::<f32>(out);
+        let out = std::ptr::with_exposed_provenance_mut::<T>(out);
         for i in 0..numbers {
             // SAFETY: there is room for so many, by the promise of the library's callers, and the address is aligned.
             unsafe { out.add(i).write(number(seed, drawn + i as u64)) };
         }
         Ok(())
     };
-    let demand = Demand::of_memory(numbers * size_of::<f32>());
+    let demand = Demand::of_memory(numbers * size_of::<T>());
     let work = Work::new(name, demand, Arc::new(run));
     if stream::enqueue(std::ptr::with_exposed_provenance_mut(stream), work) == 0 {
         SUCCESS
@@ -136,6 +178,7 @@ fn generate(
     }
 }
 
+#[must_use]
 /// Number `i` of a seed: more than 0, at most 1.
 pub fn uniform(seed: u64, i: u64) -> f64 {
     let bits = mix(mix(seed).wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15)));

@@ -106,6 +106,9 @@ pub extern "C" fn init_module(_binary: *mut *mut c_void) -> c_char {
     1
 }
 
+/// # Safety
+///
+/// The name is a zero-terminated string.
 #[unsafe(export_name = "simulated___cudaRegisterFunction")]
 pub unsafe extern "C" fn register_function(
     binary: *mut *mut c_void,
@@ -153,6 +156,9 @@ pub extern "C" fn push_call_configuration(
     SUCCESS
 }
 
+/// # Safety
+///
+/// There is room for each.
 #[unsafe(export_name = "simulated___cudaPopCallConfiguration")]
 pub unsafe extern "C" fn pop_call_configuration(
     grid: *mut Dim3,
@@ -175,6 +181,10 @@ pub unsafe extern "C" fn pop_call_configuration(
 }
 
 /// The handle of a kernel, which here is the address of the function that launches it.
+///
+/// # Safety
+///
+/// There is room for a handle.
 #[unsafe(export_name = "simulated___cudaGetKernel")]
 pub unsafe extern "C" fn get_kernel(kernel: *mut *const c_void, host_function: *const c_void) -> Status {
     count!("__cudaGetKernel");
@@ -186,6 +196,9 @@ pub unsafe extern "C" fn get_kernel(kernel: *mut *const c_void, host_function: *
     SUCCESS
 }
 
+/// # Safety
+///
+/// As for [`launch::work`].
 #[unsafe(export_name = "simulated___cudaLaunchKernel")]
 pub unsafe extern "C" fn launch_kernel_handle(
     kernel: *const c_void,
@@ -201,6 +214,10 @@ pub unsafe extern "C" fn launch_kernel_handle(
 }
 
 /// What sources compiled for per-thread default streams call. A stream is always given here.
+///
+/// # Safety
+///
+/// As for [`launch::work`].
 #[unsafe(export_name = "simulated___cudaLaunchKernel_ptsz")]
 pub unsafe extern "C" fn launch_kernel_handle_per_thread(
     kernel: *const c_void,
@@ -215,6 +232,9 @@ pub unsafe extern "C" fn launch_kernel_handle_per_thread(
     kept(unsafe { launch(kernel, grid, block, arguments, shared_bytes, stream) })
 }
 
+/// # Safety
+///
+/// As for [`launch::work`].
 #[unsafe(export_name = "simulated_cudaLaunchKernel")]
 pub unsafe extern "C" fn launch_kernel(
     host_function: *const c_void,
@@ -277,6 +297,10 @@ pub extern "C" fn func_set_attribute(function: *const c_void, attribute: c_int, 
 }
 
 /// There is one device.
+///
+/// # Safety
+///
+/// Null, or there is room for a number.
 #[unsafe(export_name = "simulated_cudaGetDevice")]
 pub unsafe extern "C" fn get_device(device: *mut c_int) -> Status {
     count!("cudaGetDevice");

@@ -37,7 +37,7 @@ impl Machine {
 
     /// Raises what a launch may ask for of dynamic shared memory (attribute 8).
     pub fn set_function_attribute(&mut self, function: usize, attribute: u32, value: i32) -> Answer<()> {
-        let most = self.script.shared_bytes() as usize;
+        let most = self.script.limits().shared_bytes_per_block_opt_in as usize;
         let found = self.functions.get_mut(&function).ok_or(status::INVALID_HANDLE)?;
         match (attribute, usize::try_from(value)) {
             (8, Ok(bytes)) if bytes <= most => found.shared_limit = bytes,

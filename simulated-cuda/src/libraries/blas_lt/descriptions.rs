@@ -81,6 +81,9 @@ fn take<T>(handles: &Handles<T>, handle: *mut c_void) -> Status {
     if handle.is_null() || handles.remove(handle).is_some() { SUCCESS } else { INVALID_VALUE }
 }
 
+/// # Safety
+///
+/// Null, or there is room for a handle.
 #[unsafe(export_name = "simulated_cublasLtCreate")]
 pub unsafe extern "C" fn create(handle: *mut *mut c_void) -> Status {
     count!("cublasLtCreate");
@@ -94,6 +97,9 @@ pub extern "C" fn destroy(handle: *mut c_void) -> Status {
     if LIBRARIES.remove(handle).is_some() { SUCCESS } else { NOT_INITIALIZED }
 }
 
+/// # Safety
+///
+/// Null, or there is room for a handle.
 #[unsafe(export_name = "simulated_cublasLtMatmulDescCreate")]
 pub unsafe extern "C" fn desc_create(desc: *mut *mut c_void, compute: c_int, scale: c_int) -> Status {
     count!("cublasLtMatmulDescCreate");
@@ -129,6 +135,9 @@ unsafe fn attribute<T: Copy>(from: *const c_void, bytes: usize) -> Result<T, Sta
     Ok(unsafe { from.cast::<T>().read_unaligned() })
 }
 
+/// # Safety
+///
+/// `value` is null or the address of so many bytes.
 #[unsafe(export_name = "simulated_cublasLtMatmulDescSetAttribute")]
 pub unsafe extern "C" fn desc_set_attribute(
     desc: *mut c_void,
@@ -161,6 +170,9 @@ pub unsafe extern "C" fn desc_set_attribute(
     }
 }
 
+/// # Safety
+///
+/// Null, or there is room for a handle.
 #[unsafe(export_name = "simulated_cublasLtMatrixLayoutCreate")]
 pub unsafe extern "C" fn layout_create(
     layout: *mut *mut c_void,
@@ -184,6 +196,9 @@ pub extern "C" fn layout_destroy(layout: *mut c_void) -> Status {
     take(&LAYOUTS, layout)
 }
 
+/// # Safety
+///
+/// Null, or there is room for a handle.
 #[unsafe(export_name = "simulated_cublasLtMatmulPreferenceCreate")]
 pub unsafe extern "C" fn preference_create(preference: *mut *mut c_void) -> Status {
     count!("cublasLtMatmulPreferenceCreate");
@@ -199,6 +214,9 @@ pub extern "C" fn preference_destroy(preference: *mut c_void) -> Status {
     take(&PREFERENCES, preference)
 }
 
+/// # Safety
+///
+/// `value` is null or the address of so many bytes.
 #[unsafe(export_name = "simulated_cublasLtMatmulPreferenceSetAttribute")]
 pub unsafe extern "C" fn preference_set_attribute(
     preference: *mut c_void,
