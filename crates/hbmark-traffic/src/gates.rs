@@ -55,6 +55,15 @@ fn mean_population(run: &Run, window: &Window) -> f64 {
     area / (window.to - window.from)
 }
 
+/// Whether a request found the queue full.
+fn was_shed(record: &Record) -> bool {
+    match record.outcome {
+        RequestOutcome::Rejected(reason) => reason == RejectReason::QueueFull,
+        RequestOutcome::Failed(failure) => failure.is_overload(),
+        _ => false,
+    }
+}
+
 /// Checks the run.
 pub(super) fn gates(
     result: &mut ServeResult,
@@ -134,7 +143,12 @@ pub(super) fn gates(
             },
         );
     }
-    // This gate appears only when it fails.
+    // These gates appear only when they fail.
+    // A full queue is saturation, which is a result.
+    if !records.iter().any(|r| r.outcome == RequestOutcome::Served || was_shed(r)) {
+        let detail = format!("none of the {} measured requests was served", records.len());
+        result.gate(GateName::Served, Some(false), detail);
+    }
     let lost = |s: &StepLog| s.load.used_blocks.saturating_sub(s.load.held_blocks);
     if let Some(most) = run.steps.iter().map(lost).max().filter(|lost| *lost > 0) {
         result.gate(
@@ -172,12 +186,7 @@ pub(super) fn keeps_up(run: &Run, records: &[Record], window: &Window) -> KeepsU
     // Requests rejected by a full queue count as offered; those that never fit do not.
     let possible = |r: &&Record| !matches!(r.outcome, RequestOutcome::Rejected(reason) if reason != RejectReason::QueueFull);
     let offered = due(records, window).filter(possible).count();
-    let turned_away = |r: &&Record| match r.outcome {
-        RequestOutcome::Rejected(reason) => reason == RejectReason::QueueFull,
-        RequestOutcome::Failed(failure) => failure.is_overload(),
-        _ => false,
-    };
-    let shed = due(records, window).filter(turned_away).count();
+    let shed = due(records, window).filter(|r| was_shed(r)).count();
     let stays: Vec<Stay> = stays(run).collect();
     KeepsUp { stability: stability(&stays, window, offered, wait_alone(run, records)), offered, shed }
 }

@@ -14,7 +14,7 @@ use crate::occupancy::{occupancy, overlap};
 use crate::requests::columns;
 use crate::timeline::timeline;
 use hbmark_core::result::serving::{
-    Breakdown, Clause, ClauseResult, Quantiles, ServeResult, Slo, SloMetric, Validity, throughput_span,
+    Breakdown, Clause, ClauseResult, Quantiles, ServeResult, Slo, SloMetric, Validity, throughput_end,
 };
 use hbmark_core::stats::percentile;
 
@@ -63,11 +63,10 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
     let arrivals = Window::new(run, traffic, records);
     let window = arrivals.of_throughput(traffic, records);
     let steps: Vec<&StepLog> = run.steps.iter().filter(|s| window.holds(s.end)).collect();
-    let per_s = |count: f64| if window.seconds() > 0.0 { count / window.seconds() } else { 0.0 };
-    // All requests that finish in the window, whenever they arrived: the throughput of the system.
-    let completed =
-        |r: &&Record| r.outcome == RequestOutcome::Served && r.last_token.is_some_and(|t| window.holds(t.0));
-    let served_in_window = run.records.iter().filter(completed).count();
+    let served_per_s = {
+        let planned = traffic.plan.iter().map(|request| request.output_len);
+        window.per_s(run.records.iter().zip(planned).map(|(r, planned)| window.served(run, r, planned)).sum())
+    };
     let (prompt_tokens, output_tokens) = match &run.remote {
         Some(tokens) => (window.prompts(run), tokens.between(window.from, window.to) as f64),
         None => (
@@ -80,9 +79,8 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
     // Of the requests that count: the first of the warm-up find an empty system, and are within objectives that no later one meets.
     let good_share = good as f64 / served.max(1) as f64;
     let infinite = traffic.plan.iter().all(|p| p.arrival.0 == 0.0) && traffic.kind == LoadMode::Open;
-    let due_per_s = || due(records, &arrivals).count() as f64 / arrivals.seconds();
     let offered = (traffic.kind == LoadMode::Open && !infinite)
-        .then(|| if arrivals.seconds() > 0.0 { due_per_s() } else { 0.0 });
+        .then(|| arrivals.per_s(due(records, &arrivals).count() as f64));
     let of_measured =
         |(gap, request): (&f64, &u32)| run.measured.contains(&(*request as usize)).then_some(Some(*gap));
     let gaps = run.gaps.iter().zip(&run.gap_request).filter_map(of_measured);
@@ -99,10 +97,10 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
         foreign_cores: None,
         window_s: window.seconds(),
         offered_per_s: offered,
-        served_per_s: per_s(served_in_window as f64),
-        prompt_tokens_per_s: per_s(prompt_tokens),
-        output_tokens_per_s: per_s(output_tokens),
-        goodput_per_s: (!slo.clauses.is_empty()).then(|| per_s(served_in_window as f64) * good_share),
+        served_per_s,
+        prompt_tokens_per_s: window.per_s(prompt_tokens),
+        output_tokens_per_s: window.per_s(output_tokens),
+        goodput_per_s: (!slo.clauses.is_empty()).then_some(served_per_s * good_share),
         goodput_share: (!slo.clauses.is_empty() && !records.is_empty())
             .then(|| good as f64 / records.len() as f64),
         tpot_clause_dropped: records.iter().filter(|r| tpot(r).is_none()).count(),
@@ -181,15 +179,32 @@ impl Window {
         if traffic.kind != LoadMode::Open || records.last().is_none_or(|r| r.arrival.0 <= self.from) {
             return self;
         }
-        let served = records.iter().filter(|r| r.outcome == RequestOutcome::Served);
-        let ends = served.filter_map(|r| r.last_token).map(|t| t.0);
         let first_tokens = records.iter().filter_map(|r| r.first_token).map(|t| t.0);
-        let (from, to) = throughput_span((self.from, self.to), first_tokens, ends);
-        Self { from, to }
+        Self { to: throughput_end(self.to, first_tokens), ..self }
     }
 
     fn seconds(&self) -> f64 {
         (self.to - self.from).max(0.0) / 1e9
+    }
+    fn per_s(&self, count: f64) -> f64 {
+        if self.seconds() > 0.0 { count / self.seconds() } else { 0.0 }
+    }
+    /// The share of a request that was served in the window, whenever it arrived.
+    fn served(&self, run: &Run, record: &Record, planned_tokens: usize) -> f64 {
+        let begun = if run.remote.is_some() { record.first_token } else { record.started };
+        let (share, end) = match record.outcome {
+            RequestOutcome::Served => (1.0, record.last_token.map_or(run.end, |t| t.0)),
+            // Of requests that the end of the run cut off, what was done.
+            RequestOutcome::Unfinished => {
+                (record.output_tokens as f64 / planned_tokens.max(1) as f64, run.end)
+            }
+            RequestOutcome::Rejected(_) | RequestOutcome::Failed(_) => return 0.0,
+        };
+        match begun.map(|t| t.0) {
+            Some(begun) if begun < end => share * overlap((begun, end), (self.from, self.to)) / (end - begun),
+            Some(_) if self.holds(end) => share,
+            _ => 0.0,
+        }
     }
     /// Prompt tokens that a live server computed: those of requests whose first token came.
     fn prompts(&self, run: &Run) -> f64 {

@@ -217,6 +217,8 @@ pub enum GateName {
     /// Every request made as many tokens as was forced.
     #[serde(alias = "token count")]
     TokenCount,
+    /// A measured request was served.
+    Served,
     /// The engine did not fail.
     Engine,
     /// What the engine computes are numbers.
@@ -240,6 +242,7 @@ impl fmt::Display for GateName {
             Self::LittlesLaw => "Little's law",
             Self::KvAccounting => "KV accounting",
             Self::TokenCount => "token count",
+            Self::Served => "served",
             Self::Engine => "engine",
             Self::Outputs => "outputs",
             Self::Device => "device",
@@ -313,11 +316,12 @@ pub struct ServeResult {
     /// The span over which throughput is taken.
     pub window_s: f64,
     pub offered_per_s: Option<f64>,
+    /// Each request counts by the share of its service that lies in the window.
     pub served_per_s: f64,
     /// Prompt tokens computed, without those found in the cache.
     pub prompt_tokens_per_s: f64,
     pub output_tokens_per_s: f64,
-    /// Requests per second within every objective: those served in the window, times the share of the served measured requests that met them.
+    /// Requests per second within every objective: `served_per_s` times the share of the served measured requests that met them.
     pub goodput_per_s: Option<f64>,
     /// Of the measured requests, whenever they were completed.
     pub goodput_share: Option<f64>,

@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::slo::SloMetric;
+use crate::stats::percentile;
 
 /// Measured requests in the order of their arrival. Times are whole nanoseconds since the start of the run, null for what never happened.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -57,24 +58,15 @@ impl From<Fate> for String {
     }
 }
 
-/// Requests that begin over so many times the span of their arrivals are more than a system can serve.
-const PACE: f64 = 1.1;
+/// Share of the measured requests that have had their first token when the span of throughput ends.
+const BEGUN: f64 = 0.95;
 
-/// The span over which the throughput of an open loop is taken: that of the arrivals. Where requests begin over a longer one, because the
-/// system is overloaded, it has served few of them when the last arrives: then from the first end to the last.
-pub fn throughput_span(
-    arrivals: (f64, f64),
-    first_tokens: impl Iterator<Item = f64>,
-    ends: impl Iterator<Item = f64>,
-) -> (f64, f64) {
-    let over = |times: &mut dyn Iterator<Item = f64>| {
-        times.fold((f64::INFINITY, f64::NEG_INFINITY), |(first, last), at| (first.min(at), last.max(at)))
-    };
-    let (mut first_tokens, mut ends) = (first_tokens, ends);
-    let begun = over(&mut first_tokens);
-    let ended = over(&mut ends);
-    let is_overloaded = begun.1 - begun.0 > PACE * (arrivals.1 - arrivals.0) && ended.1 > ended.0;
-    if is_overloaded { ended } else { arrivals }
+/// The end of the span over which the throughput of an open loop is taken: the last arrival. An overloaded system has served few of its
+/// requests by then: there the span goes on until nearly all have had their first token, and the batch begins to empty.
+pub fn throughput_end(last_arrival: f64, first_tokens: impl Iterator<Item = f64>) -> f64 {
+    let mut begun: Vec<f64> = first_tokens.collect();
+    begun.sort_by(f64::total_cmp);
+    if begun.is_empty() { last_arrival } else { last_arrival.max(percentile(&begun, BEGUN)) }
 }
 
 impl Requests {

@@ -6,7 +6,7 @@
 use crate::analysis::words::{answer, precise};
 use hbmark_core::result::serving::{
     ClauseResult, Fate, GateName, Offered, Point, Quantiles, Quantity, Requests, ServeKind, ServeReport,
-    ServeResult, SloMetric, Validity, throughput_span,
+    ServeResult, SloMetric, Validity, throughput_end,
 };
 use hbmark_core::result::{Cause, ConsistencyRule as Rule};
 
@@ -37,7 +37,7 @@ fn recheck(point: &mut Point, live: bool) {
     let Some(result) = &mut point.result else { return };
     let found = result.requests.take().map(|requests| {
         let found = columns(&requests, result).or_else(|| {
-            let window = window(&requests, result, point.offered);
+            let window = window(&requests, result, live, point.offered);
             figures(&requests, result, live).or(window)
         });
         result.requests = Some(requests);
@@ -235,27 +235,21 @@ fn goodput(requests: &Requests, result: &mut ServeResult) -> Option<String> {
 }
 
 /// The span over which rates are taken, and the requests in it.
-fn window(requests: &Requests, result: &ServeResult, offered: Offered) -> Option<Broken> {
+fn window(requests: &Requests, result: &ServeResult, live: bool, offered: Offered) -> Option<Broken> {
     let first = *requests.arrival_ns.first()? as f64;
     let last = *requests.arrival_ns.last()? as f64;
-    let end = requests.last_token_ns.iter().flatten().map(|at| *at as f64).fold(first, f64::max);
     let open = matches!(offered, Offered::Rate(_) | Offered::AsRecorded) && last > first;
-    let ends = || {
-        let fates = requests.last_token_ns.iter().zip(&requests.fate);
-        fates.filter(|(_, fate)| **fate == Fate::Served).filter_map(|(at, _)| *at).map(|at| at as f64)
-    };
     let stated = result.window_s;
-    let arrivals = (first, if open { last } else { end });
-    let of_service = if open {
+    let found = if open {
         let first_tokens = requests.first_token_ns.iter().flatten().map(|at| *at as f64);
-        throughput_span(arrivals, first_tokens, ends())
+        let spans = [throughput_end(last, first_tokens), last].map(|end| (end - first) / 1e9);
+        // Older results have the span of the arrivals of an overloaded run, too.
+        let off = |span: f64| (span - stated).abs();
+        if off(spans[1]) < off(spans[0]) { spans[1] } else { spans[0] }
     } else {
-        arrivals
+        let end = requests.last_token_ns.iter().flatten().map(|at| *at as f64).fold(first, f64::max);
+        (end - first) / 1e9
     };
-    // Older results have the span of the arrivals of an overloaded run, too.
-    let off = |span: (f64, f64)| ((span.1 - span.0) / 1e9 - stated).abs();
-    let (from, until) = if off(of_service) < off(arrivals) { of_service } else { arrivals };
-    let found = (until - from) / 1e9;
     // A run that ended early has a shorter window, and requests that were not served.
     let ended_early = stated < found && result.served < result.measured;
     if !ended_early && (stated - found).abs() > 1e-8 + ROUNDING * found {
@@ -264,25 +258,37 @@ fn window(requests: &Requests, result: &ServeResult, offered: Offered) -> Option
             format!("rates are taken over {stated:.6} s, and the requests give {found:.6} s"),
         ));
     }
-    let inside = |at: &f64| from < *at && *at <= from + stated * 1e9 + ROUNDING_NS;
-    let ended = ends().filter(inside).count() as f64;
-    // Requests before and behind the measured ones may end in the window, too.
-    let around = (result.warmup_requests + result.cooldown_requests) as f64;
+    let until = first + stated * 1e9 + ROUNDING_NS;
+    let begun = if live { &requests.first_token_ns } else { &requests.started_ns };
+    let services = begun.iter().zip(&requests.last_token_ns).zip(&requests.fate);
+    let services = services.filter(|(_, fate)| **fate == Fate::Served);
+    let services: Vec<(f64, f64)> =
+        services.filter_map(|((begun, end), _)| Some(((*begun)? as f64, (*end)? as f64))).collect();
+    let shares = services.iter().map(|(begun, end)| {
+        if begun < end {
+            ((end.min(until) - begun) / (end - begun)).max(0.0)
+        } else {
+            f64::from(*end <= until)
+        }
+    });
+    let shares: f64 = shares.sum();
+    // Older results count those that end in the window.
+    let ended = services.iter().filter(|(_, end)| *end <= until).count() as f64;
+    // Requests before and behind the measured ones may be served in the window, too, and a part of those that did not finish.
+    let around = (result.warmup_requests + result.cooldown_requests + result.unfinished) as f64;
     let said = result.served_per_s * stated;
-    if !(ended - 2.0..=ended + around + 2.0).contains(&said) {
+    if !(shares.min(ended) - 2.0..=shares.max(ended) + around + 2.0).contains(&said) {
         let detail = format!(
-            "{:.3} requests per second served, and {ended:.0} ended in {stated:.3} s",
+            "{:.3} requests per second served, and {shares:.0} were in {stated:.3} s",
             result.served_per_s
         );
         return Some((Rule::Throughput, detail));
     }
-    let of_arrivals = if (from, until) == arrivals { stated } else { (last - first) / 1e9 };
+    let of_arrivals = stated.min((last - first) / 1e9);
     let offered = result.offered_per_s? * of_arrivals;
     let is_due = |at: &&u64| **at as f64 <= first + of_arrivals * 1e9 + ROUNDING_NS;
     let due = requests.arrival_ns.iter().filter(is_due).count() as f64;
-    // A run that ended before the last arrival has its rate over a span that is not known here.
-    let is_whole = (from, until) == arrivals || result.unfinished == 0;
-    (open && is_whole && (offered - due).abs() > 1.5).then(|| {
+    (open && (offered - due).abs() > 1.5).then(|| {
         let detail = format!(
             "{:.3} requests per second offered, and {due:.0} were due in {of_arrivals:.3} s",
             offered / of_arrivals
