@@ -134,6 +134,22 @@ fn several_tokens_in_an_event_share_its_gap() {
     assert_eq!(live.run.gaps.len(), 5 * 8, "a gap for each token behind the first event");
 }
 
+/// Where only the final count is known, TPOT is what other clients call so: over all tokens but one.
+#[test]
+fn the_first_event_of_a_final_count_holds_one_token() {
+    let (_, answer) =
+        crate::mock::behaviours().iter().find(|(known, _)| *known == "several_tokens_per_event").unwrap();
+    let mock = Mock::start(Server::new(answer.clone())).unwrap();
+    let plan = plan(1, Duration::ZERO, 6);
+    let live = drive(&mock.url(), "", &traffic(&plan, LoadMode::Open), None, 6);
+    assert_eq!(live.exchanges[0].evidence, Some(TokenEvidence::FinalUsage));
+    let (record, events) = (&live.run.records[0], &live.events[0]);
+    assert_eq!((record.output_tokens, record.first_tokens, events.len()), (6, 1, 3));
+    let (span, gaps) = (events[2].0 - events[0].0, &live.run.gaps);
+    assert!(gaps.len() == 5 && (gaps.iter().sum::<f64>() - span).abs() < 1.0, "{gaps:?} over {span}");
+    assert_eq!(live.run.remote.as_ref().unwrap().between(0.0, live.run.end + 1e6), 6);
+}
+
 #[test]
 fn events_that_are_sent_as_one_share_a_stamp_and_are_counted() {
     let stream = Tokens { events_per_write: 4, ..fast() };
