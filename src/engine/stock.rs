@@ -227,10 +227,8 @@ impl Session for StockSession {
     fn read_logits(&mut self, logits: &mut Vec<f32>) -> Result<(), EngineError> {
         let (all, _) = self.last.as_ref().ok_or(EngineError::NoStepRun)?;
         // candle returns a tensor's values in a new vector.
-        *logits = all
-            .flatten_all()
-            .and_then(|all| all.to_vec1())
-            .map_err(|e| of_candle(&self.backend.name, &e))?;
+        *logits =
+            all.flatten_all().and_then(|all| all.to_vec1()).map_err(|e| of_candle(&self.backend.name, &e))?;
         Ok(())
     }
 
