@@ -50,7 +50,7 @@ pub struct SentHeader {
     /// Marked as sensitive where it holds a secret: it does not show in `Debug`.
     pub(crate) value: HeaderValue,
     /// Where the secret begins.
-    pub(crate) secret: Option<usize>,
+    hidden: Option<usize>,
 }
 
 /// Why a header cannot be sent.
@@ -126,12 +126,12 @@ impl SentHeader {
     pub(crate) fn new(name: HeaderName, value: String, secret: Option<usize>) -> Option<Self> {
         let mut value = HeaderValue::try_from(value).ok()?;
         value.set_sensitive(secret.is_some());
-        Some(Self { name, value, secret })
+        Some(Self { name, value, hidden: secret })
     }
 
     /// What no result may hold.
     pub(crate) fn secret(&self) -> Option<&str> {
-        self.secret.and_then(|from| std::str::from_utf8(&self.value.as_bytes()[from..]).ok())
+        self.hidden.and_then(|from| std::str::from_utf8(&self.value.as_bytes()[from..]).ok())
     }
 }
 

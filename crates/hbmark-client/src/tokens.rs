@@ -102,14 +102,15 @@ impl TokenCounter {
     /// The answer is over. Leaves in `tokens` the tokens of each output event.
     pub fn finish(&self, tokens: &mut [u32]) -> Tally {
         let reported = self.last.map(|counts| u64::from(counts.output));
-        // A server that reports no tokens for an answer with output reports nothing.
-        let spreadable = reported.filter(|&total| total > 0);
+        // A server that reports no tokens for an answer with output reports nothing, which is a contradiction.
+        let is_believed = reported != Some(0) || tokens.is_empty();
+        let reported = reported.filter(|_| is_believed);
         let covering = self.levels.iter().position(|level| !level.lost && level.sum > 0);
         let evidence = if tokens.is_empty() {
             if reported.is_some() { TokenEvidence::FinalUsage } else { TokenEvidence::Events }
         } else if let Some(level) = covering {
             LEVELS[level]
-        } else if let Some(total) = spreadable {
+        } else if let Some(total) = reported {
             spread(total, tokens);
             TokenEvidence::FinalUsage
         } else {
@@ -123,7 +124,7 @@ impl TokenCounter {
             counted,
             prompt_tokens: self.last.and_then(|counts| counts.prompt),
             cached_tokens: self.last.and_then(|counts| counts.cached),
-            conflict: self.conflict,
+            conflict: self.conflict || !is_believed,
         }
     }
 

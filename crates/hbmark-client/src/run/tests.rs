@@ -294,6 +294,40 @@ fn a_request_is_sent_again_only_where_a_kept_connection_ended_before_any_answer(
 }
 
 #[test]
+fn a_request_that_is_answered_before_it_is_sent_whole_leaves_no_connection_behind() {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    // Reads nothing of a body, says no, and would take more.
+    let server = std::thread::spawn(move || {
+        let mut kept = Vec::new();
+        for _ in 0..2 {
+            let (mut socket, _) = listener.accept().unwrap();
+            socket.read_exact(&mut [0; 16]).unwrap();
+            socket.write_all(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno").unwrap();
+            kept.push(socket);
+        }
+        kept
+    });
+    let plan = plan(2, Duration::from_millis(200), 3);
+    let endpoint = Endpoint::resolve(Target::new(&url, None).unwrap()).unwrap();
+    let job = Job {
+        endpoint: &endpoint,
+        path: "/v1/completions",
+        traffic: &traffic(&plan, LoadMode::Closed { concurrency: 1 }),
+        cap: None,
+        limits: PATIENT,
+        id: "t",
+        keep_events: false,
+        bodies: &mut |_, body| body.resize(body.len() + 16_000_000, b' '),
+    };
+    let live = run(job, &mut |_| {}).unwrap();
+    assert!(live.exchanges.iter().all(|e| e.failure == Some(Failure::Status(413)) && !e.retried));
+    assert_eq!((live.opened, live.reused), (2, 0));
+    drop(server.join().unwrap());
+}
+
+#[test]
 fn a_key_goes_to_the_server_that_was_named_and_to_no_other() {
     let other = Mock::start(Server::new(Script::plain())).unwrap();
     let redirect = Script::redirect(307, &format!("{}/v1/completions", other.url()));
