@@ -528,6 +528,8 @@ impl<'a> Client<'a> {
                 self.streams[slot].stamp = None;
             }
             Ok(false) => {}
+            // A server that takes no more may have said why.
+            Err(_) if connection.has_unread() => self.read(slot, true, &mut [0; 4096]),
             Err(error) => self.broken(slot, &error),
         }
     }
