@@ -178,11 +178,21 @@ pub trait Session {
     /// # Errors
     /// When the batch is outside the capabilities, when memory runs out, or when the device fails.
     fn step(&mut self, batch: &StepBatch) -> Result<(), EngineError>;
-    /// Waits for the last step and returns the logits of the tokens that the step asked for, f32, `[outputs, vocab]`.
+    /// Waits for the last step and puts the logits of the tokens that the step asked for, f32, `[outputs, vocab]`, in place of what the caller's
+    /// buffer holds, which is used again.
     ///
     /// # Errors
     /// When no step ran or the device fails.
-    fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError>;
+    fn read_logits(&mut self, logits: &mut Vec<f32>) -> Result<(), EngineError>;
+    /// The same row by row in new buffers, outside of timed code.
+    ///
+    /// # Errors
+    /// As [`read_logits`](Self::read_logits).
+    fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
+        let mut logits = Vec::new();
+        self.read_logits(&mut logits)?;
+        Ok(logits.chunks(self.architecture().vocab_size).map(<[f32]>::to_vec).collect())
+    }
     /// Waits for the last step and appends the greedy next token of each of them to the caller's buffer: nothing is allocated while a
     /// step is timed.
     ///

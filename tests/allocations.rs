@@ -133,6 +133,15 @@ fn more_timed_steps_allocate_no_more() {
 
 #[test]
 fn a_steady_step_of_a_served_engine_allocates_nothing() {
+    served_step_allocates_nothing(Sampling::GREEDY);
+}
+
+#[test]
+fn a_steady_step_whose_tokens_are_drawn_allocates_nothing() {
+    served_step_allocates_nothing(Sampling { temperature: 0.8, top_k: 40, top_p: 0.95, seed: 3 });
+}
+
+fn served_step_allocates_nothing(sampling: Sampling) {
     let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/qwen3");
     let model = hbmark::weights::open(folder, None, 0).unwrap();
@@ -159,7 +168,7 @@ fn a_steady_step_of_a_served_engine_allocates_nothing() {
             Request { key, prompt, output_len: 50, stop_tokens: Vec::new(), priority: 0, adapter: None };
         scheduler.add_request(request).unwrap();
     }
-    let mut executor = SessionExecutor::new(session.as_mut(), Sampler::new(Sampling::GREEDY));
+    let mut executor = SessionExecutor::new(session.as_mut(), Sampler::new(sampling));
     let (mut clock, mut tokens) = (HostClock::default(), Vec::new());
     let mut step = || {
         assert_eq!(scheduler.next_batch().scheduled.len(), 4);

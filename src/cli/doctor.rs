@@ -39,7 +39,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
 }
 
 fn server(args: &Args, url: &str) -> anyhow::Result<Outcome> {
-    let found = probe(&args.access.access().target(url)?, None);
+    let found = probe(&args.access.access()?.target(url)?, None);
     if args.format == "json" {
         print_json(&found)?;
     } else {

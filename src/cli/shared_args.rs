@@ -11,6 +11,7 @@ use crate::engine::DeviceChoice;
 use crate::machine::device::UnknownDevice;
 use crate::run::config;
 use crate::serve::ServerAccess;
+use hbmark_client::header::HeaderError;
 use hbmark_core::model::Dtype;
 use hbmark_report::output::Format;
 
@@ -51,11 +52,22 @@ pub struct AccessArgs {
     /// PEM file of certificates to trust for https, instead of Mozilla's.
     #[arg(long, value_name = "FILE")]
     pub ca_cert: Option<PathBuf>,
+    /// Headers of every request, also of those beside the measured ones. '$VARIABLE' at the end of a value is taken from the environment,
+    /// and must be where a name suggests a secret: the command line is part of results.
+    // Read later: an error of the parser would show the value.
+    #[arg(long, value_name = "NAME=VALUE", num_args = 1..)]
+    pub header: Vec<String>,
 }
 
 impl AccessArgs {
-    pub fn access(&self) -> ServerAccess {
-        ServerAccess { key_variable: self.api_key_env.clone(), ca_cert: self.ca_cert.clone() }
+    /// # Errors
+    /// When a header cannot be sent.
+    pub fn access(&self) -> Result<ServerAccess, HeaderError> {
+        Ok(ServerAccess {
+            key_variable: self.api_key_env.clone(),
+            ca_cert: self.ca_cert.clone(),
+            headers: self.header.iter().map(|given| given.parse()).collect::<Result<_, _>>()?,
+        })
     }
 }
 

@@ -329,8 +329,8 @@ impl<O: Operations> Session for NativeSession<O> {
         Ok(())
     }
 
-    fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
-        self.forward.logits(&mut self.operations)
+    fn read_logits(&mut self, logits: &mut Vec<f32>) -> Result<(), EngineError> {
+        self.forward.read_logits(&mut self.operations, logits)
     }
 
     fn next_tokens(&mut self, tokens: &mut Vec<u32>) -> Result<(), EngineError> {

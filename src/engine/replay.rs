@@ -119,8 +119,8 @@ impl<S: CapturableSession> Session for Replayed<S> {
         Ok(())
     }
 
-    fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
-        self.session.logits()
+    fn read_logits(&mut self, logits: &mut Vec<f32>) -> Result<(), EngineError> {
+        self.session.read_logits(logits)
     }
     fn next_tokens(&mut self, tokens: &mut Vec<u32>) -> Result<(), EngineError> {
         self.session.next_tokens(tokens)

@@ -320,18 +320,14 @@ impl Session for ScriptedSession {
         self.apply_outcome(batch, info.index, outcome)
     }
 
-    fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
-        let vocab = self.model.architecture.vocab_size;
-        let nan = self.nan;
-        Ok(self
-            .greedy_tokens()?
-            .into_iter()
-            .map(|token| {
-                let mut row = vec![0.0; vocab];
-                row[token as usize] = if nan { f32::NAN } else { 1.0 };
-                row
-            })
-            .collect())
+    fn read_logits(&mut self, logits: &mut Vec<f32>) -> Result<(), EngineError> {
+        let (tokens, vocab) = (self.greedy_tokens()?, self.model.architecture.vocab_size);
+        logits.clear();
+        logits.resize(tokens.len() * vocab, 0.0);
+        for (row, token) in logits.chunks_mut(vocab).zip(tokens) {
+            row[token as usize] = if self.nan { f32::NAN } else { 1.0 };
+        }
+        Ok(())
     }
 
     fn next_tokens(&mut self, tokens: &mut Vec<u32>) -> Result<(), EngineError> {

@@ -224,9 +224,12 @@ impl Session for StockSession {
         Ok(())
     }
 
-    fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
-        let (logits, _) = self.last.as_ref().ok_or(EngineError::NoStepRun)?;
-        logits.to_vec2().map_err(|e| of_candle(&self.backend.name, &e))
+    fn read_logits(&mut self, logits: &mut Vec<f32>) -> Result<(), EngineError> {
+        let (all, _) = self.last.as_ref().ok_or(EngineError::NoStepRun)?;
+        // candle returns a tensor's values in a new vector.
+        *logits =
+            all.flatten_all().and_then(|all| all.to_vec1()).map_err(|e| of_candle(&self.backend.name, &e))?;
+        Ok(())
     }
 
     fn next_tokens(&mut self, tokens: &mut Vec<u32>) -> Result<(), EngineError> {

@@ -20,6 +20,8 @@ pub struct SessionExecutor<'a> {
     spare: Vec<SequenceStep>,
     /// Greedy tokens of all outputs of a step.
     greedy: Vec<u32>,
+    /// Logits of all outputs of a step.
+    logits: Vec<f32>,
     /// Times of a step's marks.
     marks: Vec<Nanos>,
     ragged: Ragged,
@@ -38,8 +40,8 @@ impl<'a> SessionExecutor<'a> {
     pub fn new(session: &'a mut dyn Session, sampler: Sampler) -> Self {
         let (ragged, paged) = (session.capabilities().ragged, session.capabilities().paged);
         let (batch, spare) = (StepBatch::default(), Vec::new());
-        let (greedy, marks) = (Vec::new(), Vec::new());
-        Self { session, sampler, batch, spare, greedy, marks, ragged, paged, constraints: None }
+        let (greedy, logits, marks) = (Vec::new(), Vec::new(), Vec::new());
+        Self { session, sampler, batch, spare, greedy, logits, marks, ragged, paged, constraints: None }
     }
 
     /// Holds outputs to a grammar.
@@ -121,22 +123,23 @@ impl<'a> SessionExecutor<'a> {
             return Ok(());
         }
         let mut masked = 0.0;
-        let mut all = self.session.logits()?;
+        self.session.read_logits(&mut self.logits)?;
+        let vocab = self.session.architecture().vocab_size;
         for seq in entries {
             // A token is a function of seed, request and position, whatever it was batched with.
             let (output, position) = place(seq);
-            let Some(mut logits) = all.get_mut(output).map(std::mem::take) else { break };
+            let Some(logits) = self.logits.get_mut(output * vocab..(output + 1) * vocab) else { break };
             let Some(constraints) = self.constraints.as_mut().filter(|c| held(seq, c)) else {
-                tokens.push(self.sampler.sample(&logits, seq.key, position));
+                tokens.push(self.sampler.sample(logits, seq.key, position));
                 continue;
             };
             let failed = |detail| EngineError::Grammar { request: seq.key, detail };
             let start = clock.now().0;
             constraints.compute_mask(seq.key).map_err(failed)?;
             let found = clock.now().0;
-            constraints.apply(&mut logits);
+            constraints.apply(logits);
             let applied = clock.now().0;
-            let token = self.sampler.sample(&logits, seq.key, position);
+            let token = self.sampler.sample(logits, seq.key, position);
             let sampled = clock.now().0;
             constraints.advance(seq.key, token).map_err(failed)?;
             let advanced = clock.now().0;

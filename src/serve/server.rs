@@ -2,11 +2,13 @@
 //!
 //! Enters: a [`ServerConfig`]. Leaves: a [`Server`] of the client, ready for points. What is sent and how it is timed is the client's.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
 use hbmark_client::dialect::{Api, Backend, RequestField};
+use hbmark_client::header::{Header, HeaderError};
 use hbmark_client::point::{Isolation, Prompts, Server};
 use hbmark_client::probe::probe;
 use hbmark_client::run::Limits;
@@ -39,6 +41,9 @@ pub struct ServerConfig {
     /// What --model says; the name to ask for where the server lists it.
     pub model: Option<String>,
     pub access: ServerAccess,
+    /// The path of requests; none: as the API has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
     /// A JSON object.
     pub extra_body: Option<String>,
     pub request_timeout_s: f64,
@@ -48,6 +53,9 @@ pub struct ServerConfig {
     pub cap: Option<usize>,
     /// Keeps the prefix cache of these requests apart from that of others.
     pub cache_salt: Option<String>,
+    /// What else a person wants to find in the result.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub metadata: BTreeMap<String, String>,
 }
 
 /// How a server is reached.
@@ -57,20 +65,27 @@ pub struct ServerAccess {
     pub key_variable: String,
     /// Certificates that are trusted instead of Mozilla's.
     pub ca_cert: Option<PathBuf>,
+    /// Sent with every request.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub headers: Vec<Header>,
 }
 
 impl ServerAccess {
-    /// The target, with the key of the environment.
+    /// The target, with the key and other secrets of the environment.
     ///
     /// # Errors
-    /// When the URL, the key or the certificates cannot be used.
-    pub fn target(&self, url: &str) -> Result<Target, TargetError> {
-        let key = std::env::var(&self.key_variable).ok().filter(|key| !key.trim().is_empty());
-        let target = Target::new(url, key.as_deref().map(str::trim))?;
-        match self.ca_cert.as_deref().filter(|_| target.is_encrypted()) {
-            Some(path) => target.with_certificates(path),
-            None => Ok(target),
+    /// When the URL, the key, a header or the certificates cannot be used.
+    pub fn target(&self, url: &str) -> Result<Target, ServerError> {
+        let environment = |name: &str| std::env::var(name).ok();
+        let key = environment(&self.key_variable).filter(|key| !key.trim().is_empty());
+        let mut target = Target::new(url, key.as_deref().map(str::trim))?;
+        for header in &self.headers {
+            target = target.with_header(header.look_up(environment)?);
         }
+        Ok(match self.ca_cert.as_deref().filter(|_| target.is_encrypted()) {
+            Some(path) => target.with_certificates(path)?,
+            None => target,
+        })
     }
 }
 
@@ -79,6 +94,8 @@ impl ServerAccess {
 pub enum ServerError {
     #[error(transparent)]
     Target(#[from] TargetError),
+    #[error(transparent)]
+    Header(#[from] HeaderError),
     #[error("nothing answers at {url}; start the server, or name the URL at which it listens (--url)")]
     NothingThere { url: String },
     #[error("{url} lists no model; name the one to ask for (--served-model-name)")]
@@ -88,18 +105,31 @@ pub enum ServerError {
 }
 
 impl ServerConfig {
+    /// The path of requests below the root of the target, which has no `/v1`.
+    fn path(&self, backend: Backend) -> String {
+        match &self.endpoint {
+            None => backend.endpoint().path.to_owned(),
+            Some(path) if self.url.trim_end_matches('/').ends_with("/v1") && !path.starts_with("/v1/") => {
+                format!("/v1{path}")
+            }
+            Some(path) => path.clone(),
+        }
+    }
+
     /// Asks the server what it is.
     pub(super) fn open(
         &self,
         config: &ServeConfig,
         model: Option<&OpenModel>,
     ) -> Result<OpenServer, ServeError> {
-        let target = self.access.target(&self.url).map_err(ServerError::from)?;
+        let target = self.access.target(&self.url)?;
         let found = probe(&target, None);
         if found.addresses.iter().all(|address| address.connect_ns.is_none()) {
             return Err(ServerError::NothingThere { url: found.root }.into());
         }
-        let backend = self.backend.unwrap_or(Backend { dialect: found.dialect, api: Api::Completions });
+        let is_chat = self.endpoint.as_ref().is_some_and(|path| path.ends_with("/chat/completions"));
+        let api = if is_chat { Api::Chat } else { Api::Completions };
+        let backend = self.backend.unwrap_or(Backend { dialect: found.dialect, api });
         let listed = |name: &String| found.models.iter().any(|model| model.id == *name);
         let name = self
             .served_model
@@ -108,11 +138,10 @@ impl ServerConfig {
             .or_else(|| found.models.first().map(|model| model.id.clone()))
             .or_else(|| self.model.clone());
         let Some(name) = name else { return Err(ServerError::NoModel { url: found.root }.into()) };
-        let path = backend.endpoint().path;
         let identity = ServerIdentity {
             url: found.root.clone(),
             dialect: backend.dialect,
-            path: path.to_owned(),
+            path: self.path(backend),
             model: name,
             version: found.version.clone(),
             max_model_len: found.max_model_len.and_then(|most| usize::try_from(most).ok()),

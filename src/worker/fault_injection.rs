@@ -149,8 +149,8 @@ impl Session for FaultInjectingSession {
     fn model(&self) -> &LoadedModel {
         self.session.model()
     }
-    fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
-        self.session.logits()
+    fn read_logits(&mut self, logits: &mut Vec<f32>) -> Result<(), EngineError> {
+        self.session.read_logits(logits)
     }
     fn next_tokens(&mut self, tokens: &mut Vec<u32>) -> Result<(), EngineError> {
         self.session.next_tokens(tokens)

@@ -92,6 +92,50 @@ fn a_server_is_measured_as_an_engine_is() {
 }
 
 #[test]
+fn headers_an_endpoint_and_metadata_are_as_asked_for_and_no_secret_is_kept() {
+    let mock = server(None);
+    let folder = tempdir().unwrap();
+    let dir = folder.path().to_str().unwrap();
+    let more = [
+        &["--header", "X-Team=inference", "x-api-key=$OPENAI_API_KEY", "--endpoint", "/v1/chat/completions"],
+        &["--metadata", "tp=8", "completed=no", "--save-result", "--result-filename"][..],
+        &["vllm.json", "--result-dir", dir],
+    ];
+    // Its page and its JSON are searched for the secret there.
+    let report = served(&mock.url(), &more.concat(), &folder.path().join("a"));
+    assert_eq!(report.server.as_ref().unwrap().path, "/v1/chat/completions");
+    let server = &report.config["server"];
+    assert_eq!(server["metadata"], serde_json::json!({"tp": "8", "completed": "no"}));
+    let headers = serde_json::json!(["x-team=inference", "x-api-key=$OPENAI_API_KEY"]);
+    assert_eq!(server["access"]["headers"], headers);
+    let requests = mock.requests();
+    let of = |name: &str| requests.iter().map(|request| request.header(name)).collect::<Vec<_>>();
+    assert!(of("x-team").iter().all(|value| value.as_deref() == Some("inference")));
+    assert!(of("x-api-key").iter().all(|value| value.as_deref() == Some("sk-secret")));
+    let posts = requests.iter().filter(|request| request.method == "POST");
+    assert!(posts.map(|request| &*request.target).all(|target| target == "/v1/chat/completions"));
+    let written = std::fs::read_to_string(folder.path().join("vllm.json")).unwrap();
+    assert!(!written.contains("sk-secret"));
+    let written: serde_json::Value = serde_json::from_str(&written).unwrap();
+    assert_eq!((&written["tp"], &written["completed"]), (&"8".into(), &30.into()));
+
+    for (arguments, problem) in [
+        (["--header", "Authorization=Bearer sk-secret"], "environment variable"),
+        (["--header", "x-token=$HBMARK_NOT_SET"], "HBMARK_NOT_SET for the header x-token is not set"),
+        (["--header", "content-length=3"], "content-length is set by the client"),
+        (["--header", "x-a=b\r\nx-c: d"], "no header can have"),
+        (["--endpoint", "v1/completions"], "not a path"),
+        (["--endpoint", "/v1/completions?key=sk"], "without parameters"),
+        (["--metadata", "tp"], "KEY=VALUE"),
+    ] {
+        let done = hbmark().args(["serve", "--url", &mock.url()]).args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.code() == Some(2) && said.contains(problem), "{arguments:?}: {said}");
+        assert!(!said.contains("sk-secret"), "{said}");
+    }
+}
+
+#[test]
 fn failures_are_counted_by_class_and_stay_in_the_percentiles() {
     let busy =
         Answer::status(429, "application/json", "retry-after: 1\r\n", r#"{"error":{"message":"too busy"}}"#);

@@ -3,7 +3,7 @@
 //! Enters: pieces of a response, each with its time. Leaves: when which output came, and how the answer ended. Its memory is kept for the
 //! next request on the same stream.
 
-use crate::event::{self, Decoded, Delta, Finish};
+use crate::event::{self, Decoded, Delta, Finish, Usage};
 use crate::exchange::Exchange;
 use crate::http::Response;
 use crate::sse::{Event, Events};
@@ -12,7 +12,7 @@ use hbmark_core::result::serving::Failure;
 
 /// Largest answer.
 const MAX_ANSWER: usize = 256 << 20;
-/// Events with output that an answer may have for each token it was to have, and beyond that.
+/// Events with output, and tokens by any count, that an answer may have for each token it was to have, and beyond that.
 const EVENTS_PER_TOKEN: usize = 16;
 const MORE_EVENTS: usize = 1024;
 /// What is kept of an answer that is not a stream: the server's words.
@@ -40,7 +40,7 @@ pub struct Answer {
     refused: Option<Failure>,
     words: Vec<u8>,
     bytes: usize,
-    /// More events with output than this never end.
+    /// More events with output than this never end, and no count is larger.
     most_events: usize,
     done: bool,
     /// Bytes came behind the end of the response.
@@ -107,7 +107,7 @@ impl Answer {
             }
             let (taken, piece) = match self.response.take(rest) {
                 Ok(taken) => taken,
-                Err(failure) => return Step::Failed(failure),
+                Err(failure) => return self.broken(failure, at),
             };
             rest = &rest[taken..];
             if self.head_at.is_none() && self.response.head().is_some() {
@@ -117,7 +117,7 @@ impl Answer {
             if !piece.is_empty()
                 && let Err(failure) = self.body(piece, at)
             {
-                return Step::Failed(failure);
+                return self.broken(failure, at);
             }
         }
         if self.response.is_done() { self.end(at) } else { Step::More }
@@ -125,12 +125,15 @@ impl Answer {
 
     /// The server closed the connection.
     pub fn closed(&mut self, at: f64) -> Step {
-        if let Err(failure) = self.response.closed()
-            && !self.is_over()
-        {
-            return Step::Failed(failure);
+        match self.response.closed() {
+            Ok(()) => self.end(at),
+            Err(failure) => self.broken(failure, at),
         }
-        self.end(at)
+    }
+
+    /// The response cannot be read on: no failure behind the end of its stream.
+    fn broken(&mut self, failure: Failure, at: f64) -> Step {
+        if self.is_over() { self.end(at) } else { Step::Failed(failure) }
     }
 
     fn judge_head(&mut self) {
@@ -181,7 +184,7 @@ impl Answer {
                 self.words.truncate(MAX_WORDS);
                 return Err(Failure::ErrorEvent);
             }
-            Ok(Decoded::Delta(delta)) => self.delta(&delta, at),
+            Ok(Decoded::Delta(delta)) => self.delta(delta, at),
             Err(_) => {
                 self.words.extend_from_slice(&event.data[..event.data.len().min(MAX_WORDS)]);
                 return Err(Failure::MalformedEvent);
@@ -193,8 +196,17 @@ impl Answer {
         Ok(())
     }
 
-    fn delta(&mut self, delta: &Delta<'_>, at: f64) {
-        if let Some(output) = self.counter.event(delta, &mut self.tokens) {
+    fn delta(&mut self, mut delta: Delta<'_>, at: f64) {
+        // Nobody makes so many: such a count is no more usable than a negative one.
+        let is_most = |count: u32| count as usize <= self.most_events;
+        if matches!(delta.usage, Usage::Known(counts) if !is_most(counts.output)) {
+            delta.usage = Usage::Unusable;
+        }
+        delta.timings.output.0 = delta.timings.output.0.filter(|count| is_most(*count));
+        delta.running = delta.running.filter(|count| is_most(*count));
+        delta.ids = delta.ids.filter(|count| is_most(*count));
+        delta.logprobs = delta.logprobs.filter(|count| is_most(*count));
+        if let Some(output) = self.counter.event(&delta, &mut self.tokens) {
             self.outputs.push(at);
             if output == Output::Content {
                 self.first_content.get_or_insert(at);

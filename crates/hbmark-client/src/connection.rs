@@ -183,6 +183,13 @@ impl Connection {
         }
     }
 
+    /// Whether something came that was not read.
+    pub fn has_unread(&self) -> bool {
+        let mut one = [0_u8; 1];
+        let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+        matches!(recv(self.socket.as_raw_fd(), &mut one, flags), Ok(1..))
+    }
+
     /// Whether an idle connection can take another request: nothing came on it, least of all its end.
     pub fn is_idle(&mut self) -> bool {
         let mut one = [0_u8; 1];

@@ -1,13 +1,13 @@
 //! Questions to a server beside the measured requests: small, bounded, one at a time.
 //!
-//! Enters: a base URL, a key, paths. Leaves: bodies, or how it failed. The key goes to the scheme, host and port of the base URL and to no other:
-//! redirects are not followed, no proxy is asked, and no error holds it.
+//! Enters: a base URL, a key and other headers, paths. Leaves: bodies, or how it failed. The headers go to the scheme, host and port of the base URL and to no other:
+//! redirects are not followed, no proxy is asked, and no error holds the key.
 
 use std::io;
 use std::time::Duration;
 
 use hbmark_core::result::serving::FetchFailure;
-use ureq::http::{Uri, header};
+use ureq::http::Uri;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
 use crate::target::Target;
@@ -51,10 +51,10 @@ impl Fetcher {
         };
         let uri: Uri = url.parse().map_err(|_| FetchFailure::MalformedHttp)?;
         let mut request = self.agent.get(&uri);
-        if let Some(authorization) = self.target.authorization()
-            && self.target.is_origin_of(&uri)
-        {
-            request = request.header(header::AUTHORIZATION, authorization);
+        if self.target.is_origin_of(&uri) {
+            for header in self.target.headers() {
+                request = request.header(&header.name, &header.value);
+            }
         }
         let mut answer = request.call().map_err(|error| failure(&error))?;
         let body = answer

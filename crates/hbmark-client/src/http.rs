@@ -190,8 +190,9 @@ fn parse(bytes: &[u8]) -> Result<(Head, State), Failure> {
             chunked = contains_token(value, b"chunked");
             head.compressed |= contains_token(value, b"gzip") || contains_token(value, b"deflate");
         } else if is("content-length") {
-            let text = std::str::from_utf8(value).map_err(|_| Failure::MalformedHttp)?;
-            let value: u64 = text.parse().map_err(|_| Failure::MalformedHttp)?;
+            // A plus sign, which a number may have elsewhere, is none of a length.
+            let digits = std::str::from_utf8(value).ok().filter(|_| value.iter().all(u8::is_ascii_digit));
+            let value: u64 = digits.and_then(|text| text.parse().ok()).ok_or(Failure::MalformedHttp)?;
             // Two lengths are how responses are smuggled.
             if length.replace(value).is_some_and(|other| other != value) {
                 return Err(Failure::MalformedHttp);
@@ -330,7 +331,10 @@ mod tests {
     fn what_is_not_http_has_a_name() {
         let fails = |bytes: &[u8]| read(&[bytes]).err();
         assert_eq!(fails(b"SSH-2.0-OpenSSH\r\n\r\n"), Some(Failure::MalformedHttp));
-        assert_eq!(fails(b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n"), Some(Failure::MalformedHttp));
+        for length in ["-1", "+1", "1, 1", "", "1e1", "0x1", "18446744073709551616"] {
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n");
+            assert_eq!(fails(head.as_bytes()), Some(Failure::MalformedHttp), "{length}");
+        }
         assert_eq!(
             fails(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"),
             Some(Failure::MalformedHttp)

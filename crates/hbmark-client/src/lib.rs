@@ -17,6 +17,7 @@ pub mod dialect;
 mod event;
 pub mod exchange;
 mod fetch;
+pub mod header;
 mod http;
 pub mod metrics;
 pub mod mock;

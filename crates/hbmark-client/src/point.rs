@@ -247,7 +247,7 @@ impl Server {
         let scraper = scraper.transpose()?;
         let job = Job {
             endpoint: &self.endpoint,
-            path: endpoint.path,
+            path: &self.identity.path,
             traffic: &traffic,
             cap: self.cap,
             limits: self.limits,

@@ -528,6 +528,8 @@ impl<'a> Client<'a> {
                 self.streams[slot].stamp = None;
             }
             Ok(false) => {}
+            // A server that takes no more may have said why.
+            Err(_) if connection.has_unread() => self.read(slot, true, &mut [0; 4096]),
             Err(error) => self.broken(slot, &error),
         }
     }
@@ -609,9 +611,12 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// A connection broke: sent again where it was a kept one on which nothing had come.
+    /// A connection broke: sent again where it was a kept one on which nothing had come, and no failure where all was said.
     fn broken(&mut self, slot: usize, error: &io::Error) {
         let stream = &mut self.streams[slot];
+        if stream.answer.is_over() {
+            return self.finish(slot, None);
+        }
         let exchange = &mut self.live.exchanges[stream.key];
         if stream.kept && stream.answer.is_untouched() && !exchange.retried {
             exchange.retried = true;
@@ -689,7 +694,9 @@ impl<'a> Client<'a> {
         self.live.run.records[key].departed = Some(Nanos(now));
         // A server that says no in good order can be asked again.
         let orderly = matches!(failure, None | Some(Failure::Status(_)));
-        let keep = orderly && self.streams[slot].answer.keeps_connection();
+        // Of a request that is answered before it is sent the rest would have to follow.
+        let stream = &self.streams[slot];
+        let keep = orderly && stream.phase == Phase::Answering && stream.answer.keeps_connection();
         if keep {
             self.streams[slot].phase = Phase::Idle;
             self.idle.push(slot);

@@ -9,8 +9,11 @@ use std::sync::Arc;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
+use ureq::http::Uri;
+use ureq::http::header::AUTHORIZATION;
 use ureq::http::uri::{Authority, Scheme};
-use ureq::http::{HeaderValue, Uri};
+
+use crate::header::SentHeader;
 
 /// Where a server is, and how it is asked.
 #[derive(Debug, Clone)]
@@ -19,8 +22,8 @@ pub struct Target {
     authority: Authority,
     /// Path before the paths of the interface, without a slash at its end: empty for most servers.
     prefix: String,
-    /// Marked as sensitive: it does not show in `Debug`.
-    authorization: Option<HeaderValue>,
+    /// Sent to this scheme, host and port beside the client's own: the key, and what was asked for.
+    headers: Vec<SentHeader>,
     /// Trusted instead of Mozilla's root certificates, where there are any.
     certificates: Arc<Vec<CertificateDer<'static>>>,
 }
@@ -76,15 +79,24 @@ impl Target {
         }
         let path = path.as_ref().map_or("", |path| path.path()).trim_end_matches('/');
         let prefix = path.strip_suffix("/v1").unwrap_or(path).trim_end_matches('/').to_owned();
-        let authorization = key
-            .map(|key| {
-                let mut value =
-                    HeaderValue::try_from(format!("Bearer {key}")).map_err(|_| TargetError::Key)?;
-                value.set_sensitive(true);
-                Ok(value)
-            })
-            .transpose()?;
-        Ok(Self { scheme, authority, prefix, authorization, certificates: Arc::default() })
+        let bearer = "Bearer ";
+        let header = |key: &str| SentHeader::new(AUTHORIZATION, format!("{bearer}{key}"), Some(bearer.len()));
+        let key = key.map(|key| header(key).ok_or(TargetError::Key)).transpose()?;
+        Ok(Self {
+            scheme,
+            authority,
+            prefix,
+            headers: key.into_iter().collect(),
+            certificates: Arc::default(),
+        })
+    }
+
+    /// Sends a header, too, in place of another one of its name.
+    #[must_use]
+    pub fn with_header(mut self, header: SentHeader) -> Self {
+        self.headers.retain(|other| other.name != header.name);
+        self.headers.push(header);
+        self
     }
 
     /// Trusts the certificates of a PEM file instead of Mozilla's root certificates.
@@ -127,19 +139,18 @@ impl Target {
 
     /// Whether a key is sent.
     pub fn has_key(&self) -> bool {
-        self.authorization.is_some()
+        self.headers.iter().any(|header| header.secret().is_some())
     }
 
-    /// The value of the `Authorization` header.
-    pub(crate) fn authorization(&self) -> Option<&HeaderValue> {
-        self.authorization.as_ref()
+    /// What is sent beside the client's own headers.
+    pub(crate) fn headers(&self) -> &[SentHeader] {
+        &self.headers
     }
 
-    /// A text without the key, which a server may have repeated.
+    /// A text without the key and other secrets, which a server may have repeated.
     pub fn redact(&self, text: &str) -> String {
-        let value = self.authorization.as_ref().and_then(|value| value.to_str().ok());
-        let key = value.and_then(|value| value.strip_prefix("Bearer ")).filter(|key| !key.is_empty());
-        key.map_or_else(|| text.to_owned(), |key| text.replace(key, "***"))
+        let secrets = self.headers.iter().filter_map(SentHeader::secret).filter(|secret| !secret.is_empty());
+        secrets.fold(text.to_owned(), |text, secret| text.replace(secret, "***"))
     }
 
     /// The host, without the brackets of an IPv6 address.

@@ -17,9 +17,11 @@
 //!   shrinks, or that is zero all along, covers nothing.
 //! - **Two levels that disagree on one event**: the better one counts, unless it has shown nothing so far. The other one is out, and
 //!   [`Tally::conflict`] says so.
-//! - **The final count** is the last usable one of the answer. Spread over the output events, each gets the quotient, and the first ones
-//!   one of the remainder each. Where it differs from the sum over the events, [`Tally::counted`] and [`Tally::output_tokens`] differ: rates
-//!   are of the latter, the times between tokens of the former.
+//! - **The final count** is the last usable one of the answer. Where it is the only evidence, nothing says that the first event held more
+//!   than one token: it gets one, and the others share the rest evenly, the remainder from the second event on. So TPOT divides by N − 1, as
+//!   other clients do. An answer in one event has all its tokens there, and no TPOT.
+//! - Where the final count differs from the sum over the events, [`Tally::counted`] and [`Tally::output_tokens`] differ: rates are of the
+//!   latter, the times between tokens of the former.
 //!
 //! The counts of the events are the caller's list, four bytes each. No text is kept.
 
@@ -100,14 +102,15 @@ impl TokenCounter {
     /// The answer is over. Leaves in `tokens` the tokens of each output event.
     pub fn finish(&self, tokens: &mut [u32]) -> Tally {
         let reported = self.last.map(|counts| u64::from(counts.output));
-        // A server that reports no tokens for an answer with output reports nothing.
-        let spreadable = reported.filter(|&total| total > 0);
+        // A server that reports no tokens for an answer with output reports nothing, which is a contradiction.
+        let is_believed = reported != Some(0) || tokens.is_empty();
+        let reported = reported.filter(|_| is_believed);
         let covering = self.levels.iter().position(|level| !level.lost && level.sum > 0);
         let evidence = if tokens.is_empty() {
             if reported.is_some() { TokenEvidence::FinalUsage } else { TokenEvidence::Events }
         } else if let Some(level) = covering {
             LEVELS[level]
-        } else if let Some(total) = spreadable {
+        } else if let Some(total) = reported {
             spread(total, tokens);
             TokenEvidence::FinalUsage
         } else {
@@ -121,7 +124,7 @@ impl TokenCounter {
             counted,
             prompt_tokens: self.last.and_then(|counts| counts.prompt),
             cached_tokens: self.last.and_then(|counts| counts.cached),
-            conflict: self.conflict,
+            conflict: self.conflict || !is_believed,
         }
     }
 
@@ -192,12 +195,21 @@ impl TokenCounter {
     }
 }
 
-/// Spreads a total over the events: equal parts, and the remainder one by one from the first on.
+/// Spreads a total, at least one, over the events: one token to the first, the rest in equal parts over the others.
+///
+/// *Source*: TPOT is (E2E − TTFT) ÷ (N − 1) in `vllm bench serve`; GuideLLM and AIPerf define their inter-token latency so.
 fn spread(total: u64, tokens: &mut [u32]) {
-    let events = tokens.len() as u64;
-    for (event, count) in (0_u64..).zip(tokens) {
-        let share = total / events + u64::from(event < total % events);
-        *count = u32::try_from(share).unwrap_or(u32::MAX);
+    let count = |share: u64| u32::try_from(share).unwrap_or(u32::MAX);
+    match tokens {
+        [] => {}
+        [only] => *only = count(total),
+        [first, others @ ..] => {
+            *first = 1;
+            let (rest, events) = (total.saturating_sub(1), others.len() as u64);
+            for (event, tokens) in (0_u64..).zip(others) {
+                *tokens = count(rest / events + u64::from(event < rest % events));
+            }
+        }
     }
 }
 

@@ -381,7 +381,7 @@ impl ServingArgs {
             kv_dtype: engine.kv_dtype,
             threads: engine.threads(),
             virtual_source: self.clock.source()?,
-            server: self.server.config(engine.model.given()),
+            server: self.server.config(engine.model.given())?,
             source,
             offered,
             arrivals: Arrivals::Poisson,

@@ -6,6 +6,7 @@ use super::flags::within;
 use crate::cli::shared_args::AccessArgs;
 use crate::serve::ServerConfig;
 use hbmark_client::dialect::Backend;
+use hbmark_client::header::HeaderError;
 use hbmark_core::result::serving::parse_span;
 use hbmark_core::units::Nanos;
 
@@ -23,6 +24,9 @@ pub(super) struct ServerArgs {
     /// Name of the model in requests [default: the first one that the server lists].
     #[arg(long, value_name = "NAME")]
     served_model_name: Option<String>,
+    /// Path of requests behind the base URL [default: the API's]; of chat completions where it ends in /chat/completions.
+    #[arg(long, value_name = "PATH", value_parser = path)]
+    endpoint: Option<String>,
     #[command(flatten)]
     access: AccessArgs,
     /// JSON object whose fields are added to every request.
@@ -37,6 +41,23 @@ pub(super) struct ServerArgs {
     /// Seconds between two readings of the server's /metrics; 0 for none.
     #[arg(long, default_value = "1", value_name = "SECONDS", value_parser = within(0.0..=3600.0))]
     metrics_interval: f64,
+    /// Settings of the server to keep with the result and in the file of --save-result, as in tp=8.
+    #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = pair)]
+    metadata: Vec<(String, String)>,
+}
+
+fn path(given: &str) -> Result<String, String> {
+    let is_path =
+        given.starts_with('/') && given.bytes().all(|byte| byte.is_ascii_graphic() && !b"?#".contains(&byte));
+    is_path.then(|| given.to_owned()).ok_or_else(|| {
+        "it is not a path such as /v1/completions, without blanks and without parameters".to_owned()
+    })
+}
+
+fn pair(given: &str) -> Result<(String, String), String> {
+    let pair = given.split_once('=').map(|(key, value)| (key.trim(), value.trim()));
+    let (key, value) = pair.filter(|(key, _)| !key.is_empty()).ok_or("it is not KEY=VALUE, as in tp=8")?;
+    Ok((key.to_owned(), value.to_owned()))
 }
 
 fn object(given: &str) -> Result<String, String> {
@@ -55,19 +76,24 @@ fn object(given: &str) -> Result<String, String> {
 
 impl ServerArgs {
     /// The server, where one is asked for, and the model as it was given.
-    pub fn config(&self, model: Option<&str>) -> Option<ServerConfig> {
-        let url = self.url.clone()?;
-        Some(ServerConfig {
+    ///
+    /// # Errors
+    /// When a header cannot be sent.
+    pub fn config(&self, model: Option<&str>) -> Result<Option<ServerConfig>, HeaderError> {
+        let Some(url) = self.url.clone() else { return Ok(None) };
+        Ok(Some(ServerConfig {
             url,
             backend: self.backend,
             served_model: self.served_model_name.clone(),
             model: model.map(str::to_owned),
-            access: self.access.access(),
+            access: self.access.access()?,
+            endpoint: self.endpoint.clone(),
             extra_body: self.extra_body.clone(),
             request_timeout_s: self.request_timeout.seconds(),
             metrics_interval_s: self.metrics_interval,
             cap: None,
             cache_salt: self.cache_salt.clone(),
-        })
+            metadata: self.metadata.iter().cloned().collect(),
+        }))
     }
 }

@@ -177,6 +177,14 @@ impl SavedResultArgs {
             .points
             .iter()
             .filter_map(|point| Some((point, bench_serve(report, point, &selection)?)))
+            .map(|(point, mut result)| {
+                // As keys of their own, where vLLM puts them; what was measured keeps its name.
+                for (key, value) in config.server.iter().flat_map(|server| &server.metadata) {
+                    let fields = result.as_object_mut().into_iter();
+                    fields.for_each(|all| _ = all.entry(key).or_insert_with(|| value.clone().into()));
+                }
+                (point, result)
+            })
             .collect();
         let mut written = Vec::new();
         for (index, (point, result)) in results.iter().enumerate() {

@@ -352,7 +352,13 @@ impl<O: Operations> Forward<O> {
         operations.end(rows)
     }
 
-    /// Waits, and returns the logits of the last step, `[outputs, vocab]`.
+    /// Waits, and copies the logits of the last step, `[outputs, vocab]`, into a buffer that is used again.
+    pub fn read_logits(&self, operations: &mut O, logits: &mut Vec<f32>) -> Result<(), EngineError> {
+        let activations = self.activations.as_ref().ok_or(EngineError::NoStepRun)?;
+        operations.read_into(&activations.logits, self.outputs, logits)
+    }
+
+    /// The same row by row in new buffers.
     pub fn logits(&self, operations: &mut O) -> Result<Vec<Vec<f32>>, EngineError> {
         let activations = self.activations.as_ref().ok_or(EngineError::NoStepRun)?;
         operations.read(&activations.logits, self.outputs)

@@ -228,8 +228,20 @@ pub trait Storage: std::fmt::Debug + Send {
     /// Writes random normal K and V into the whole blocks of a sequence, as a prefill of that depth would leave them. They depend on the
     /// seed and on the place in the sequence, and not on which blocks of the pool these are.
     fn fill_blocks(&mut self, pool: &mut Self::Pool, blocks: &[u32], seed: u64) -> Result<(), EngineError>;
-    /// Waits, and copies the first `rows` rows of a buffer to the host.
-    fn read(&mut self, buffer: &Self::Buffer, rows: usize) -> Result<Vec<Vec<f32>>, EngineError>;
+    /// Waits, and copies the first `rows` rows of a buffer to the host, in place of what `values` holds.
+    fn read_into(
+        &mut self,
+        buffer: &Self::Buffer,
+        rows: usize,
+        values: &mut Vec<f32>,
+    ) -> Result<(), EngineError>;
+    /// The same row by row in new buffers.
+    fn read(&mut self, buffer: &Self::Buffer, rows: usize) -> Result<Vec<Vec<f32>>, EngineError> {
+        let mut values = Vec::new();
+        self.read_into(buffer, rows, &mut values)?;
+        let width = (values.len() / rows.max(1)).max(1);
+        Ok(values.chunks(width).map(<[f32]>::to_vec).collect())
+    }
     /// As in results: `cpu`, `cuda:0`.
     fn device_name(&self) -> String {
         "cpu".into()

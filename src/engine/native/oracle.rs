@@ -273,8 +273,15 @@ impl Storage for Oracle {
         Ok(())
     }
 
-    fn read(&mut self, buffer: &PlainBuffer, rows: usize) -> Result<Vec<Vec<f32>>, EngineError> {
-        Ok((0..rows).map(|row| buffer.row(row).to_vec()).collect())
+    fn read_into(
+        &mut self,
+        buffer: &PlainBuffer,
+        rows: usize,
+        values: &mut Vec<f32>,
+    ) -> Result<(), EngineError> {
+        values.clear();
+        values.extend_from_slice(&buffer.values[..rows * buffer.width]);
+        Ok(())
     }
 }
 

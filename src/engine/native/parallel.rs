@@ -399,20 +399,26 @@ impl<O: Operations> Session for ParallelSession<O> {
         self.on_all(|_, session| session.step(batch))
     }
 
-    fn logits(&mut self) -> Result<Vec<Vec<f32>>, EngineError> {
-        let mut all: Vec<Vec<f32>> = Vec::new();
+    fn read_logits(&mut self, logits: &mut Vec<f32>) -> Result<(), EngineError> {
+        // Of each rank its part of every output's row.
+        let mut parts = Vec::with_capacity(self.ranks.len());
         for rank in &mut self.ranks {
-            let own = match rank.logits() {
-                Ok(own) => own,
-                Err(error) => return Err(self.reason_of(error)),
-            };
-            if all.is_empty() {
-                all = own;
-            } else {
-                all.iter_mut().zip(own).for_each(|(all, own)| all.extend(own));
+            let mut own = Vec::new();
+            if let Err(error) = rank.read_logits(&mut own) {
+                return Err(self.reason_of(error));
+            }
+            parts.push(own);
+        }
+        let vocab = self.architecture().vocab_size;
+        let outputs = parts.iter().map(Vec::len).sum::<usize>() / vocab;
+        logits.clear();
+        for output in 0..outputs {
+            for own in &parts {
+                let width = own.len() / outputs;
+                logits.extend_from_slice(&own[output * width..(output + 1) * width]);
             }
         }
-        Ok(all)
+        Ok(())
     }
 
     fn next_tokens(&mut self, tokens: &mut Vec<u32>) -> Result<(), EngineError> {

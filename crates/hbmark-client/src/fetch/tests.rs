@@ -1,3 +1,4 @@
+use crate::header::Header;
 use crate::target::TargetError;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -153,7 +154,7 @@ fn a_key_is_sent_and_never_shown() {
 }
 
 #[test]
-fn a_key_goes_to_no_other_host_or_port() {
+fn a_key_and_other_headers_go_to_no_other_host_or_port() {
     let other = Server::start(|_| json("{}"));
     let elsewhere = other.url();
     let server = Server::start(move |_| {
@@ -164,14 +165,19 @@ fn a_key_goes_to_no_other_host_or_port() {
             .into_bytes(),
         )
     });
-    let fetcher = fetcher(&server, Some("sk-secret"), LONG);
+    let header: Header = "x-team=$TEAM".parse().unwrap();
+    let header = header.look_up(|_| Some("team-secret".to_owned())).unwrap();
+    let target = Target::new(&server.url(), Some("sk-secret")).unwrap().with_header(header);
+    assert_eq!(target.redact("sk-secret of team-secret"), "*** of ***");
+    let fetcher = Fetcher::new(&target, LONG, 10_000);
     assert_eq!(fetcher.get("/a"), Err(FetchFailure::Redirect(307)));
     assert_eq!(other.heads().len(), 0);
     fetcher.get(&format!("{}/metrics", other.url())).unwrap();
-    assert!(!other.heads()[0].to_ascii_lowercase().contains("authorization"));
+    let head = other.heads()[0].to_ascii_lowercase();
+    assert!(!head.contains("authorization") && !head.contains("x-team"));
     // Its own origin spelled out is the same place.
     assert!(fetcher.get(&format!("{}/a", server.url())).is_err());
-    assert!(server.heads()[1].contains("sk-secret"));
+    assert!(server.heads()[1].contains("sk-secret") && server.heads()[1].contains("x-team: team-secret"));
 }
 
 #[test]

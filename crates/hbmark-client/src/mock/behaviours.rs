@@ -222,6 +222,10 @@ fn frames() -> Vec<(&'static str, Answer)> {
         ("no_done", Answer::changed(|frames| frames.truncate(4))),
         ("no_blank_line_at_the_end", Answer::changed(|frames| frames[4].truncate(DONE.len() - 1))),
         ("bytes_after_done", Answer::changed(|frames| frames.push(data(token())))),
+        ("events_after_done_without_end", Answer::steps({
+            let frames = [STREAM_HEAD.as_bytes(), &chunks(&plain_frames())].concat();
+            vec![Step::Send(frames), Step::Repeat(chunk(&data(token()).repeat(400)))]
+        })),
         ("done_twice", Answer::changed(|frames| frames.push(DONE.to_vec()))),
         ("error_event", after_one(&format!("data: {error}\n\n"))),
         ("error_event_of_tgi", after_one("event: error\ndata: {\"error\":\"overloaded\",\"error_type\":\"overloaded\"}\n\n")),
@@ -263,6 +267,9 @@ fn values() -> Vec<(&'static str, Answer)> {
         ("usage_wrong", Answer::usage_of(&counts("7"))),
         ("usage_negative", Answer::usage_of(&counts("-3"))),
         ("usage_2_to_63", Answer::usage_of(&counts("9223372036854775808"))),
+        ("usage_2_to_32", Answer::usage_of(&counts("4294967295"))),
+        ("usage_2_to_32_with_every_event", counted([1, 2, u64::from(u32::MAX)])),
+        ("usage_zero", Answer::usage_of(&counts("0"))),
         ("usage_fraction", Answer::usage_of(&counts("3.5"))),
         ("usage_text", Answer::usage_of(&counts(r#""3""#))),
         ("keys_twice", Answer::usage_of(&counts("3").replace('{', r#"{"completion_tokens":99,"#))),
@@ -414,6 +421,8 @@ fn ends() -> Vec<(&'static str, Answer)> {
         ("close_after_headers", Answer::then(0, &[Step::Close])),
         ("close_between_events", Answer::then(2, &[Step::Close])),
         ("close_in_an_event", Answer::then(2, &[half_an_event, Step::Close])),
+        ("reset_after_done", Answer::cut(&[Step::Wait(APART), Step::Reset])),
+        ("no_chunk_after_done", Answer::cut(&[Step::Send(b"nonsense\r\n".to_vec())])),
         ("close_without_last_chunk", Answer::cut(&[Step::Close])),
         ("close_after_answer", Answer::before(&[Step::Close])),
         ("close_when_idle", Answer::before(&[Step::Wait(APART), Step::Close])),

@@ -32,23 +32,13 @@ impl Prepared {
             job.path,
             job.endpoint.target.authority(),
             env!("CARGO_PKG_VERSION")
-        );
-        if let Some(value) = job.endpoint.target.authorization().and_then(|value| value.to_str().ok()) {
-            head.push_str("Authorization: ");
-            head.push_str(value);
-            head.push_str("\r\n");
+        )
+        .into_bytes();
+        for header in job.endpoint.target.headers() {
+            head.extend([header.name.as_str().as_bytes(), b": ", header.value.as_bytes(), b"\r\n"].concat());
         }
-        head.push_str("X-Request-Id: ");
-        head.push_str(job.id);
-        head.push('-');
-        Self {
-            head: head.into_bytes(),
-            body: Vec::new(),
-            queue: VecDeque::new(),
-            bytes: 0,
-            spare: Vec::new(),
-            next: 0,
-        }
+        head.extend_from_slice(format!("X-Request-Id: {}-", job.id).as_bytes());
+        Self { head, body: Vec::new(), queue: VecDeque::new(), bytes: 0, spare: Vec::new(), next: 0 }
     }
 
     /// Makes requests ahead, as long as there is time for one more like the last until the next is due.

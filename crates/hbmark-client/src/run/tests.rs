@@ -134,6 +134,22 @@ fn several_tokens_in_an_event_share_its_gap() {
     assert_eq!(live.run.gaps.len(), 5 * 8, "a gap for each token behind the first event");
 }
 
+/// Where only the final count is known, TPOT is what other clients call so: over all tokens but one.
+#[test]
+fn the_first_event_of_a_final_count_holds_one_token() {
+    let (_, answer) =
+        crate::mock::behaviours().iter().find(|(known, _)| *known == "several_tokens_per_event").unwrap();
+    let mock = Mock::start(Server::new(answer.clone())).unwrap();
+    let plan = plan(1, Duration::ZERO, 6);
+    let live = drive(&mock.url(), "", &traffic(&plan, LoadMode::Open), None, 6);
+    assert_eq!(live.exchanges[0].evidence, Some(TokenEvidence::FinalUsage));
+    let (record, events) = (&live.run.records[0], &live.events[0]);
+    assert_eq!((record.output_tokens, record.first_tokens, events.len()), (6, 1, 3));
+    let (span, gaps) = (events[2].0 - events[0].0, &live.run.gaps);
+    assert!(gaps.len() == 5 && (gaps.iter().sum::<f64>() - span).abs() < 1.0, "{gaps:?} over {span}");
+    assert_eq!(live.run.remote.as_ref().unwrap().between(0.0, live.run.end + 1e6), 6);
+}
+
 #[test]
 fn events_that_are_sent_as_one_share_a_stamp_and_are_counted() {
     let stream = Tokens { events_per_write: 4, ..fast() };
@@ -275,6 +291,41 @@ fn a_request_is_sent_again_only_where_a_kept_connection_ended_before_any_answer(
         // An idle connection that was closed is noticed before anything is sent.
         assert_eq!(retried, [false, name != "close_when_idle"], "{name}");
     }
+}
+
+#[test]
+fn a_request_that_is_answered_before_it_is_sent_whole_leaves_no_connection_behind() {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    // Reads nothing of a body and says no. The first connection would take more; the others are reset, since bytes are unread.
+    let server = std::thread::spawn(move || {
+        let mut first = None;
+        for _ in 0..8 {
+            let (mut socket, _) = listener.accept().unwrap();
+            socket.read_exact(&mut [0; 16]).unwrap();
+            socket.write_all(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno").unwrap();
+            first.get_or_insert(socket);
+        }
+        first
+    });
+    let plan = plan(8, Duration::ZERO, 3);
+    let endpoint = Endpoint::resolve(Target::new(&url, None).unwrap()).unwrap();
+    let job = Job {
+        endpoint: &endpoint,
+        path: "/v1/completions",
+        traffic: &traffic(&plan, LoadMode::Closed { concurrency: 1 }),
+        cap: None,
+        limits: PATIENT,
+        id: "t",
+        keep_events: false,
+        bodies: &mut |_, body| body.resize(body.len() + 16_000_000, b' '),
+    };
+    // The client looks so late that the connection is gone by then.
+    let live = run(job, &mut |_| std::thread::sleep(Duration::from_millis(30))).unwrap();
+    assert!(live.exchanges.iter().all(|e| e.failure == Some(Failure::Status(413)) && !e.retried));
+    assert_eq!((live.opened, live.reused), (8, 0));
+    drop(server.join().unwrap());
 }
 
 #[test]

@@ -84,13 +84,19 @@ fn a_role_an_empty_delta_and_a_usage_alone_are_no_output() {
 }
 
 #[test]
-fn a_final_count_is_spread_over_the_output_events_remainder_first() {
-    let events = [chat("a"), chat("b"), chat("c"), usage(11)];
-    let (_, tokens, tally) = all(&events);
-    assert_eq!(tokens, [4, 4, 3]);
-    assert_eq!((tally.counted, tally.output_tokens), (11, 11));
-    let (_, tokens, _) = all(&[chat("a"), chat("b"), chat("c"), usage(2)]);
-    assert_eq!(tokens, [1, 1, 0]);
+fn a_final_count_gives_the_first_event_one_token_and_the_others_the_rest_evenly() {
+    let of = |output| all(&[chat("a"), chat("b"), chat("c"), usage(output)]);
+    for (output, expected) in [(12, [1, 6, 5]), (3, [1, 1, 1]), (2, [1, 1, 0]), (1, [1, 0, 0])] {
+        let (_, tokens, tally) = of(output);
+        assert_eq!(tokens, expected);
+        assert_eq!((tally.counted, tally.output_tokens), (output.into(), output.into()));
+    }
+    let (_, tokens, tally) = all(&[chat("a b c"), usage(3)]);
+    assert_eq!((tokens, tally.counted), (vec![3], 3), "an answer in one event");
+    // One that counts no tokens of an answer with output is not believed.
+    let (_, tokens, tally) = of(0);
+    assert_eq!((tokens, tally.evidence), (vec![1, 1, 1], TokenEvidence::Events));
+    assert_eq!((tally.output_tokens, tally.conflict), (3, true));
 }
 
 #[test]
@@ -99,7 +105,7 @@ fn a_count_that_only_comes_with_the_end_is_the_final_one() {
     let (at_once, tokens, tally) =
         all(&[text("a", None, None, false), text("b", None, None, false), text("", Some(6), None, true)]);
     assert_eq!(at_once, [Later, Later, NoOutput]);
-    assert_eq!((tokens, tally.evidence), (vec![3, 3], TokenEvidence::FinalUsage));
+    assert_eq!((tokens, tally.evidence), (vec![1, 5], TokenEvidence::FinalUsage));
 }
 
 #[test]
@@ -107,7 +113,7 @@ fn a_total_beside_an_empty_choice_is_no_output() {
     let total = r#"{"choices":[{"index":0,"delta":{}}],"usage":{"completion_tokens":9}}"#.to_owned();
     let (at_once, tokens, tally) = all(&[chat("a"), chat("b"), chat("c"), total]);
     assert_eq!(at_once, [Later, Later, Later, NoOutput]);
-    assert_eq!((tokens, tally.evidence), (vec![3, 3, 3], TokenEvidence::FinalUsage));
+    assert_eq!((tokens, tally.evidence), (vec![1, 4, 4], TokenEvidence::FinalUsage));
 }
 
 #[test]
@@ -137,7 +143,7 @@ fn a_running_count_that_an_output_event_lacks_gives_way_to_the_next_better_evide
         usage(4),
     ];
     let (_, tokens, tally) = all(&without);
-    assert_eq!((tokens, tally.evidence), (vec![2, 1, 1], TokenEvidence::FinalUsage));
+    assert_eq!((tokens, tally.evidence), (vec![1, 2, 1], TokenEvidence::FinalUsage));
 }
 
 #[test]
@@ -149,14 +155,14 @@ fn a_running_count_that_shrinks_is_not_believed() {
         usage(9),
     ]);
     assert_eq!(at_once, [Now(5), Later, Later, NoOutput]);
-    assert_eq!((tokens, tally.evidence), (vec![3, 3, 3], TokenEvidence::FinalUsage));
+    assert_eq!((tokens, tally.evidence), (vec![1, 4, 4], TokenEvidence::FinalUsage));
 }
 
 #[test]
 fn a_running_count_that_stays_zero_covers_nothing() {
     let (_, tokens, tally) =
         all(&[text("a", Some(0), None, false), text("b", Some(0), None, false), usage(4)]);
-    assert_eq!((tokens, tally.evidence), (vec![2, 2], TokenEvidence::FinalUsage));
+    assert_eq!((tokens, tally.evidence), (vec![1, 3], TokenEvidence::FinalUsage));
     let (_, tokens, tally) =
         all(&[text("a", Some(0), Some(&[1]), false), text("b c", Some(0), Some(&[1, 2]), false)]);
     assert_eq!((tokens, tally.evidence, tally.conflict), (vec![1, 2], TokenEvidence::TokenIds, true));
@@ -171,7 +177,7 @@ fn of_two_that_disagree_the_better_one_counts_and_the_other_is_out() {
         usage(4),
     ]);
     // The running count is lost in the third event, and the ids were wrong in the second.
-    assert_eq!((tokens, tally.evidence, tally.conflict), (vec![2, 1, 1], TokenEvidence::FinalUsage, true));
+    assert_eq!((tokens, tally.evidence, tally.conflict), (vec![1, 2, 1], TokenEvidence::FinalUsage, true));
 }
 
 #[test]
@@ -258,7 +264,7 @@ fn llama_cpp_counts_by_its_timings_where_they_come_with_each_event() {
     assert_eq!((tally.output_tokens, tally.cached_tokens), (4, Some(4)));
     // Without being asked for: in the last event only.
     let (_, tokens, tally) = all(&[chat("a"), chat("b"), event(4, "\"length\"")]);
-    assert_eq!((tokens, tally.evidence, tally.output_tokens), (vec![2, 1, 1], TokenEvidence::FinalUsage, 4));
+    assert_eq!((tokens, tally.evidence, tally.output_tokens), (vec![1, 2, 1], TokenEvidence::FinalUsage, 4));
 }
 
 #[test]
@@ -304,8 +310,24 @@ proptest! {
         let tally = counter.finish(&mut tokens);
         prop_assert_eq!(tokens.len(), outputs);
         prop_assert_eq!(tally.counted, tokens.iter().map(|&n| u64::from(n)).sum::<u64>());
-        prop_assert_eq!(tally.output_tokens, counter.last.map_or(tally.counted, |counts| u64::from(counts.output)));
+        let reported = counter.last.map(|counts| u64::from(counts.output)).filter(|&n| n > 0 || tokens.is_empty());
+        prop_assert_eq!(tally.output_tokens, reported.unwrap_or(tally.counted));
         prop_assert!(tokens.is_empty() || tally.counted > 0);
+    }
+
+    /// Of a final count alone none is lost, the first event has one token, and the others differ by one at most.
+    #[test]
+    fn a_final_count_adds_up_over_any_number_of_events(total in 1_u32..5_000, events in 1_usize..200) {
+        let mut stream = vec![chat("x"); events];
+        stream.push(usage(total));
+        let (_, tokens, tally) = all(&stream);
+        prop_assert_eq!(tally.evidence, TokenEvidence::FinalUsage);
+        prop_assert_eq!((tally.counted, tally.output_tokens), (total.into(), total.into()));
+        prop_assert_eq!(tokens.iter().sum::<u32>(), total);
+        if let [first, others @ ..] = &tokens[..] && events > 1 {
+            prop_assert_eq!(*first, 1);
+            prop_assert!(others.is_sorted_by(|a, b| a >= b) && others[0] - others[events - 2] <= 1);
+        }
     }
 
     /// A server that counts right is believed: the tokens of each event are those it sent.

@@ -149,7 +149,14 @@ impl Storage for CpuOperations {
         Ok(())
     }
 
-    fn read(&mut self, buffer: &CpuBuffer, rows: usize) -> Result<Vec<Vec<f32>>, EngineError> {
-        Ok((0..rows).map(|row| buffer.row(row).to_vec()).collect())
+    fn read_into(
+        &mut self,
+        buffer: &CpuBuffer,
+        rows: usize,
+        values: &mut Vec<f32>,
+    ) -> Result<(), EngineError> {
+        values.clear();
+        values.extend_from_slice(&buffer.values[..rows * buffer.width]);
+        Ok(())
     }
 }

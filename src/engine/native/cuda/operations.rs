@@ -70,6 +70,8 @@ pub struct CudaOperations<D: Device> {
     outputs: usize,
     replays: usize,
     next_bytes: Vec<u8>,
+    /// Of a buffer that is read, as it lies on the device.
+    read_bytes: Vec<u8>,
     /// Draws of K and V as a cache keeps them, by its dtype.
     quantiles: Option<(Dtype, D::Memory)>,
 }
@@ -104,6 +106,7 @@ impl<D: Device> CudaOperations<D> {
             outputs: 0,
             replays: 0,
             next_bytes: Vec::new(),
+            read_bytes: Vec::new(),
             quantiles: None,
         }
     }
@@ -239,12 +242,18 @@ impl<D: Device> Storage for CudaOperations<D> {
         FillKv { pool, quantiles, blocks: &table, count: blocks.len(), seed }.launch(&mut self.device)
     }
 
-    fn read(&mut self, buffer: &DeviceTensor<D>, rows: usize) -> Result<Vec<Vec<f32>>, EngineError> {
-        let mut bytes = vec![0; 4 * rows * buffer.width];
-        self.device.download(&buffer.memory, 0, &mut bytes)?;
+    fn read_into(
+        &mut self,
+        buffer: &DeviceTensor<D>,
+        rows: usize,
+        values: &mut Vec<f32>,
+    ) -> Result<(), EngineError> {
+        self.read_bytes.resize(4 * rows * buffer.width, 0);
+        self.device.download(&buffer.memory, 0, &mut self.read_bytes)?;
         self.peer_buffer.check(&mut self.device, self.ranks)?;
-        let values: Vec<f32> = bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect();
-        Ok(values.chunks_exact(buffer.width.max(1)).map(<[f32]>::to_vec).collect())
+        values.clear();
+        values.extend(self.read_bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)));
+        Ok(())
     }
 
     fn device_name(&self) -> String {

@@ -45,7 +45,7 @@ pub enum TokenEvidence {
     TokenIds,
     /// An entry of log probabilities for each token.
     Logprobs,
-    /// The final count, spread evenly over the events that hold output.
+    /// The final count: one token for the first event that holds output, the rest spread evenly over the others.
     FinalUsage,
     /// The output text, encoded again with a tokenizer.
     Tokenizer,
