@@ -33,12 +33,13 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue};
-use clap::{Parser, Subcommand, ValueEnum as _};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum as _};
 
 use crate::serve::serving_job::ServeJob;
 use crate::weights::OpenModel;
 use crate::worker::job::Job;
 use crate::worker::journal::FolderLock;
+use hbmark_core::ledger::ExpertRouting;
 use hbmark_core::units::Bytes;
 use hbmark_report::analysis::import::UserOverrides;
 use hbmark_report::analysis::{FailOn, Opened, failures};
@@ -194,6 +195,16 @@ fn say_doubt(model: &OpenModel) {
     }
 }
 
+/// Refuses --expert-routing of a model that routes nothing.
+fn check_routing(asked: Option<ExpertRouting>, model: &OpenModel) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        asked.is_none() || model.architecture.experts.is_some(),
+        "--expert-routing: {} has no experts; leave the flag out",
+        model.name
+    );
+    Ok(())
+}
+
 /// Prints an error to stderr.
 pub fn say_error(error: &anyhow::Error) {
     say(&format!("error: {}", one_line(error)));
@@ -212,7 +223,10 @@ pub fn parse() -> Result<Cli, std::process::ExitCode> {
         say(&format!("error: `run` has no {flag} of llama-bench: {tip}"));
         return Err(std::process::ExitCode::from(2));
     }
-    Cli::try_parse().map_err(|mut error| {
+    let mut command = with_negative_numbers(Cli::command());
+    let parsed = command.try_get_matches_from_mut(std::env::args_os());
+    let parsed = parsed.and_then(|found| Cli::from_arg_matches(&found).map_err(|e| e.format(&mut command)));
+    parsed.map_err(|mut error| {
         if let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg)
             && let Some(tip) = serve::moved(flag)
         {
@@ -230,6 +244,11 @@ pub fn parse() -> Result<Cli, std::process::ExitCode> {
         let _ = std::io::stderr().write_all((lines.join("\n") + "\n").as_bytes());
         std::process::ExitCode::from(2)
     })
+}
+
+/// A command whose flags take a negative number as their value, so that it is refused with their limits.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    command.allow_negative_numbers(true).mut_subcommands(with_negative_numbers)
 }
 
 /// Prints data to stdout; a closed pipe ends the program quietly.

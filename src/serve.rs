@@ -38,7 +38,7 @@ use hbmark_core::result::serving::{
     Arrivals, MIN_REQUESTS, Offered, Point, ServeKind, ServeReport, Slo, SweepVariable, WorkloadSummary,
 };
 use hbmark_core::result::{Cause, DeviceSpec, ModelSummary, Report, as_map};
-use hbmark_core::units::{Bytes, Nanos};
+use hbmark_core::units::{Bytes, Nanos, counted};
 use hbmark_traffic::arrivals::Burst;
 use hbmark_traffic::point::TrafficSource;
 use hbmark_traffic::sampler::Sampling;
@@ -257,7 +257,8 @@ fn end_early(
         (Some(signal), _) => {
             let by = signal_name(signal);
             report.warnings.push(format!(
-                "the benchmark was stopped by {by} after {measured} points: what would have followed is missing"
+                "the benchmark was stopped by {by} after {}: what would have followed is missing",
+                counted(measured, "point")
             ));
             stage.measured.extend(stage.interrupted.take().map(|point| {
                 let not_run = Some(Cause::Interrupted { signal: by.to_owned() });
@@ -312,14 +313,14 @@ fn begin(
             let (name, prompts) = (dataset.format.name(), dataset.prompts.len());
             (
                 format!("{name} dataset"),
-                format!("{prompts} prompts, {} of other lengths left out", dataset.left_out),
+                format!("{}, {} of other lengths left out", counted(prompts, "prompt"), dataset.left_out),
             )
         }),
         TrafficSource::Trace(trace, _) => (
             format!("{} trace", trace.format),
             format!(
-                "{} requests as recorded, {} without tokens left out",
-                trace.requests.len(),
+                "{} as recorded, {} without tokens left out",
+                counted(trace.requests.len(), "request"),
                 trace.left_out
             ),
         ),

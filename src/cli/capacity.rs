@@ -19,7 +19,7 @@ pub struct Args {
     /// A serve.json of a sweep over the rate, or of a search.
     file: PathBuf,
     /// Peak requests per second.
-    #[arg(long, allow_negative_numbers = true)]
+    #[arg(long)]
     target_rate: f64,
     /// Objectives [default: those of the result].
     #[arg(long)]

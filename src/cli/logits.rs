@@ -9,6 +9,7 @@ use super::shared_args::{DeviceArgs, ModelArgs, parse_dtypes};
 use super::{Outcome, print, print_json, say};
 use crate::engine::{DeviceOptions, SequenceId, Session, StepBatch};
 use crate::worker::Observer;
+use hbmark_report::analysis::words::counted;
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -129,8 +130,13 @@ fn text(result: &Logits) -> String {
     use std::fmt::Write;
     let mut ranked: Vec<(usize, f32)> = result.last.iter().copied().enumerate().collect();
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let mut text =
-        format!("{} · {} · {} · {} tokens\n", result.model, result.engine, result.dtype, result.tokens.len());
+    let mut text = format!(
+        "{} · {} · {} · {}\n",
+        result.model,
+        result.engine,
+        result.dtype,
+        counted(result.tokens.len(), "token")
+    );
     text.push_str("    token       logit\n");
     for (token, logit) in ranked.iter().take(10) {
         let _ = writeln!(text, "{token:>9}  {logit:>10.5}");

@@ -50,9 +50,9 @@ pub struct Args {
     #[arg(long, default_value = "512,4096")]
     context: String,
     /// How tokens are assumed to be spread over the experts of a layer: uniform, balanced (the most a step can read), or zipf:S (the expert
-    /// of rank r is 1/r^S as popular).
-    #[arg(long, default_value = "uniform")]
-    expert_routing: ExpertRouting,
+    /// of rank r is 1/r^S as popular) [default: uniform].
+    #[arg(long)]
+    expert_routing: Option<ExpertRouting>,
     /// GPUs that share each layer.
     #[arg(long, visible_alias = "tp", default_value_t = 1, value_parser = group_size())]
     tensor_parallel_size: u64,
@@ -89,6 +89,7 @@ impl Args {
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let model = weights::open_shape(&args.model, args.revision.as_deref())?;
     say_doubt(&model);
+    super::check_routing(args.expert_routing, &model)?;
     let question = crate::run::predict::Question {
         device: devices::find(&args.gpu)?.clone(),
         dtypes: match &args.dtype {
@@ -99,7 +100,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         phases: phases(&args.phase, args.draft_tokens.as_deref())?,
         batches: parse_axis("batch", &args.batch)?,
         contexts: parse_axis("context", &args.context)?,
-        routing: args.expert_routing,
+        routing: args.expert_routing.unwrap_or(ExpertRouting::Uniform),
         group: args.group()?,
     };
     let report = crate::run::predict::report(&model, &question, &command_line())?;

@@ -12,7 +12,7 @@ use hbmark_report::analysis::capacity::{Capacity, capacity};
 use hbmark_report::analysis::import::{Imported, UserOverrides};
 use hbmark_report::analysis::{Opened, open};
 use hbmark_report::output::document::Document;
-use hbmark_report::output::{Kind, markdown, record};
+use hbmark_report::output::{markdown, record};
 
 #[derive(Debug, ClapArgs)]
 #[command(
@@ -64,7 +64,7 @@ fn of_file(args: &Args, file: &Path) -> anyhow::Result<Document> {
         Opened::Report(report) => record::of_run(&report),
         Opened::Foreign(results) => {
             let place = |result| Imported::new(result, &UserOverrides::default());
-            results.into_iter().map(place).collect::<Vec<_>>().as_slice().document()
+            record::of_foreign(&results.into_iter().map(place).collect::<Vec<_>>())
         }
     })
 }

@@ -47,7 +47,7 @@ pub struct Args {
     dtype: Option<String>,
     /// Storage of the KV cache [default: that of the weights in f32, f16 or bf16, otherwise bf16]. native also has fp8 (e4m3 without scales) and int8
     /// (an f32 scale for each token and head).
-    #[arg(long, env = "HBMARK_KV_DTYPE", visible_alias = "kv-cache-dtype", value_parser = super::shared_args::kv_dtype())]
+    #[arg(long, env = "HBMARK_KV_DTYPE", visible_alias = "kv-cache-dtype", value_parser = super::shared_args::engine_kv_dtype())]
     kv_dtype: Option<Dtype>,
     /// Phases of inference. `verify` is the step of speculative decoding that checks draft tokens; decode is measured beside it.
     #[arg(long, env = "HBMARK_PHASE", value_delimiter = ',', default_value = "prefill,decode")]
@@ -295,9 +295,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
 fn open(config: &RunConfig) -> anyhow::Result<OpenModel> {
     let model = crate::weights::open(&config.model, config.revision.as_deref(), config.seed)?;
     super::say_doubt(&model);
-    if config.device_options.scripted_routing.is_some() && model.architecture.experts.is_none() {
-        anyhow::bail!("--expert-routing: {} has no experts; leave the flag out", model.name);
-    }
+    super::check_routing(config.device_options.scripted_routing.map(|script| script.routing), &model)?;
     Ok(model)
 }
 
@@ -341,7 +339,7 @@ fn resume(args: &Args, folder: &Path) -> anyhow::Result<Ready> {
     journal::same(folder, "the model", &plan.model_hash, &crate::run::model_hash(&config, &model))?;
     let cells = crate::run::planned(&config, &model);
     journal::same(folder, "the plan", &plan.cells.join(" "), &cells.join(" "))?;
-    say(&format!("going on after {} measured steps of `{command}`", steps.len()));
+    say(&format!("going on after {} of `{command}`", counted(steps.len(), "measured step")));
     Ok(Ready { config, model, command, journal: Some((journal, steps)) })
 }
 

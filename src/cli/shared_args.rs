@@ -71,11 +71,18 @@ impl AccessArgs {
     }
 }
 
-/// The storages of a KV cache: all dtypes but the blocks of 256, which are of weights alone, and a file's own.
+/// The storages of a KV cache that can be counted: all dtypes but the blocks of 256, which are of weights alone, and a file's own.
 pub fn kv_dtype() -> impl TypedValueParser<Value = Dtype> {
-    let caches = Dtype::value_variants()
-        .iter()
-        .filter(|dtype| !matches!(dtype, Dtype::Gguf | Dtype::Q4K | Dtype::Q5K | Dtype::Q6K));
+    dtypes(|dtype| !matches!(dtype, Dtype::Gguf | Dtype::Q4K | Dtype::Q5K | Dtype::Q6K))
+}
+
+/// The storages of a KV cache that an engine has.
+pub fn engine_kv_dtype() -> impl TypedValueParser<Value = Dtype> {
+    dtypes(|dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16 | Dtype::Fp8 | Dtype::Int8))
+}
+
+fn dtypes(is_one: fn(&Dtype) -> bool) -> impl TypedValueParser<Value = Dtype> {
+    let caches = Dtype::value_variants().iter().filter(|dtype| is_one(dtype));
     PossibleValuesParser::new(caches.filter_map(Dtype::to_possible_value))
         .map(|name| Dtype::from_str(&name, false).expect("one of the names above"))
 }

@@ -15,7 +15,7 @@ use super::nvml::{self, Throttle};
 use super::system_files::Root;
 use super::telemetry::{HostTelemetry, LOAD_WINDOW, Telemetry};
 use hbmark_core::result::{CpuEnvironment, Environment, GpuEnvironment, GpuMatch, Limits, Severity};
-use hbmark_core::units::Bytes;
+use hbmark_core::units::{Bytes, counted};
 
 /// One thing found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -153,7 +153,7 @@ impl Findings {
 
     fn processor(&mut self, cpu: &CpuEnvironment) {
         let model = cpu.model.as_deref().unwrap_or("unknown model");
-        let cores = format!("{model}, {} of {} cores usable", cpu.usable_cores, cpu.logical_cores);
+        let cores = format!("{model}, {} of {} usable", cpu.usable_cores, counted(cpu.logical_cores, "core"));
         if cpu.usable_cores <= 2 {
             let advice =
                 "keep everything else off this machine: any background task lands on a measured core";
@@ -183,7 +183,8 @@ impl Findings {
         }
 
         if let Some(quota) = cpu.quota_cores.filter(|quota| *quota < cpu.logical_cores as f64) {
-            let detail = format!("the control group allows {quota:.1} of {} cores", cpu.logical_cores);
+            let detail =
+                format!("the control group allows {quota:.1} of {}", counted(cpu.logical_cores, "core"));
             let advice =
                 "use no more threads than that, or steps stall until the next period; better, lift the quota";
             self.warn("cpu quota", detail, advice);

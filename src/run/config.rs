@@ -12,6 +12,7 @@ use crate::measure::protocol::{Depth, Stopping};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::validation::AXIS_CAP;
 use hbmark_core::result::{EngineKind, KvFill, MAX_DRAFT_TOKENS, Phase};
+use hbmark_report::analysis::distinct;
 
 /// The model that runs when none is named: small enough for a laptop, real enough to be worth timing.
 pub const DEFAULT_MODEL: &str = "SmolLM2-135M";
@@ -84,7 +85,7 @@ pub fn with_ranks(engines: &[String], sizes: &[usize]) -> Vec<String> {
 /// # Errors
 /// [`ConfigError::Engine`], naming what there is.
 pub fn parse_engines(given: &str) -> Result<Vec<String>, ConfigError> {
-    given
+    let engines = given
         .split(',')
         .map(|name| {
             let name = name.trim();
@@ -102,7 +103,8 @@ pub fn parse_engines(given: &str) -> Result<Vec<String>, ConfigError> {
                 })
             }
         })
-        .collect()
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(distinct(engines))
 }
 
 /// Reads a number with an optional `k` (1,024) or `m` (1,048,576): `4k` is 4,096 tokens.
@@ -305,13 +307,14 @@ pub fn names_of(phases: &[Phase]) -> (Vec<PhaseName>, Option<String>) {
 /// # Errors
 /// [`ConfigError::Dtype`], naming the one that is none.
 pub fn parse_dtypes(flag: &str, given: &str) -> Result<Vec<Dtype>, ConfigError> {
-    given
+    let dtypes = given
         .split(',')
         .map(|name| {
             <Dtype as clap::ValueEnum>::from_str(name.trim(), true)
                 .map_err(|_| ConfigError::Dtype { flag: flag.to_owned(), given: name.trim().to_owned() })
         })
-        .collect()
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(distinct(dtypes))
 }
 
 #[cfg(test)]

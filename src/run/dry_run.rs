@@ -11,6 +11,7 @@ use crate::machine::memory;
 use crate::weights::OpenModel;
 use hbmark_core::result::Cause;
 use hbmark_core::units::Bytes;
+use hbmark_report::analysis::words::counted;
 use hbmark_report::output::Kind;
 use hbmark_report::output::document::{Document, numbers, words};
 
@@ -88,6 +89,11 @@ impl DryRun {
                 }
             }
         }
+        if plan.cells.is_empty() {
+            return Err(RunError::Refused {
+                reason: format!("no cell can run: {}", plan.unsupported.join("; ")),
+            });
+        }
         Ok(plan)
     }
 }
@@ -95,14 +101,20 @@ impl DryRun {
 impl Kind for DryRun {
     fn document(&self) -> Document {
         let skipped = self.cells.iter().filter(|cell| cell.skip.is_some()).count();
-        let mut document =
-            Document::new(format!("plan of {} cells, {skipped} of them skipped", self.cells.len()));
+        let mut document = Document::new(format!(
+            "plan of {}, {skipped} of them skipped",
+            counted(self.cells.len(), "cell")
+        ));
         document.list([
             format!("model: {} ({})", self.model, self.source),
             format!("device: {}", self.device),
             format!(
-                "protocol: {}, {} to {} blocks over {} visits, seed {}",
-                self.protocol, self.blocks[0], self.blocks[1], self.visits, self.seed
+                "protocol: {}, {} to {} over {}, seed {}",
+                self.protocol,
+                self.blocks[0],
+                counted(self.blocks[1], "block"),
+                counted(self.visits, "visit"),
+                self.seed
             ),
         ]);
         let cells = || self.cells.iter();

@@ -138,8 +138,8 @@ pub fn measure(
     let workload = WorkloadSummary {
         name: "cold start".into(),
         source: format!(
-            "{} launches of a process on the {} engine, a prompt of {} tokens each",
-            config.launches, config.engine, config.prompt_tokens
+            "launches of a process on the {} engine: {}; tokens of a prompt: {}",
+            config.engine, config.launches, config.prompt_tokens
         ),
     };
     Ok(ServeReport {

@@ -738,3 +738,48 @@ fn an_output_that_is_a_device_or_a_link_is_written_and_stays_what_it_is() {
     let said = format!("error: cannot write {}: its folder takes no new file: No such file", path(&missing));
     refused(&["record", path(&seed), "--output", path(&missing)], &said);
 }
+
+#[test]
+fn a_negative_number_is_refused_with_the_limit_of_its_flag() {
+    let sweep = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/results/serve-sweep.json");
+    let sweep = path(&sweep);
+    for command in ["capacity", "record"] {
+        let on = [command, sweep, "--target-rate", "3"];
+        refused(&[&on[..], &["--headroom", "-1"]].concat(), "--headroom -1 is not at least 0 and below 1");
+        refused(
+            &[&on[..], &["--gpu-hour-price", "-1"]].concat(),
+            "--gpu-hour-price -1 is not a number above 0",
+        );
+    }
+    let cost = ["--max-cost-per-million", "1", "--gpu-hour-price", "-1"];
+    refused(&[&["explain", sweep][..], &cost].concat(), "`-1` is not a positive number");
+    refused(&["speculate", sweep, "--draft-time", "-1"], "`-1`");
+}
+
+#[test]
+fn what_no_engine_keeps_its_kv_cache_in_is_refused_and_a_plan_of_nothing_says_why() {
+    refused(&["run", "--kv-dtype", "int4", "--dry-run"], "[possible values: f32, bf16, f16, int8, fp8]");
+    refused(
+        &["run", "--kv-dtype", "fp8", "--engine", "stock,stock-pool", "--device", "cpu", "--dry-run"],
+        "no cell can run: stock, f32: the stock engine does not run a KV cache in fp8",
+    );
+}
+
+#[test]
+fn an_engine_or_a_dtype_named_twice_is_planned_once() {
+    let plan = |engines: &str, dtypes: &str| {
+        let plan = ["run", "--dry-run", "--device", "cpu", "--engine", engines, "--dtype", dtypes];
+        hbmark().args(plan).assert().code(0).get_output().stdout.clone()
+    };
+    assert_eq!(plan("native", "int8"), plan("native,native", "int8,int8"));
+}
+
+#[test]
+fn routing_of_a_model_without_experts_is_refused() {
+    for command in ["predict", "run"] {
+        refused(
+            &[command, "--model", "SmolLM2-135M", "--expert-routing", "balanced"],
+            "SmolLM2-135M has no experts; leave the flag out",
+        );
+    }
+}

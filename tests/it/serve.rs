@@ -246,7 +246,7 @@ fn bad_input_is_refused_before_anything_runs() {
     refused(&["--rate", "inf", "--duration", "10s"], "--duration 10.0 s beside --rate inf has no end");
     refused(
         &["--requests", "100", "--max-requests", "50"],
-        "--max-requests 50 is below the 100 requests that are measured first",
+        "--max-requests 50 is below the number that is measured first, 100",
     );
     refused(&["--input-len", "64"], "--input-len 64 needs --output-len");
     refused(&["sweep", "rate=1,2", "--output-len", "64"], "--output-len 64 needs --input-len");
@@ -289,7 +289,7 @@ fn bad_input_is_refused_before_anything_runs() {
     refused(&["--max-num-seqs", "0"], "0 is not between 1 and");
     refused(&["--slo", "fast"], "--slo");
     refused(&["--slo", "ttft_p95=quick"], "--slo");
-    refused(&["--duration", "1h"], "--rate");
+    refused(&["--duration", "1h", "--concurrency", "2"], "--duration 3600 s needs --rate");
     refused(&["--url", "http://localhost:1", "--extra-body", r#"{"n": 2}"#], "one completion per request");
     let model = fixture("models/llama-gqa");
     let on = ["--model", model.to_str().unwrap()];
@@ -426,6 +426,8 @@ fn a_sweep_past_saturation_is_explained_with_its_edge_and_its_cost() {
 
 #[test]
 fn a_virtual_run_is_a_result_with_a_schema() {
+    let found = virtual_json(&["--workload", "chat", "--duration", "2m"]);
+    assert_eq!(found["points"][0]["offered"]["rate"], 1.0, "the default");
     let found = virtual_json(&["--workload", "chat", "--rate", "10", "--duration", "2m"]);
     assert_eq!(found["kind"], "serve_virtual");
     let result = &found["points"][0]["result"];
@@ -444,7 +446,7 @@ fn a_duration_gives_each_rate_of_a_sweep_its_requests() {
     assert_eq!([measured(0), measured(1)], [Some(300), Some(600)]);
     let objective = ["--duration", "2s", "--slo", "ttft_p99=1s"];
     refused(&[&["sweep", "rate=10,200"][..], &objective, &H100].concat(), "20 are measured");
-    refused(&[&["sweep", "max-num-seqs=8,16"][..], &objective, &H100].concat(), "needs --rate");
+    refused(&[&["sweep", "concurrency=8,16"][..], &objective, &H100].concat(), "needs --rate");
 }
 
 #[test]

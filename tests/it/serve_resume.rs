@@ -66,7 +66,7 @@ fn a_killed_sweep_goes_on_with_the_points_that_it_had() {
     for how in [&[][..], &["--no-isolation"]] {
         let folder = killed();
         let output = resume(folder.path(), how);
-        assert!(stderr(&output).contains("` after 1 measured points"), "{}", stderr(&output));
+        assert!(stderr(&output).contains("` after 1 measured point\n"), "{}", stderr(&output));
         is_whole(&output);
         assert_eq!(names(folder.path()), RESULTS, "a whole result needs no journal");
         refused(&resume(folder.path(), &[]), &["holds no unfinished run", "journal.jsonl"]);
@@ -89,7 +89,7 @@ fn a_signal_saves_what_there_is_and_names_what_it_hit() {
         assert_eq!(first["result"]["served"], 10);
         assert_eq!(hit["not_run"]["signal"], format!("SIG{name}"));
         let warnings = printed["warnings"].to_string();
-        assert!(warnings.contains(&format!("stopped by SIG{name} after 1 points")), "{warnings}");
+        assert!(warnings.contains(&format!("stopped by SIG{name} after 1 point")), "{warnings}");
         let mut words = String::new();
         said.read_to_string(&mut words).unwrap();
         assert!(words.contains("resume with `hbmark serve --resume"), "{words}");

@@ -178,6 +178,12 @@ impl fmt::Display for FlopsPerSecond {
     }
 }
 
+/// `1 row`, `3 rows`.
+pub fn counted<N: Copy + fmt::Display + PartialEq + From<u8>>(count: N, one: &str) -> String {
+    let plural = if count == N::from(1) { "" } else { "s" };
+    format!("{count} {one}{plural}")
+}
+
 /// Seconds since the epoch as a date. *Source*: days to civil date by the proleptic Gregorian calendar's 400-year cycle.
 pub fn rfc3339(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
@@ -196,6 +202,12 @@ pub fn rfc3339(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_of_a_thing_is_no_plural() {
+        assert_eq!([0_usize, 1, 2].map(|n| counted(n, "cell")), ["0 cells", "1 cell", "2 cells"]);
+        assert_eq!(counted(1.0, "request"), "1 request");
+    }
 
     #[test]
     fn a_capacity_is_binary_and_a_small_one_is_not_nothing() {

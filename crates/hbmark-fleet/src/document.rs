@@ -6,6 +6,7 @@ mod plots;
 
 use crate::drain::drain_commands;
 use crate::result::{Finding, FleetReport, Level, State};
+use hbmark_report::analysis::words::counted;
 use hbmark_report::output::Kind;
 use hbmark_report::output::document::{
     Block, Column, Document, Figure, Line, Table, Tone, measured, numbers, words,
@@ -59,7 +60,7 @@ pub fn headline(report: &FleetReport) -> String {
         }
     }
     let total = report.gpus.len() + report.count(State::Missing);
-    counts.push(format!("{} of {total} GPUs ok", report.count(State::Ok)));
+    counts.push(format!("{} of {} ok", report.count(State::Ok), counted(total, "GPU")));
     format!("{}: {}", report.level().word(), counts.join(", "))
 }
 
@@ -72,18 +73,19 @@ fn header(report: &FleetReport) -> Vec<Line> {
     }
     match &report.expected {
         Some(expected) => lines.push(Line::plain(format!(
-            "plan {} ({}): {} nodes, {} GPUs, {} processes each; {} results read from {} files",
+            "plan {} ({}): {}, {}, processes of each: {}; {} read from {}",
             expected.plan,
             expected.digest,
-            expected.nodes,
-            expected.gpus,
+            counted(expected.nodes, "node"),
+            counted(expected.gpus, "GPU"),
             expected.processes,
-            report.runs,
-            report.files
+            counted(report.runs, "result"),
+            counted(report.files, "file")
         ))),
         None => lines.push(Line::plain(format!(
-            "no manifest (fleet.json): what is missing cannot be told; {} results read from {} files",
-            report.runs, report.files
+            "no manifest (fleet.json): what is missing cannot be told; {} read from {}",
+            counted(report.runs, "result"),
+            counted(report.files, "file")
         ))),
     }
     let settings = &report.settings;

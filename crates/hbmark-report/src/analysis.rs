@@ -38,7 +38,7 @@ pub use recheck::recheck;
 pub use side_by_side::{FigurePair, SideBySide, SideBySideError, side_by_side};
 
 /// The values, each once, in the order in which they come first.
-pub(crate) fn distinct<T: PartialEq>(values: impl IntoIterator<Item = T>) -> Vec<T> {
+pub fn distinct<T: PartialEq>(values: impl IntoIterator<Item = T>) -> Vec<T> {
     let mut found = Vec::new();
     for value in values {
         if !found.contains(&value) {

@@ -12,6 +12,7 @@ use hbmark_fleet::launcher::{self, Launcher, Site};
 use hbmark_fleet::nodes;
 use hbmark_fleet::plan::{MIN_PROCESSES, Manifest, Plan};
 use hbmark_fleet::result::FleetReport;
+use hbmark_report::analysis::words::counted;
 
 /// The largest list of nodes that is read.
 const MAX_LIST_BYTES: u64 = 16 << 20;
@@ -177,11 +178,11 @@ fn summary(args: &Args, manifest: &Manifest) -> String {
         LauncherName::Ssh => format!("sh {out}/ssh.sh"),
     };
     format!(
-        "plan {} ({}): {} nodes, {} GPUs, {} processes each, {} on a node\nwritten to {out}\nnext: {next}\nthen: hbmark fleet report {out}",
+        "plan {} ({}): {}, {}, processes of each: {}, {} on a node\nwritten to {out}\nnext: {next}\nthen: hbmark fleet report {out}",
         plan.name,
         manifest.digest,
-        manifest.nodes.len(),
-        manifest.gpus(),
+        counted(manifest.nodes.len(), "node"),
+        counted(manifest.gpus(), "GPU"),
         plan.processes,
         if plan.at_once { "all GPUs at once" } else { "one GPU after the other" },
     )

@@ -24,6 +24,7 @@ use crate::worker::child::WorkerExit;
 use crate::worker::journal::{self, Header, Journal};
 use hbmark_core::result::as_map;
 use hbmark_core::result::serving::{ServeReport, Validity};
+use hbmark_report::analysis::words::counted;
 use hbmark_report::analysis::{FailOn, serving_failures};
 
 /// A benchmark that is about to start, or to be resumed.
@@ -187,7 +188,7 @@ fn resume(given: &ServingArgs, folder: &Path) -> anyhow::Result<Ready> {
     journal::same(folder, "the model", &was.model_hash, &is.model_hash)?;
     let points =
         entries.iter().filter(|entry| matches!(entry.response, ServeResponse::Measured { .. })).count();
-    say(&format!("resuming `{}` after {points} measured points", ready.command));
+    say(&format!("resuming `{}` after {}", ready.command, counted(points, "measured point")));
     ready.journal = Some((journal, entries));
     Ok(ready)
 }

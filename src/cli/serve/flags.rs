@@ -32,6 +32,8 @@ use hbmark_traffic::sampler::Sampling;
 use hbmark_traffic::trace;
 use hbmark_traffic::workload::{SharedPrefix, Structured, Workload};
 
+/// Requests per second when nothing is said.
+const DEFAULT_RATE: f64 = 1.0;
 /// Requests that are measured when nothing is said, on an engine and on the virtual clock.
 const DEFAULT_REQUESTS: (usize, usize) = (100, 5_000);
 /// Times this an undetermined run is extended on an engine; on the virtual clock, up to this many requests.
@@ -109,7 +111,7 @@ pub(super) struct EngineArgs {
     #[arg(long, env = "HBMARK_DTYPE", value_parser = dtype)]
     pub dtype: Option<Dtype>,
     /// Storage of the KV cache [default: the engine's for the weights]. native also has fp8 and int8.
-    #[arg(long, env = "HBMARK_KV_DTYPE", visible_alias = "kv-cache-dtype", value_parser = crate::cli::shared_args::kv_dtype())]
+    #[arg(long, env = "HBMARK_KV_DTYPE", visible_alias = "kv-cache-dtype", value_parser = crate::cli::shared_args::engine_kv_dtype())]
     pub kv_dtype: Option<Dtype>,
 }
 
@@ -234,13 +236,12 @@ pub(super) struct ServingArgs {
         long,
         visible_alias = "num-prompts",
         value_parser = within(1..=MAX_REQUESTS),
-        allow_negative_numbers = true,
         help_heading = "Workload"
     )]
     requests: Option<usize>,
     /// Send up to this many requests while it is undetermined whether the system keeps up or meets --slo [default: 16 x the default number,
     /// 65536 on the virtual clock; exactly --requests where that is given, except in search and matrix].
-    #[arg(long, value_parser = within(1..=MAX_REQUESTS), allow_negative_numbers = true, help_heading = "Workload")]
+    #[arg(long, value_parser = within(1..=MAX_REQUESTS), help_heading = "Workload")]
     max_requests: Option<usize>,
     /// Warm-up requests before measurement [default: 10 %, at least twice the mean concurrency].
     #[arg(
@@ -331,7 +332,7 @@ impl ServingArgs {
         if let Some(most) = self.max_requests {
             anyhow::ensure!(
                 most >= requests,
-                "--max-requests {most} is below the {requests} requests that are measured first; raise it, or give fewer --requests"
+                "--max-requests {most} is below the number that is measured first, {requests}; raise it, or give fewer --requests"
             );
         }
         let most = self.max_requests.unwrap_or(if goes_on { most } else { 0 }).max(requests);
@@ -366,7 +367,7 @@ impl ServingArgs {
                 let trace = trace::read(path, Some(6 * requests + 10_000))?;
                 (TrafficSource::Trace(Rc::new(trace), self.time_scale), Offered::AsRecorded)
             }
-            None => (TrafficSource::Workload(Workload::open("chat")?), Offered::Rate(1.0)),
+            None => (TrafficSource::Workload(Workload::open("chat")?), Offered::Rate(DEFAULT_RATE)),
         };
         let (engine, knobs, sampling) = (&self.engine, &self.scheduler, &self.sampling);
         if self.clock.simulate && (engine.device.device.is_some() || engine.device.threads.is_some()) {
@@ -542,7 +543,7 @@ pub(super) struct LoadArgs {
     #[command(flatten)]
     pub workload: WorkloadArgs,
     /// Requests per second, or `inf`: all at once [default: 1; for a trace, as recorded].
-    #[arg(long, visible_alias = "request-rate", value_parser = rate, allow_negative_numbers = true, help_heading = "Load")]
+    #[arg(long, visible_alias = "request-rate", value_parser = rate, help_heading = "Load")]
     pub rate: Option<Offered>,
     /// Closed loop with this many concurrent requests; with --rate and --url, an open loop with no more in flight; TTFT
     /// and E2E include the wait for a slot.
@@ -598,6 +599,10 @@ impl LoadArgs {
             (_, Some(_)) => anyhow::bail!(
                 "--duration {duration} beside --rate inf has no end; give a rate that is a number"
             ),
+            (Mode::Sweep { variable: SweepVariable::Concurrency, .. }, _) => anyhow::bail!(
+                "--duration {duration} needs --rate, or a sweep over rate: a closed loop has no rate"
+            ),
+            (_, None) if self.concurrency.is_none() && self.serving.trace.is_none() => [DEFAULT_RATE; 2],
             (_, None) => anyhow::bail!("--duration {duration} needs --rate, or a sweep over rate"),
         };
         let most = requests_within(duration, highest);

@@ -19,7 +19,7 @@ pub(super) struct SearchArgs {
     #[arg(long, help_heading = "Load")]
     slo: Slo,
     /// First rate to try, in requests per second [default: half of the predicted maximum].
-    #[arg(long, visible_alias = "request-rate", value_parser = rate, allow_negative_numbers = true, help_heading = "Load")]
+    #[arg(long, visible_alias = "request-rate", value_parser = rate, help_heading = "Load")]
     rate: Option<Offered>,
     /// Number of seeds with which the rate is found; the result is their median, with its range.
     #[arg(long, default_value = "3", value_parser = within(1..=100_usize), help_heading = "Load")]

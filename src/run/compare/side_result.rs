@@ -8,6 +8,7 @@ use super::{CompareError, ComparedItem, Side, matching, series_of};
 use hbmark_core::result::comparison::{Arm, ComparedCell, Difference, ServedTime};
 use hbmark_core::result::serving::{Offered, Point, ServeReport, Validity};
 use hbmark_core::result::{Capabilities, Environment, Report};
+use hbmark_core::units::counted;
 
 /// The result of a launch.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,7 +54,7 @@ impl SideResult {
         let failed = result.measured - result.served.min(result.measured);
         let mut remarks = Vec::new();
         if failed > 0 {
-            remarks.push(format!("{failed} of {} requests were not served", result.measured));
+            remarks.push(format!("{failed} of {} not served", counted(result.measured, "request")));
         }
         if result.validity == Validity::Saturated {
             remarks.push("saturated: latencies grow with the length of the run".to_owned());

@@ -16,7 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::serving::GateName;
 use crate::model::Dtype;
-use crate::units::{Bytes, BytesPerSecond, Nanos};
+use crate::units::{Bytes, BytesPerSecond, Nanos, counted};
 
 /// A cause: a stable code with its numbers, and as text the sentence for a person.
 #[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize, JsonSchema)]
@@ -80,11 +80,11 @@ pub enum Cause {
 
     /// Retries of a block ran out; `last` is the cause of the last one.
     #[schemars(extend("where" = "cell"))]
-    #[error("{blocks} blocks in a row rejected; the last: {last}")]
+    #[error("{} in a row rejected; the last: {last}", counted(*blocks, "block"))]
     RejectedInARow { blocks: usize, last: Box<Cause> },
     /// More than half of criterion's samples were rejected.
     #[schemars(extend("where" = "cell"))]
-    #[error("{rejected} of {blocks} samples rejected; the last: {last}")]
+    #[error("{rejected} of {} rejected; the last: {last}", counted(*blocks, "sample"))]
     MostRejected { rejected: usize, blocks: usize, last: Box<Cause> },
     /// Warm-up never became steady.
     #[schemars(extend("where" = "cell"))]
@@ -97,8 +97,8 @@ pub enum Cause {
     /// The 95 % interval did not reach its target.
     #[schemars(extend("where" = "cell"))]
     #[error(
-        "95 % interval is ±{:.1} % after {blocks} blocks in {sampled_s:.0} s, wanted ±{:.0} %",
-        half_width * 100.0, wanted * 100.0
+        "95 % interval is ±{:.1} % after {} in {sampled_s:.0} s, wanted ±{:.0} %",
+        half_width * 100.0, counted(*blocks, "block"), wanted * 100.0
     )]
     IntervalTooWide {
         #[serde(deserialize_with = "or_infinite")]
@@ -109,7 +109,7 @@ pub enum Cause {
     },
     /// No interval can be computed.
     #[schemars(extend("where" = "cell"))]
-    #[error("{blocks} blocks are too few for an interval")]
+    #[error("an interval needs more than {}", counted(*blocks, "block"))]
     TooFewBlocks { blocks: usize },
     /// A signal ended the run after so many blocks of the cell.
     #[schemars(extend("where" = "cell"))]
@@ -250,8 +250,8 @@ pub enum Cause {
     /// A predicted cell needs more than the device has.
     #[schemars(extend("where" = "flag"))]
     #[error(
-        "does not fit: needs {}, {:.0} % of the device's {} may be used",
-        needed_bytes.capacity(), usable_share * 100.0, device_bytes.capacity()
+        "does not fit: needs {}, {:.0} % of the device's {}",
+        more_than(*needed_bytes, device_bytes.as_f64() * usable_share), usable_share * 100.0, device_bytes.capacity()
     )]
     DoesNotFit { needed_bytes: Bytes, device_bytes: Bytes, usable_share: f64 },
 
@@ -420,6 +420,16 @@ fn clock_event(reason: &str) -> String {
         }
     };
     known.to_owned()
+}
+
+/// Both amounts, with digits enough to tell them apart: `72.05 GiB, above the usable 72.00 GiB`.
+fn more_than(needed: Bytes, usable: f64) -> String {
+    let gib = f64::from(1 << 30);
+    let shown =
+        |digits: usize| [needed.as_f64(), usable].map(|bytes| format!("{:.digits$} GiB", bytes / gib));
+    let [needed, usable] =
+        (1..6).map(shown).find(|[needed, usable]| needed != usable).unwrap_or_else(|| shown(9));
+    format!("{needed}, above the usable {usable}")
 }
 
 fn exceeds_context(positions: usize, limit: usize, limited_by: Option<&str>) -> String {

@@ -866,12 +866,8 @@ fn completion(rows: &[ForeignRow]) -> Answer {
         known |= failed.is_some() || (asked.is_some() && done.is_some());
         let short = asked.zip(done).is_some_and(|(asked, done)| done < asked);
         if failed.is_some_and(|n| n > 0) || short {
-            let of = asked.map_or_else(|| "?".to_owned(), |n| n.to_string());
-            return (
-                Failed,
-                format!("{}: {} of {of} requests completed", row.label, done.unwrap_or(0)),
-                NEXT,
-            );
+            let of = asked.map_or_else(|| "? requests".to_owned(), |n| counted(n, "request"));
+            return (Failed, format!("{}: {} of {of} completed", row.label, done.unwrap_or(0)), NEXT);
         }
     }
     if known {

@@ -4,6 +4,7 @@
 //! judged again as when it is opened alone; its samples do not stay in memory. Links are not followed, and files that are not results of this
 //! program are named.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::opened::{Opened, open};
+use super::words::counted;
 use hbmark_core::result::serving::{Point, ServeKind, ServeReport};
 use hbmark_core::result::{Capabilities, CellResult, Report, ReportKind, UNKNOWN_PRODUCT};
 
@@ -31,6 +33,8 @@ pub struct Source {
     pub model: String,
     /// The GPU or the CPU it was measured on; a data sheet for a prediction.
     pub device: String,
+    /// Of a serving result.
+    pub workload: Option<String>,
     pub note: Option<String>,
 }
 
@@ -74,7 +78,7 @@ fn found(json: usize) -> String {
     if json == 0 {
         " or a folder below it".to_owned()
     } else {
-        format!(", whose {json} JSON files are others")
+        format!(": {} of something else", counted(json, "JSON file"))
     }
 }
 
@@ -110,7 +114,7 @@ impl Collection {
         let Self { sources, cells, points, .. } = &mut all;
         let order = |source: usize, name: &str| {
             let Source { model, device, started_at, file, .. } = &sources[source];
-            (model.clone(), device.clone(), name.to_owned(), started_at.clone(), file.clone())
+            (model.clone(), device.clone(), natural(name), started_at.clone(), file.clone())
         };
         cells.sort_by_cached_key(|cell| order(cell.source, &cell.row.id));
         points.sort_by_cached_key(|point| order(point.source, &point.row.label));
@@ -132,6 +136,7 @@ impl Collection {
             revision: report.environment.build.git_revision,
             model: report.model.name,
             device,
+            workload: None,
             note: report.note,
         });
         let light = |cell| CellResult { blocks: Vec::new(), operations: Vec::new(), ..cell };
@@ -154,6 +159,7 @@ impl Collection {
             started_at: report.started_at,
             revision: report.environment.build.git_revision,
             device,
+            workload: Some(report.workload.name),
             note: report.note,
         });
         let light = |mut point: Point| {
@@ -164,6 +170,22 @@ impl Collection {
         };
         self.points.extend(report.points.into_iter().map(|point| Sourced { source, row: light(point) }));
     }
+}
+
+/// A name whose whole numbers sort by their size: `rate 25` before `rate 100`.
+fn natural(name: &str) -> String {
+    let (mut key, mut digits, mut in_fraction) = (String::new(), String::new(), false);
+    for c in name.chars().chain(['\0']) {
+        if c.is_ascii_digit() {
+            digits.push(c);
+            continue;
+        }
+        let width = if in_fraction || digits.is_empty() { 0 } else { 20 };
+        let _ = write!(key, "{digits:0>width$}{c}");
+        in_fraction = c == '.' && !digits.is_empty();
+        digits.clear();
+    }
+    key
 }
 
 fn walk(
@@ -254,13 +276,24 @@ mod tests {
     }
 
     #[test]
+    fn numbers_in_names_sort_by_their_size() {
+        let mut names =
+            ["rate 100", "rate 8.5", "rate 25", "rate 8.25", "rate 8", "b1/c512", "b1/c4096", "rate 0.5"];
+        names.sort_by_key(|name| natural(name));
+        assert_eq!(
+            names,
+            ["b1/c512", "b1/c4096", "rate 0.5", "rate 8", "rate 8.25", "rate 8.5", "rate 25", "rate 100"]
+        );
+    }
+
+    #[test]
     fn a_folder_without_results_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let error = Collection::read(folder.path()).unwrap_err().to_string();
         assert!(error.ends_with("or a folder below it"), "{error}");
         fs::write(folder.path().join("x.json"), "[").unwrap();
         let error = Collection::read(folder.path()).unwrap_err().to_string();
-        assert!(error.ends_with(", whose 1 JSON files are others"), "{error}");
+        assert!(error.ends_with(": 1 JSON file of something else"), "{error}");
         let error = Collection::read(&folder.path().join("none")).unwrap_err().to_string();
         assert!(error.starts_with("cannot read"), "{error}");
     }

@@ -17,7 +17,7 @@ use hbmark_core::result::{
     Block, Bound, Cause, CellResult, EngineKind, Finding, FittedModel, Phase, Report, ReportKind, Severity,
     Status,
 };
-use hbmark_core::units::{Bytes, BytesPerSecond, Nanos};
+use hbmark_core::units::{Bytes, BytesPerSecond, Nanos, counted};
 
 /// Share of a step that the bytes at the ceiling must explain before it is called memory-bound. Above the half at which a cell's bound
 /// changes its name: between the two the other part is nearly as large, and neither name fits.
@@ -497,12 +497,16 @@ fn under(cell: &CellResult, is: impl Fn(&Block) -> bool) -> (usize, Option<&Bloc
     (hit.len(), hit.last().copied())
 }
 
+fn blocks(cell: &CellResult) -> String {
+    counted(cell.blocks.len(), "block")
+}
+
 fn throttled(_: &Case<'_>, cell: &CellResult) -> Option<String> {
     let (count, last) = under(cell, |block| matches!(block.rejected, Some(Cause::Throttled { .. })));
     let cause = last?.rejected.as_ref()?;
     let heat = last?.telemetry.as_ref().and_then(|t| t.temperature_celsius);
     let heat = heat.map_or_else(String::new, |c| format!(" at {c:.0} °C"));
-    Some(format!("{count} of {} blocks rejected, the last for {cause}{heat}", cell.blocks.len()))
+    Some(format!("{count} of {} rejected, the last for {cause}{heat}", blocks(cell)))
 }
 
 fn power_capped(_: &Case<'_>, cell: &CellResult) -> Option<String> {
@@ -513,7 +517,7 @@ fn power_capped(_: &Case<'_>, cell: &CellResult) -> Option<String> {
     }
     let watts = telemetry.and_then(|t| t.power_watts).map_or_else(String::new, |w| format!(" at {w:.0} W"));
     let clock = telemetry.and_then(|t| t.sm_clock_mhz).map_or_else(String::new, |c| format!(", {c:.0} MHz"));
-    Some(format!("{count} of {} blocks at the limit{watts}{clock}", cell.blocks.len()))
+    Some(format!("{count} of {} at the limit{watts}{clock}", blocks(cell)))
 }
 
 fn foreign_load(_: &Case<'_>, cell: &CellResult) -> Option<String> {
@@ -525,7 +529,7 @@ fn foreign_load(_: &Case<'_>, cell: &CellResult) -> Option<String> {
     let last = last?;
     let what =
         last.rejected.as_ref().map_or_else(|| "another process on the GPU".to_owned(), ToString::to_string);
-    Some(format!("{count} of {} blocks, the last: {what}", cell.blocks.len()))
+    Some(format!("{count} of {}, the last: {what}", blocks(cell)))
 }
 
 fn noisy(report: &Case<'_>, cell: &CellResult) -> Option<String> {
@@ -537,7 +541,7 @@ fn noisy(report: &Case<'_>, cell: &CellResult) -> Option<String> {
     if let Some(cause) = last.and_then(|block| block.rejected.as_ref())
         && count as f64 >= OFTEN * cell.blocks.len() as f64
     {
-        evidence.push(format!("{count} of {} blocks rejected, the last: {cause}", cell.blocks.len()));
+        evidence.push(format!("{count} of {} rejected, the last: {cause}", blocks(cell)));
     }
     let step = cell.step_ns.as_ref();
     if let Some(cv) = step.and_then(|step| step.cv).filter(|cv| *cv > NOISY_STEPS) {

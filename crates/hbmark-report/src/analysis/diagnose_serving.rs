@@ -507,10 +507,10 @@ fn kv_pressure(_: &ServeReport, point: &Point, result: &ServeResult) -> Option<S
         && result.mean_running < FULL_BATCH * knobs.max_num_seqs as f64;
     (share >= PREEMPTED || waits).then(|| {
         format!(
-            "{} of {} requests were preempted, {:.1} % of their time was spent waiting to go on; the pool of {} blocks was {:.0} % full on \
+            "{} of {} were preempted, {:.1} % of their time was spent waiting to go on; the pool of {} blocks was {:.0} % full on \
              average and {:.0} % at most",
             evidence.preempted_requests,
-            result.measured,
+            counted(result.measured, "request"),
             evidence.preempted_share * 100.0,
             knobs.num_blocks,
             result.mean_kv_use * 100.0,

@@ -111,8 +111,8 @@ fn by_load<'a>(points: &[(&'a Point, &'a ServeResult)]) -> Vec<(f64, &'a Point, 
     swept
 }
 
-/// What a million output tokens cost, where a limit was given: the least of the points within every other target. `None` where
-/// [`first_failure`] already reports it.
+/// What a million output tokens cost, where a limit was given: the least of the points within their objectives, or that there is no price while
+/// it is undetermined whether any is. `None` where [`first_failure`] already reports it.
 pub(super) fn cost(
     points: &[(&Point, &ServeResult)],
     first: Option<&Finding>,
@@ -122,13 +122,11 @@ pub(super) fn cost(
     if first.is_some_and(|finding| finding.regime.starts_with(ServingTarget::Cost.name())) {
         return None;
     }
-    let within = points.iter().filter(|(_, result)| {
-        result.validity != Validity::Invalid
-            && result.output_tokens_per_s > 0.0
-            && failures(result).is_empty()
-    });
-    let (point, result) =
-        within.min_by(|a, b| cost_per_million(a.1, cost).total_cmp(&cost_per_million(b.1, cost))).copied()?;
+    let priced =
+        |result: &ServeResult| result.output_tokens_per_s > 0.0 && result.within_objectives().0 == Some(true);
+    let within = points.iter().filter(|(_, result)| priced(result));
+    let cheapest = within.min_by(|a, b| cost_per_million(a.1, cost).total_cmp(&cost_per_million(b.1, cost)));
+    let Some((point, result)) = cheapest.copied() else { return undetermined(points) };
     let (least, limit) = (cost_per_million(result, cost), cost.limit_per_million_output_tokens);
     let holds = least <= limit;
     let (symptom, regime, severity) = if holds {
@@ -149,6 +147,28 @@ pub(super) fn cost(
         next: next.to_owned(),
         response: if holds { "none: there is room".to_owned() } else { response.to_owned() },
         cells: vec![point.label.clone()],
+    })
+}
+
+/// That tokens have no price yet, where objectives are neither met nor missed.
+fn undetermined(points: &[(&Point, &ServeResult)]) -> Option<Finding> {
+    let open = points
+        .iter()
+        .filter(|(_, result)| result.validity == Validity::Valid && result.within_objectives().0.is_none());
+    let (cells, evidence): (Vec<String>, Vec<String>) = open
+        .map(|(point, result)| {
+            (point.label.clone(), format!("{}: {}", point.label, result.within_objectives().1))
+        })
+        .unzip();
+    (!cells.is_empty()).then(|| Finding {
+        rule: COST.to_owned(),
+        severity: Severity::Note,
+        symptom: "no rate is shown to meet its objectives".to_owned(),
+        regime: "the cost is undetermined: objectives are neither met nor missed".to_owned(),
+        evidence,
+        next: "the same load with more --requests, until its objectives are decided".to_owned(),
+        response: "state no price of these rates until then".to_owned(),
+        cells,
     })
 }
 
@@ -238,7 +258,8 @@ pub(super) fn first_failure(
 
 /// Whether no load within the other targets is cheap enough, and by how much.
 fn dear(within: &[(f64, &Point, &ServeResult)], cost: Cost) -> Option<String> {
-    let (load, _, result) = within.last()?;
+    let (load, _, result) =
+        within.last().filter(|(.., result)| result.within_objectives().0 == Some(true))?;
     let least = cost_per_million(result, cost);
     let limit = cost.limit_per_million_output_tokens;
     (least > limit).then(|| {
@@ -341,6 +362,25 @@ mod tests {
         assert!(evidence.ends_with("the search found no rate that holds"), "{evidence}");
         let none = crate::analysis::capacity::capacity(&report, &question).unwrap_err().to_string();
         assert!(none.contains("the search found no rate"), "{none}");
+    }
+
+    #[test]
+    fn a_rate_that_neither_met_nor_missed_its_objectives_has_no_price() {
+        let mut report = searched(&[(20.0, false), (43.0, false)]);
+        let cost = Cost { price_per_hour: 2.0, limit_per_million_output_tokens: 1e-6 };
+        let found = |report: &ServeReport| {
+            let findings = explain_serving(report, Some(cost));
+            findings.into_iter().filter(|finding| finding.regime.contains("cost")).collect::<Vec<_>>()
+        };
+        assert!(found(&report)[0].evidence[0].contains("may cost"));
+        for point in &mut report.points {
+            let result = point.result.as_mut().unwrap();
+            result.slo_met = None;
+            result.slo.iter_mut().for_each(|clause| clause.met = None);
+        }
+        let [open] = found(&report).try_into().unwrap();
+        assert!(open.regime.starts_with("the cost is undetermined"), "{open:?}");
+        assert!(open.evidence.iter().all(|line| !line.contains("may cost")), "{open:?}");
     }
 
     #[test]

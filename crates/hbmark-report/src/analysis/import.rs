@@ -234,6 +234,11 @@ impl ForeignRow {
         self.values.iter().find(|v| v.metric == metric && v.statistic == statistic).map(|v| v.value)
     }
 
+    /// A rate as an amount over all of the time, which some formats write as a mean.
+    pub fn rate(&self, metric: Metric) -> Option<f64> {
+        self.value(metric, Statistic::Single).or_else(|| self.value(metric, Statistic::Mean))
+    }
+
     /// The middle of a metric. Of a time it is the median where the file has it, otherwise the mean, otherwise the only figure. A rate
     /// is an amount over all of the time, which is the mean or the only figure: the median of how fast things went from moment to moment
     /// adds up to nothing.

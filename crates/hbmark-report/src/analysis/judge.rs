@@ -82,9 +82,10 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
     let cost =
         StepCost { bytes: cell.bytes, flops: Flops(cell.flops), distinct_experts: cell.distinct_experts };
     if cell.status != Status::Predicted {
-        let floor = |roof: Roof| Floor::new(&cost, &roof).time().0;
-        cell.predicted_ns = ceilings.map(|c| floor(Roof::measured(c, cell.dtype)));
-        cell.predicted_datasheet_ns = datasheet.map(|d| floor(Roof::datasheet(d, cell.dtype)));
+        // Older files have neither bytes nor FLOPs of skipped cells.
+        let floor = |roof: Roof| Some(Floor::new(&cost, &roof).time().0).filter(|ns| *ns > 0.0);
+        cell.predicted_ns = ceilings.and_then(|c| floor(Roof::measured(c, cell.dtype)));
+        cell.predicted_datasheet_ns = datasheet.and_then(|d| floor(Roof::datasheet(d, cell.dtype)));
     }
     for row in &mut cell.operations {
         let at_ceiling = |c: &Ceilings| row.bytes.as_f64() / c.read_bytes_per_s.median * 1e9;

@@ -427,3 +427,13 @@ fn a_ladder_of_a_cell_that_is_not_there_names_those_that_are() {
         "the result has no cell `decode/native/bf16/b9/c128`; it has decode/native/bf16/b1/c128"
     );
 }
+
+#[test]
+fn a_cell_whose_bytes_a_file_does_not_have_has_no_floor() {
+    let mut skipped = native(60.0);
+    (skipped.status, skipped.bytes) = (Status::Skipped, StepBytes::default());
+    let mut report = Report { cells: vec![native(60.0), skipped], ..samples::report() };
+    judge::recompute(&mut report);
+    assert!(report.cells[0].predicted_ns.is_some_and(|floor| floor > 0.0));
+    assert_eq!((report.cells[1].predicted_ns, report.cells[1].predicted_datasheet_ns), (None, None));
+}

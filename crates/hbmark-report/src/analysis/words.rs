@@ -1,14 +1,8 @@
 //! Numbers in sentences.
 
-use std::fmt::Display;
+pub use hbmark_core::units::counted;
 
 use hbmark_core::units::Nanos;
-
-/// `1 row`, `3 rows`.
-pub fn counted<N: Copy + Display + PartialEq + From<u8>>(count: N, one: &str) -> String {
-    let plural = if count == N::from(1) { "" } else { "s" };
-    format!("{count} {one}{plural}")
-}
 
 /// A value of a configuration, a text without its quotation marks.
 pub fn said(value: &serde_json::Value) -> String {
@@ -36,12 +30,6 @@ pub fn precise(ns: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn one_of_a_thing_is_no_plural() {
-        assert_eq!([0_usize, 1, 2].map(|n| counted(n, "cell")), ["0 cells", "1 cell", "2 cells"]);
-        assert_eq!(counted(1.0, "request"), "1 request");
-    }
 
     #[test]
     fn a_long_time_is_in_seconds() {

@@ -1,14 +1,16 @@
 //! A measured point in the schema of `vllm bench serve`, for scripts that read its results.
 //!
 //! Enters: a serving result and one of its points. Leaves: a JSON object with vLLM's keys and meanings: TTFT and E2E count from the sending of a
-//! request, and requests that failed are in no latency. What hbmark counts otherwise stands under vLLM's names for it: `e2el_including_client_queue`
+//! request, and requests that failed are in no latency. The time of sending is not kept request by request: where it is needed, in standard
+//! deviations and beside requests that failed, the scheduled arrival stands for it. What hbmark counts otherwise stands under vLLM's names for it: `e2el_including_client_queue`
 //! counts from the scheduled arrival.
 
 use serde_json::{Map, Value};
 
 use hbmark_core::result::serving::{
-    Arrivals, Dialect, Fate, LEVELS, Offered, Point, Quantiles, Quantity, Requests, ServeReport,
+    Arrivals, Dialect, Fate, LEVELS, Offered, Point, Quantiles, Quantity, Requests, ServeReport, SloMetric,
 };
+use hbmark_core::stats;
 
 /// Which latencies and percentiles are written.
 #[derive(Debug, Clone, PartialEq)]
@@ -75,41 +77,58 @@ pub fn bench_serve(report: &ServeReport, point: &Point, selection: &Selection) -
     let version = &report.environment.build.version;
     put("generated_by", format!("hbmark {version}").into());
     let live = point.live.as_ref();
-    for (name, quantiles) in [
-        ("ttft", live.map(|live| &live.ttft_from_dispatch_ns).or(result.ttft_ns.as_ref())),
-        ("tpot", result.tpot_ns.as_ref()),
-        ("itl", result.itl_ns.as_ref()),
-        ("e2el", live.map(|live| &live.e2e_from_dispatch_ns).or(result.e2e_ns.as_ref())),
-        ("e2el_including_client_queue", live.and(result.e2e_ns.as_ref())),
+    let e2e = result.e2e_ns.as_ref();
+    let ttft_from_dispatch = live.map(|live| &live.ttft_from_dispatch_ns);
+    let e2e_from_dispatch = live.map(|live| &live.e2e_from_dispatch_ns);
+    for (name, metric, quantiles) in [
+        ("ttft", Some(SloMetric::Ttft), ttft_from_dispatch.or(result.ttft_ns.as_ref())),
+        ("tpot", Some(SloMetric::Tpot), result.tpot_ns.as_ref()),
+        ("itl", None, result.itl_ns.as_ref()),
+        ("e2el", Some(SloMetric::E2e), e2e_from_dispatch.or(e2e)),
+        ("e2el_including_client_queue", Some(SloMetric::E2e), live.and(e2e)),
     ] {
         let is_selected = selection.metrics.iter().any(|metric| name.starts_with(metric.as_str()));
-        if let Some(quantiles) = quantiles.filter(|_| is_selected) {
-            let statistics = statistics(quantiles, &selection.percentiles);
-            fields.extend(statistics.map(|(of, value)| (format!("{of}_{name}_ms"), value)));
-        }
+        let Some(quantiles) = quantiles.filter(|_| is_selected) else { continue };
+        let served = requests.zip(metric).map(|(all, metric)| latencies(all, metric));
+        let statistics = statistics(served.as_deref(), quantiles, &selection.percentiles);
+        fields.extend(statistics.map(|(of, value)| (format!("{of}_{name}_ms"), value)));
     }
     Some(Value::Object(fields))
 }
 
-/// The statistics in milliseconds; null where there are too few requests for one, or too many failed.
+/// A latency of every request that was served, ascending, from its arrival.
+fn latencies(requests: &Requests, metric: SloMetric) -> Vec<f64> {
+    let served = (0..requests.fate.len()).filter(|i| requests.fate[*i] == Fate::Served);
+    let mut times: Vec<f64> = served.filter_map(|i| requests.latency(i, metric)).collect();
+    times.sort_by(f64::total_cmp);
+    times
+}
+
+/// The statistics in milliseconds; null where there are too few requests for one. The quantiles, which count from sending, have failed requests
+/// among them: then the times of those that were served are taken.
 fn statistics<'a>(
+    served: Option<&'a [f64]>,
     quantiles: &'a Quantiles,
     percentiles: &'a [f64],
 ) -> impl Iterator<Item = (String, Value)> + 'a {
-    let ms = |of: Option<Quantity>| {
-        let value = of.map(Quantity::value).filter(|value| value.is_finite());
-        value.map_or(Value::Null, |ns| (ns / 1e6).into())
+    let of_served = served.filter(|_| quantiles.infinite > 0);
+    let at = move |percent: f64| {
+        let kept = LEVELS.iter().find(|(share, _)| (share * 100.0 - percent).abs() < 1e-9);
+        match kept.filter(|_| of_served.is_none()) {
+            Some((_, of)) => of(quantiles).map(Quantity::value),
+            None => stats::honest_percentile(served?, percent / 100.0),
+        }
     };
-    let of_percent = |percent: f64| {
-        LEVELS
-            .iter()
-            .find(|(share, _)| (share * 100.0 - percent).abs() < 1e-9)
-            .and_then(|(_, of)| of(quantiles))
-    };
-    let named = percentiles.iter().map(move |percent| (format!("p{percent}"), ms(of_percent(*percent))));
-    [("mean".to_owned(), ms(quantiles.mean)), ("median".to_owned(), ms(quantiles.p50))]
-        .into_iter()
-        .chain(named)
+    let mean =
+        of_served.map_or_else(|| quantiles.mean.map(Quantity::value), |served| Some(stats::mean(served)));
+    // Over n, as NumPy takes it.
+    let std = served.and_then(|all| Some(stats::sd(all)? * (1.0 - 1.0 / all.len() as f64).sqrt()));
+    let named = percentiles.iter().map(move |percent| (format!("p{percent}"), at(*percent)));
+    let first = [("mean", mean), ("median", at(50.0)), ("std", std)];
+    first.into_iter().map(|(of, value)| (of.to_owned(), value)).chain(named).map(|(of, value)| {
+        let ms = value.filter(|ns| ns.is_finite()).map_or(Value::Null, |ns| (ns / 1e6).into());
+        (of, ms)
+    })
 }
 
 fn duration(requests: &Requests) -> Option<f64> {
@@ -192,6 +211,31 @@ mod tests {
         let written = bench_serve(&report, &report.points[0], &selection).unwrap();
         let keys: Vec<&String> =
             written.as_object().unwrap().keys().filter(|key| key.ends_with("_ms")).collect();
-        assert_eq!(keys, ["mean_tpot_ms", "median_tpot_ms", "p95_tpot_ms"]);
+        assert_eq!(keys, ["mean_tpot_ms", "median_tpot_ms", "std_tpot_ms", "p95_tpot_ms"]);
+    }
+
+    #[test]
+    fn requests_that_failed_are_in_no_latency() {
+        let mut report = samples::single();
+        let selection = Selection { percentiles: vec![90.0], ..Selection::default() };
+        let result = report.points[0].result.as_mut().unwrap();
+        let requests = result.requests.as_mut().unwrap();
+        requests.fate[0] = Fate::NotServed("status_503".into());
+        (requests.first_token_ns[0], requests.last_token_ns[0]) = (None, None);
+        let mut ttft: Vec<f64> = (1..requests.fate.len())
+            .map(|i| (requests.first_token_ns[i].unwrap() - requests.arrival_ns[i]) as f64 / 1e6)
+            .collect();
+        let all = || (0..requests.fate.len()).map(|i| requests.latency(i, SloMetric::Ttft));
+        result.ttft_ns = Some(Quantiles::of(all()));
+        result.served -= 1;
+        let written = bench_serve(&report, &report.points[0], &selection).unwrap();
+        assert_eq!((&written["failed"], &written["completed"]), (&1.into(), &ttft.len().into()));
+        ttft.sort_by(f64::total_cmp);
+        let (n, mean) = (ttft.len() as f64, stats::mean(&ttft));
+        let std = (ttft.iter().map(|ms| (ms - mean).powi(2)).sum::<f64>() / n).sqrt();
+        for (of, wanted) in [("mean", mean), ("std", std), ("p90", stats::percentile(&ttft, 0.9))] {
+            let found = written[format!("{of}_ttft_ms")].as_f64().unwrap();
+            assert!((found / wanted - 1.0).abs() < 1e-9, "{of}: {found} and {wanted}");
+        }
     }
 }

@@ -169,3 +169,20 @@ fn the_table_of_the_document_is_the_one_of_the_program() {
     }
     assert_eq!(document, wanted, "docs/causes.md: run the tests with INSTA_UPDATE=always");
 }
+
+#[test]
+fn what_hardly_does_not_fit_has_the_digits_that_say_so() {
+    let needs = |mib: u64| {
+        let device_bytes = Bytes(80 << 30);
+        Cause::DoesNotFit { needed_bytes: Bytes(mib << 20), device_bytes, usable_share: 0.9 }.to_string()
+    };
+    let of = "above the usable 72";
+    assert_eq!(
+        needs(72 * 1024 + 30),
+        format!("does not fit: needs 72.03 GiB, {of}.00 GiB, 90 % of the device's 80 GiB")
+    );
+    assert_eq!(
+        needs(140 * 1024),
+        format!("does not fit: needs 140.0 GiB, {of}.0 GiB, 90 % of the device's 80 GiB")
+    );
+}

@@ -6,7 +6,7 @@ use hbmark_core::result::serving::{
     Clause, LEVELS, Offered, Point, Quantity, Search, ServeReport, ServeResult, Slo, SloMetric,
     SweepVariable, Validity,
 };
-use hbmark_core::units::Nanos;
+use hbmark_core::units::{Nanos, counted};
 
 pub(super) fn objectives(report: &ServeReport, question: &Question) -> Result<Slo, CapacityError> {
     if report.cold_start.is_some() {
@@ -93,7 +93,10 @@ pub(super) fn judge(result: &ServeResult, slo: &Slo) -> Result<(Option<bool>, St
                 return Ok((Some(false), format!("{clause}: {}", Nanos(value))));
             }
             ObservedPercentile::TooFew => {
-                let few = format!("{clause}: {} requests are too few for that percentile", result.measured);
+                let few = format!(
+                    "{clause}: {} measured, too few for that percentile",
+                    counted(result.measured, "request")
+                );
                 open = open.or(Some(few));
             }
         }

@@ -196,7 +196,7 @@ fn other_objectives_are_judged_from_the_percentiles_that_were_kept() {
     let error = capacity(&report, &ask("ttft_p97=1s")).unwrap_err();
     assert!(matches!(error, CapacityError::UnknownPercentile { .. }), "{error}");
     let few = capacity(&report, &ask("ttft_p99=100s")).unwrap_err().to_string();
-    assert!(few.contains("200 requests are too few for that percentile"), "{few}");
+    assert!(few.contains("200 requests measured, too few for that percentile"), "{few}");
 }
 
 #[test]

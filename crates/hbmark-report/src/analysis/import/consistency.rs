@@ -5,7 +5,7 @@
 //! what is tolerated is the rounding of the format and, where a rule is an estimate, what the estimate leaves out.
 
 use crate::analysis::distinct;
-use crate::analysis::words::precise;
+use crate::analysis::words::{counted, precise};
 use serde_json::Value as Json;
 
 use super::fields::Fields;
@@ -150,7 +150,7 @@ fn throughput(row: &ForeignRow, format: ForeignFormat) -> Vec<Cause> {
         (Metric::TotalThroughput, input.zip(output).map(|(i, o)| (i + o) * completed), "tokens"),
     ];
     let differs = |(metric, amount, what): (Metric, Option<f64>, &str)| {
-        let stated = row.value(metric, Statistic::Single)?;
+        let stated = row.rate(metric)?;
         let (amount, rate) = (amount?, amount? / seconds);
         let apart = (stated - rate).abs() > rate.abs() * FULL;
         apart.then(|| {
@@ -169,13 +169,13 @@ fn throughput(row: &ForeignRow, format: ForeignFormat) -> Vec<Cause> {
 /// Requests per second times their tokens are the tokens per second, whatever the window was: nearly, since programs take these means over sets
 /// of requests of their own.
 fn lengths(row: &ForeignRow) -> Option<Cause> {
-    let rate = row.value(Metric::RequestThroughput, Statistic::Single)?;
+    let rate = row.rate(Metric::RequestThroughput)?;
     let sides = [
         (Metric::OutputThroughput, row.setup.output_tokens, "output"),
         (Metric::InputThroughput, row.setup.input_tokens, "prompt"),
     ];
     sides.into_iter().find_map(|(metric, tokens, what)| {
-        let (stated, tokens) = (row.value(metric, Statistic::Single)?, tokens?);
+        let (stated, tokens) = (row.rate(metric)?, tokens?);
         let made = rate * tokens;
         let apart = stated > made * OTHER_REQUESTS || made > stated * OTHER_REQUESTS;
         (apart && made > 0.0).then(|| {
@@ -193,7 +193,7 @@ fn counts(setup: &Setup) -> Option<Cause> {
     (done.saturating_add(failed) > asked).then(|| {
         broken(
             Rule::RequestCount,
-            format!("{done} requests completed and {failed} failed, of {asked} that were sent"),
+            format!("{done} completed and {failed} failed, of {} sent", counted(asked, "request")),
         )
     })
 }
@@ -203,7 +203,7 @@ fn offered(row: &ForeignRow) -> Option<Cause> {
     let Some(Rate::PerSecond(rate)) = row.setup.request_rate.filter(|_| row.setup.completed.is_some()) else {
         return None;
     };
-    let served = row.value(Metric::RequestThroughput, Statistic::Single)?;
+    let served = row.rate(Metric::RequestThroughput)?;
     let requests = row.setup.completed.unwrap_or_default().max(1) as f64;
     (served > rate * (1.0 + ARRIVAL_DEVIATIONS / requests.sqrt())).then(|| {
         broken(Rule::OfferedRate, format!("{served:.2} requests per second were served, and {rate} arrived"))
@@ -212,7 +212,7 @@ fn offered(row: &ForeignRow) -> Option<Cause> {
 
 /// Little's law: requests per second times the time of each are those under way at once.
 fn concurrency(row: &ForeignRow) -> Option<Cause> {
-    let rate = row.value(Metric::RequestThroughput, Statistic::Single)?;
+    let rate = row.rate(Metric::RequestThroughput)?;
     let exact = row.value(Metric::E2e, Statistic::Mean);
     let estimate = || {
         let first = row.value(Metric::Ttft, Statistic::Mean)?;
@@ -260,7 +260,7 @@ pub(super) fn of_lists(fields: &Fields<'_>, setup: &Setup, values: &[Value]) -> 
         if completed.saturating_add(failed) > sent {
             found.push(broken(
                 Rule::Lists,
-                format!("{completed} of {sent} requests completed, and {failed} have an error"),
+                format!("{completed} of {} completed, and errors are in {failed}", counted(sent, "request")),
             ));
         }
     }

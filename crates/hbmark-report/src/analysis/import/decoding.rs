@@ -39,8 +39,7 @@ impl AtOnce {
     /// The estimate; `None` where the file has neither a mean concurrency nor a rate with the times of its requests.
     pub fn of(row: &ForeignRow, format: ForeignFormat) -> Option<Self> {
         let mean = |metric| row.value(metric, Statistic::Mean).map(|ns| ns / 1e9);
-        let single = row.value(Metric::RequestThroughput, Statistic::Single);
-        let rate = single.or_else(|| row.value(Metric::RequestThroughput, Statistic::Mean));
+        let rate = row.rate(Metric::RequestThroughput);
         let end = mean(Metric::E2e).filter(|end| *end > 0.0);
         let first = mean(Metric::Ttft).or_else(|| Some(row.value(Metric::Ttft, Statistic::Median)? / 1e9));
         let after_first = end.zip(first).map(|(end, first)| (end - first).max(0.0));

@@ -3,6 +3,7 @@
 //! Enters: a document. Leaves: one row per run. The file reports no GPU, storage or version, so the row has none. SGLang's
 //! `bench_serving` grew from the same script; fields that only it writes tell the two apart.
 
+use crate::analysis::words::counted;
 use serde_json::Value as Json;
 
 use super::consistency;
@@ -78,7 +79,8 @@ pub(super) fn unfinished(setup: &Setup) -> Option<String> {
     let (asked, done) = (setup.requests?, setup.completed?);
     (done < asked).then(|| {
         format!(
-            "{done} of {asked} requests completed: the figures leave the others out, which flatters the tail"
+            "{done} of {} completed: the figures leave the others out, which flatters the tail",
+            counted(asked, "request")
         )
     })
 }

@@ -123,6 +123,17 @@ fn plots_hold_the_values_of_the_result() {
 }
 
 #[test]
+fn a_legend_says_each_thing_once() {
+    let page = parsed(&samples::saved("run-scripted"));
+    let mut keys = texts(&page, "#roofline svg.wide text.key");
+    assert!(keys.contains(&"decode scripted bf16, disturbed".to_owned()), "{keys:?}");
+    let all = keys.len();
+    keys.sort();
+    keys.dedup();
+    assert_eq!(keys.len(), all, "{keys:?}");
+}
+
+#[test]
 fn decodes_of_other_programs_stand_on_the_roofline() {
     let report = samples::measured();
     let mut cell = report.cells.iter().find(|c| c.id == "decode/native/bf16/b1/c128").unwrap().clone();

@@ -7,9 +7,9 @@ use super::{run, serving};
 use crate::analysis::collection::{Collection, Source, Sourced};
 use crate::analysis::words::counted;
 use crate::output::Kind;
-use crate::output::document::{Column, Document, Line, Tone, facts, split_constants, words};
+use crate::output::document::{Column, Document, Line, Tone, facts, numbers, split_constants, words};
 use hbmark_core::result::CellResult;
-use hbmark_core::result::serving::Point;
+use hbmark_core::result::serving::{Offered, Point};
 
 impl Kind for Collection {
     fn document(&self) -> Document {
@@ -32,7 +32,13 @@ impl Kind for Collection {
         }
         if !self.points.is_empty() {
             let points: Vec<Point> = self.points.iter().map(|point| point.row.clone()).collect();
-            self.push(&mut document, "points of load", &self.points, Vec::new(), serving::curve(&points));
+            let mut curve = serving::curve(&points);
+            curve.insert(1, numbers("rate", points.iter().map(rate)));
+            curve.insert(
+                1,
+                words("workload", self.of(&self.points).map(|source| or_dash(source.workload.as_ref()))),
+            );
+            self.push(&mut document, "points of load", &self.points, Vec::new(), curve);
         }
         document.heading("results");
         document.table(vec![
@@ -55,6 +61,16 @@ impl Kind for Collection {
 
 fn or_dash(text: Option<&String>) -> String {
     text.map_or_else(|| "-".to_owned(), Clone::clone)
+}
+
+/// Requests per second that were asked for, or how else the load was given.
+fn rate(point: &Point) -> String {
+    match point.offered {
+        Offered::Rate(rate) => rate.to_string(),
+        Offered::AtOnce => "inf".to_owned(),
+        Offered::Concurrency(most) => format!("{most} at once"),
+        Offered::AsRecorded => "as recorded".to_owned(),
+    }
 }
 
 impl Collection {
@@ -105,7 +121,14 @@ impl Collection {
         let cells: Vec<CellResult> = self.cells.iter().map(|cell| cell.row.clone()).collect();
         let cells = [origin(&mut self.of(&self.cells)), run::sheet(&cells)].concat();
         let points: Vec<Point> = self.points.iter().map(|point| point.row.clone()).collect();
-        let points = [origin(&mut self.of(&self.points)), serving::sheet(&points)].concat();
+        let load = vec![
+            words(
+                "workload",
+                self.of(&self.points).map(|source| source.workload.clone().unwrap_or_default()),
+            ),
+            words("rate", points.iter().map(rate)),
+        ];
+        let points = [origin(&mut self.of(&self.points)), load, serving::sheet(&points)].concat();
         match (self.cells.len(), self.points.len()) {
             (_, 0) => cells,
             (0, _) => points,
@@ -169,6 +192,9 @@ mod tests {
         );
         assert!(of("serve").iter().all(|row| row[cell].is_empty() && !row[point].is_empty()));
         assert!(of("serve").iter().any(|row| !row[rate].is_empty()));
+        let rates: Vec<&str> = of("serve").iter().map(|row| &row[at("rate")]).collect();
+        assert!(rates.starts_with(&["2", "8"]), "{rates:?}");
+        assert!(of("serve").iter().all(|row| row[at("workload")] == sweep.workload.name));
         let unique: BTreeSet<&str> = titles.iter().collect();
         assert_eq!(unique.len(), titles.len(), "{titles:?}");
     }

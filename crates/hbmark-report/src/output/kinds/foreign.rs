@@ -223,7 +223,8 @@ fn caveats(imported: &Imported) -> Vec<String> {
                 .any(|v| v.metric == alias.metric && reads(alias, &v.key))
     };
     let line = |alias: &metric_keys::Alias| {
-        format!("{} is our {}: {}", alias.key, alias.metric.title(), alias.caveat)
+        let key = alias.key.trim_start_matches("{stat}").trim_start_matches(['_', ' ']);
+        format!("{key} is our {}: {}", alias.metric.title(), alias.caveat)
     };
     metric_keys::of(imported.result.format).filter(used).map(line).collect()
 }

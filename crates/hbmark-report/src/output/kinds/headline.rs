@@ -409,11 +409,9 @@ pub fn highest_rate(report: &ServeReport) -> Option<Figure> {
     let (shown, met) = (highest(&held), highest(&met_objectives));
     let open = met.filter(|(_, met)| shown.is_none_or(|(_, shown)| *met > shown));
     let open = open.map(|(point, rate)| {
-        format!(
-            "{} requests/s met the objectives ({}), too short to show it stays so",
-            number(rate),
-            point.label
-        )
+        let judged = point.result.as_ref().is_some_and(|result| !result.slo.is_empty());
+        let what = if judged { "met the objectives" } else { "were served" };
+        format!("{} requests/s {what} ({}), too short to show it stays so", number(rate), point.label)
     });
     match (shown, open) {
         (Some((point, rate)), open) => {
@@ -574,6 +572,11 @@ mod tests {
         let lines = shown(&serving(&report));
         assert!(lines[1].starts_with("highest rate that held: 63.00 requests/s ("), "{lines:?}");
         assert!(lines[1].contains("; 93.36 requests/s met the objectives"), "{lines:?}");
+        for point in &mut report.points {
+            point.result.as_mut().unwrap().slo.clear();
+        }
+        let without = shown(&serving(&report));
+        assert!(without[1].contains("; 93.36 requests/s were served ("), "{without:?}");
         report.points.remove(0);
         report.points.push(judged(any, 120.0, None));
         let figures = serving(&report);

@@ -11,6 +11,8 @@ use super::run::{device_line, protocol_text, status_word};
 use super::serving::{Standing, held, latencies, met_objectives, reasons, standing, validity};
 use crate::analysis::capacity::{Capacity, CapacityPart, number};
 use crate::analysis::compare::percent;
+use crate::analysis::import::{Imported, objections};
+use crate::output::Kind;
 use crate::output::document::{Block, Column, Document, Value, measured, numbers, words};
 use crate::output::metrics::Unit;
 use hbmark_core::result::cause::joined;
@@ -98,6 +100,27 @@ fn facts(environment: &Environment) -> Vec<String> {
 fn remarks_of_a_person(note: Option<&String>, hypothesis: Option<&String>) -> Vec<String> {
     let hypothesis = hypothesis.map(|h| format!("hypothesis: {h}"));
     hypothesis.into_iter().chain(note.map(|n| format!("note: {n}"))).collect()
+}
+
+/// The record of other programs' results: their rows are accepted where nothing speaks against them, and their files hold no command.
+pub fn of_foreign(results: &[Imported]) -> Document {
+    let named = |one: &Imported| format!("{}, a result of {}", one.result.source, one.result.format.name());
+    let mut page = Page::new(format!("Decision record: {}", counted(results.len(), "imported result")));
+    page.section("Target", results.iter().map(named));
+    let judged = || {
+        let rows = results.iter().flat_map(|one| one.result.rows.iter().zip(&one.places));
+        rows.map(|(row, place)| (&row.label, objections(row, place)))
+    };
+    let accepted = judged().filter(|(_, why)| why.is_empty());
+    page.section(
+        "Accepted",
+        accepted.map(|(label, _)| format!("{label}: nothing in the file contradicts it")),
+    );
+    let rejected = judged().filter(|(_, why)| !why.is_empty());
+    page.section("Rejected", rejected.map(|(label, why)| format!("{label}: {}", joined(&why))));
+    page.section("To run it again", ["the file holds no command; its settings are below".to_owned()]);
+    page.0.blocks.extend(results.document().blocks);
+    page.0
 }
 
 /// The record of a serving result.
@@ -291,7 +314,7 @@ fn rejection(point: &Point) -> String {
 fn serving_end(report: &ServeReport) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(search) = &report.search {
-        lines.push(format!("{} runs of the search were made", search.attempts.len()));
+        lines.push(format!("runs of the search: {}", search.attempts.len()));
         if search.confirmed {
             lines.push("fresh seeds and a longer run agreed on the rate".into());
         }

@@ -192,9 +192,10 @@ pub fn device_line(report: &Report) -> Option<String> {
     let product = environment.product(report.capabilities.first().is_some_and(Capabilities::on_gpu));
     let cores = environment.cpu.usable_cores;
     Some(format!(
-        "{} · {} · {cores} cores · candle {} · hbmark {}{}",
+        "{} · {} · {} · candle {} · hbmark {}{}",
         device,
         product,
+        counted(cores, "core"),
         environment.build.candle,
         environment.build.version,
         environment.build.git_revision.as_ref().map_or_else(String::new, |r| format!(" ({r})"))

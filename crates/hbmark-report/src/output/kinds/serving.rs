@@ -248,8 +248,8 @@ fn breakdown_line(b: &Breakdown) -> String {
     let idle = was_spent(b.idle_ns).then(|| format!("idle {}", share(b.idle_ns)));
     let parts: Vec<String> = busy.chain(idle).collect();
     format!(
-        "{} steps in {}: {} (share of the run, time per step)",
-        b.steps,
+        "{} in {}: {} (share of the run, time per step)",
+        counted(b.steps, "step"),
         Nanos(b.wall_ns),
         parts.join(" · ")
     )
@@ -418,10 +418,10 @@ fn setup(report: &ServeReport) -> Vec<String> {
     lines.push(format!("workload: {} ({})", report.workload.name, report.workload.source));
     if let Some(s) = report.points.first().and_then(|point| point.scheduler.as_ref()) {
         lines.push(format!(
-            "{} sequences and {} tokens a step · {} KV blocks of {} · prefix caching {} · chunked prefill {} · {}",
-            s.max_num_seqs,
-            s.max_num_batched_tokens,
-            s.num_blocks,
+            "{} and {} a step · {} of {} · prefix caching {} · chunked prefill {} · {}",
+            counted(s.max_num_seqs, "sequence"),
+            counted(s.max_num_batched_tokens, "token"),
+            counted(s.num_blocks, "KV block"),
             s.block_size,
             if s.enable_prefix_caching { "on" } else { "off" },
             if s.enable_chunked_prefill { "on" } else { "off" },
@@ -442,14 +442,14 @@ pub fn point_lines(point: &Point) -> Vec<String> {
             r.mean_running, r.mean_waiting
         ),
         None => format!(
-            "running {:.1}, waiting {:.1} on average · {:.1} sequences and {:.1} tokens a step · KV {:.1} % (most {:.1} %) · {} preemptions",
+            "running {:.1}, waiting {:.1} on average · {:.1} sequences and {:.1} tokens a step · KV {:.1} % (most {:.1} %) · {}",
             r.mean_running,
             r.mean_waiting,
             r.mean_batch,
             r.mean_step_tokens,
             r.mean_kv_use * 100.0,
             r.max_kv_use * 100.0,
-            r.preemptions
+            counted(r.preemptions, "preemption")
         ),
     };
     let drafts = r.drafts.as_ref().and_then(|drafts| Some((drafts, drafts.mean_acceptance_length()?)));

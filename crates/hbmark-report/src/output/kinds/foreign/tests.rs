@@ -66,9 +66,9 @@ fn several_files_of_a_program_define_its_metrics_once() {
     let lines = |what: &str| text.lines().filter(|line| line.contains(what)).collect::<Vec<_>>();
     assert_eq!(
         lines("is our TPOT:"),
-        ["  vLLM bench serve: {stat}_tpot_ms is our TPOT: timed by the client: network and HTTP are in it"]
+        ["  vLLM bench serve: tpot_ms is our TPOT: timed by the client: network and HTTP are in it"]
     );
-    let shared = lines("{stat}_ttft_ms is our TTFT:");
+    let shared = lines("ttft_ms is our TTFT:");
     assert!(
         shared.len() == 1 && shared[0].starts_with("  vLLM bench serve, SGLang bench_serving: "),
         "{text}"

@@ -92,3 +92,20 @@ fn what_strangers_wrote_stays_text() {
     );
     assert_eq!(text.lines().filter(|l| l.starts_with("~~~")).count(), 2);
 }
+
+#[test]
+fn results_of_other_programs_are_recorded_with_what_is_accepted_and_what_is_not() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/foreign/vllm-serve-0.25.json");
+    let results = crate::analysis::import::read(std::path::Path::new(file)).unwrap();
+    let place = |result| Imported::new(result, &crate::analysis::import::UserOverrides::default());
+    let mut imported: Vec<Imported> = results.into_iter().map(place).collect();
+    let text = markdown(&of_foreign(&imported));
+    assert!(text.starts_with("# Decision record: ") && text.contains("- c2: nothing"), "{text}");
+    assert!(
+        text.contains("## Target") && text.contains("55.7 ms") && !text.contains("## Rejected"),
+        "{text}"
+    );
+    imported[0].result.rows[0].problems.push(Cause::other("p99 is below the median"));
+    let text = markdown(&of_foreign(&imported));
+    assert!(text.contains("## Rejected\n\n- c2: p99 is below") && !text.contains("## Accepted"), "{text}");
+}

@@ -206,10 +206,14 @@ fn legend(dots: &[Dot<'_>], ceilings: &[Ceiling], palette: &Palette) -> Vec<Key>
         let text = match dot.imported {
             _ if is_invalid(cell) => "INVALID".to_owned(),
             Some(row) => format!("{} (imported from {})", cell.engine, row.file),
-            None => match cell.phase {
-                Phase::Verify { .. } => format!("verify {} {}", cell.engine, cell.dtype),
-                phase => format!("{phase} {} {}", cell.engine, cell.dtype),
-            },
+            None => {
+                let phase = match cell.phase {
+                    Phase::Verify { .. } => "verify".to_owned(),
+                    phase => phase.to_string(),
+                };
+                let doubt = cell.all_blocks.as_ref().map(|_| format!(", {}", status_word(cell.status)));
+                format!("{phase} {} {}{}", cell.engine, cell.dtype, doubt.unwrap_or_default())
+            }
         };
         let (style, shape) = mark_look(dot, palette);
         Key::mark(style, shape, text)
