@@ -29,11 +29,17 @@ pub const SUPER_HEADER: usize = 4 * HEADER;
 /// Columns between two headers of q8_0 and q4_0: two groups, so that every load is aligned.
 const Q_BLOCK: usize = 2 * GROUP;
 
-/// Bytes that a float or bf16 tile of one panel prefetches ahead: the processor's own prefetch does not keep up on a single stream.
+/// Bytes of a vector, and of a line of a processor's caches: four of each row of a panel.
+pub const LINE: usize = 4 * LANES;
+
+/// Bytes that a tile prefetches ahead: the processor's own prefetch does not keep up on a single stream.
 const AHEAD: usize = 2048;
 
 /// Sums of an integer tile, panels times rows: unpacking weights costs it more than a row does.
 const INTEGER_SUMS: usize = 8;
+
+/// Panels of an integer tile at batch 1, and panels whose lines alternate.
+pub const NEIGHBOURS: usize = 2;
 
 /// The most panels and rows of a tile.
 pub const MAX_PANELS: usize = 4;
@@ -97,6 +103,15 @@ impl PackedFormat {
         }
     }
 
+    /// Bytes from a line of a panel to its next one. Lines of [`NEIGHBOURS`] panels alternate where a panel is whole lines, so that a tile of them
+    /// reads one stream.
+    pub const fn line_stride(self) -> usize {
+        match self {
+            Self::Q8_0 | Self::Q4_0 | Self::Q4K | Self::Q5K => NEIGHBOURS * LINE,
+            _ => LINE,
+        }
+    }
+
     /// The precision that activations are rounded to for these weights.
     #[inline]
     pub fn precision(self) -> Precision {
@@ -118,20 +133,17 @@ impl PackedFormat {
     /// The fewest panels of a tile: there is no integer tile of a single one.
     #[inline]
     pub fn fewest_panels(self) -> usize {
-        if self.precision() == Precision::Quads { 2 } else { 1 }
+        if self.precision() == Precision::Quads { NEIGHBOURS } else { 1 }
     }
 
-    /// Panels of a tile, for a product of so many rows: as many as its sums have registers for. The scales of q6_k take as many again.
+    /// Panels of a tile, for a product of so many rows: as many as its sums have registers for. Integer tiles have two, whose lines are one
+    /// stream where they alternate.
     #[inline]
     pub fn panels(self, set: InstructionSet, rows: usize) -> usize {
-        let most = match self.precision() {
-            Precision::Quads => {
-                let registers = if self == Self::Q6K { set.most_sums() / 2 } else { set.most_sums() };
-                registers.min(INTEGER_SUMS)
-            }
-            Precision::Floats | Precision::Pairs => set.most_sums(),
-        };
-        (most / rows.min(MAX_ROWS).next_power_of_two()).clamp(self.fewest_panels(), MAX_PANELS)
+        if self.precision() == Precision::Quads {
+            return NEIGHBOURS;
+        }
+        (set.most_sums() / rows.min(MAX_ROWS).next_power_of_two()).clamp(1, MAX_PANELS)
     }
 
     /// Rows that a tile of one, two or four panels may have.
@@ -168,6 +180,8 @@ pub struct TileWork {
     /// Columns with padding.
     pub columns: usize,
     pub panels: [*const u8; MAX_PANELS],
+    /// Whether an integer tile prefetches: no tile of other rows has read the panels just before.
+    pub prefetch: bool,
     /// What all values of each panel's matrix are multiplied with: of nvfp4 alone.
     pub factors: [f32; MAX_PANELS],
     pub rows: [InputRow; MAX_ROWS],
@@ -198,8 +212,6 @@ pub unsafe fn multiply_tile(
                 (2, 1) => quads::<2, 1>(set, format, work),
                 (2, 2) => quads::<2, 2>(set, format, work),
                 (2, 4) => quads::<2, 4>(set, format, work),
-                (4, 1) => quads::<4, 1>(set, format, work),
-                (4, 2) => quads::<4, 2>(set, format, work),
                 _ => unreachable!("no tile of quads is {shape:?}"),
             }
         } else {
@@ -263,6 +275,7 @@ unsafe fn quads<const P: usize, const B: usize>(set: InstructionSet, format: Pac
 struct Tile<'a, const P: usize, const B: usize> {
     columns: usize,
     weights: &'a [*const u8; P],
+    prefetch: bool,
     factors: &'a [f32; P],
     rows: &'a [InputRow; B],
     out: *mut Sums,
@@ -275,11 +288,17 @@ impl<'a, const P: usize, const B: usize> Tile<'a, P, B> {
         Self {
             columns: work.columns,
             weights: work.panels.first_chunk().expect("no more than MAX_PANELS"),
+            prefetch: work.prefetch,
             factors: work.factors.first_chunk().expect("no more than MAX_PANELS"),
             rows: work.rows.first_chunk().expect("no more than MAX_ROWS"),
             out: work.out,
             slot: work.slot,
         }
+    }
+
+    #[inline(always)]
+    fn lines(self, format: PackedFormat) -> Lines {
+        Lines { first: 0, stride: format.line_stride(), prefetch: self.prefetch }
     }
 
     #[inline(always)]
@@ -401,26 +420,56 @@ const BYTE_OFFSET: i32 = 128;
 /// What half bytes of q4_0 are above the signed ones.
 const NIBBLE_OFFSET: i32 = 8;
 
-/// 32 columns of 8-bit weights × one row: `Σ (q + 128) · x − 128 · Σ x`, exact in 32 bits.
+/// The lines of an integer tile's panels, from one of them on.
+#[derive(Clone, Copy)]
+struct Lines {
+    first: usize,
+    stride: usize,
+    prefetch: bool,
+}
+
+impl Lines {
+    /// From a later line on.
+    #[inline(always)]
+    fn from(self, line: usize) -> Self {
+        Self { first: self.first.wrapping_add(line), ..self }
+    }
+
+    #[inline(always)]
+    fn at(self, panel: *const u8, line: usize) -> *const u8 {
+        nth(panel, self.first.wrapping_add(line), self.stride)
+    }
+
+    /// Prefetches what comes behind so many lines of each panel.
+    #[inline(always)]
+    fn prefetch<const P: usize>(self, panels: &[*const u8; P], lines: usize) {
+        if self.prefetch {
+            for line in 0..lines {
+                for panel in panels {
+                    prefetch::<false, _>(self.at(*panel, line).wrapping_add(AHEAD));
+                }
+            }
+        }
+    }
+}
+
+/// 32 columns of 8-bit weights, a line each four, × one row: `Σ (q + 128) · x − 128 · Σ x`, exact in 32 bits.
 #[inline(always)]
 unsafe fn bytes_group<S: Simd, const P: usize, const B: usize>(
     weights: &[*const u8; P],
-    at: usize,
+    lines: Lines,
     rows: &[InputRow; B],
     group: usize,
 ) -> [[S::Ints; P]; B] {
-    // SAFETY: the caller's promise: a group of each panel at `at`, and of each row.
+    lines.prefetch(weights, GROUP / 4);
+    // SAFETY: the caller's promise: a group of each panel from a line on, and of each row.
     unsafe {
         let mut sums = [[S::splat_int(0); P]; B];
         for (sums, row) in sums.iter_mut().zip(rows) {
             *sums = [S::splat_int(-BYTE_OFFSET * row.sum(group)); P];
         }
         for quad in 0..GROUP / 4 {
-            let w: [S::Packed; P] = each!(S::splat_packed(0), |p| S::load_packed(nth(
-                weights[p].wrapping_add(at),
-                quad,
-                4 * LANES
-            )));
+            let w: [S::Packed; P] = each!(S::splat_packed(0), |p| S::load_packed(lines.at(weights[p], quad)));
             for (sums, row) in sums.iter_mut().zip(rows) {
                 let x = S::splat_packed(*nth(row.words, group, GROUP / 4).add(quad));
                 for (sum, w) in sums.iter_mut().zip(w) {
@@ -451,9 +500,6 @@ const SIX_BIT_OFFSET: i32 = 32;
 /// What the bytes of q6_k's scales are above the signed ones.
 const SCALE_OFFSET: f32 = 128.0;
 
-/// Bytes of a vector: four of each row of a panel.
-const VECTOR: usize = 4 * LANES;
-
 /// So many octets of columns of weights in half bytes, with `HIGH` bits above each in a vector before them, × one row:
 /// `Σ q · x − offset · Σ x`, exact in 32 bits. `half` is the first half group of the row. With a table, q is what [`E2M1`] has for the code.
 #[inline(always)]
@@ -467,12 +513,13 @@ unsafe fn codes<
     const B: usize,
 >(
     weights: &[*const u8; P],
-    at: usize,
+    lines: Lines,
     rows: &[InputRow; B],
     half: usize,
     offset: i32,
 ) -> [[S::Ints; P]; B] {
-    // SAFETY: the caller's promise: octets of each panel at `at`, and of each row.
+    lines.prefetch(weights, OCTETS + HIGH.min(1));
+    // SAFETY: the caller's promise: octets of each panel from a line on, and of each row.
     unsafe {
         let mut sums = [[S::splat_int(0); P]; B];
         for (sums, row) in sums.iter_mut().zip(rows) {
@@ -482,13 +529,12 @@ unsafe fn codes<
             }
             *sums = [S::splat_int(-offset * sum); P];
         }
-        let from: [*const u8; P] = std::array::from_fn(|p| weights[p].wrapping_add(at));
         // The first quad of an octet has its bits above the low halves of the bytes, the second in them.
         // Loops and no closures: a closure as large as this one is not inlined, and has no instruction set of its own.
         let mut high = [[S::splat_packed(0); 2]; P];
         if HIGH > 0 {
-            for (high, from) in high.iter_mut().zip(from) {
-                let bits = S::load_packed(from);
+            for (high, from) in high.iter_mut().zip(weights) {
+                let bits = S::load_packed(lines.at(*from, 0));
                 *high = [bits, S::shift_left(bits, 4)];
             }
         }
@@ -496,8 +542,8 @@ unsafe fn codes<
         for octet in 0..OCTETS {
             let down = step * octet as u32;
             let mut w = [[S::splat_packed(0); 2]; P];
-            for ((w, from), high) in w.iter_mut().zip(from).zip(high) {
-                let packed = S::load_packed(nth(from, octet + HIGH.min(1), VECTOR));
+            for ((w, from), high) in w.iter_mut().zip(weights).zip(high) {
+                let packed = S::load_packed(lines.at(*from, octet + HIGH.min(1)));
                 *w = [S::low_halves(packed), S::high_halves(packed)];
                 if TABLE {
                     *w = [S::look_up(&E2M1, w[0]), S::look_up(&E2M1, w[1])];
@@ -524,23 +570,25 @@ unsafe fn codes<
 #[inline(always)]
 unsafe fn nibbles_group<S: Simd, const TABLE: bool, const P: usize, const B: usize>(
     weights: &[*const u8; P],
-    at: usize,
+    lines: Lines,
     rows: &[InputRow; B],
     group: usize,
     offset: i32,
 ) -> [[S::Ints; P]; B] {
-    // SAFETY: the caller's promise: a group of each panel at `at`, and of each row.
-    unsafe { codes::<S, TABLE, 0, { GROUP / 8 }, P, B>(weights, at, rows, 2 * group, offset) }
+    // SAFETY: the caller's promise: a group of each panel from a line on, and of each row.
+    unsafe { codes::<S, TABLE, 0, { GROUP / 8 }, P, B>(weights, lines, rows, 2 * group, offset) }
 }
 
 #[inline(always)]
 unsafe fn int8_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>) {
     let Tile { columns, weights, rows, .. } = tile;
+    let lines = tile.lines(PackedFormat::Int8);
+
     // SAFETY: `columns` bytes of sixteen rows and sixteen scales lie in every panel; rows have a scale per group.
     unsafe {
         let mut sums = [[S::zero(); P]; B];
         for group in 0..columns / GROUP {
-            let products = bytes_group::<S, P, B>(weights, group * GROUP * LANES, rows, group);
+            let products = bytes_group::<S, P, B>(weights, lines.from(group * GROUP / 4), rows, group);
             for ((sums, products), row) in sums.iter_mut().zip(products).zip(rows) {
                 let scale = S::splat(*row.scales.add(group));
                 for (sum, product) in sums.iter_mut().zip(products) {
@@ -578,18 +626,31 @@ unsafe fn add_scaled<S: Simd, const P: usize, const B: usize>(
     }
 }
 
+/// The scales of a group in the header of its block, which holds those of two groups.
+#[inline(always)]
+unsafe fn block_scales<S: Simd, const P: usize>(
+    weights: &[*const u8; P],
+    lines: Lines,
+    group: usize,
+) -> [S::Floats; P] {
+    lines.prefetch(weights, 1);
+    // SAFETY: the caller's promise: a header of each panel at the first line.
+    unsafe { each!(S::zero(), |p| S::load_f16(lines.at(weights[p], 0).add(group % 2 * (HEADER / 2)).cast())) }
+}
+
 #[inline(always)]
 unsafe fn q8_0_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>) {
+    const LINES: usize = GROUP / 4;
     let Tile { columns, weights, rows, .. } = tile;
+    let lines = tile.lines(PackedFormat::Q8_0);
     // SAFETY: a block of every panel is a header of two times sixteen scales and two groups of bytes.
     unsafe {
         let mut sums = [[S::zero(); P]; B];
         for group in 0..columns / GROUP {
-            let block = group / 2 * (HEADER + 2 * GROUP * LANES);
-            let scales: [S::Floats; P] =
-                each!(S::zero(), |p| S::load_f16(weights[p].add(block + group % 2 * (HEADER / 2)).cast()));
-            let at = block + HEADER + group % 2 * GROUP * LANES;
-            let products = bytes_group::<S, P, B>(weights, at, rows, group);
+            let block = group / 2 * (1 + 2 * LINES);
+            let scales = block_scales::<S, P>(weights, lines.from(block), group);
+            let lines = lines.from(block + 1 + group % 2 * LINES);
+            let products = bytes_group::<S, P, B>(weights, lines, rows, group);
             add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
         }
         tile.store::<S>(sums);
@@ -599,16 +660,17 @@ dispatch! { fn tile_q8_0[const P: usize, const B: usize][P, B](tile: Tile<'_, P,
 
 #[inline(always)]
 unsafe fn q4_0_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>) {
+    const LINES: usize = GROUP / 8;
     let Tile { columns, weights, rows, .. } = tile;
+    let lines = tile.lines(PackedFormat::Q4_0);
     // SAFETY: a block of every panel is a header of two times sixteen scales and two groups of half bytes.
     unsafe {
         let mut sums = [[S::zero(); P]; B];
         for group in 0..columns / GROUP {
-            let block = group / 2 * (HEADER + GROUP * LANES);
-            let scales: [S::Floats; P] =
-                each!(S::zero(), |p| S::load_f16(weights[p].add(block + group % 2 * (HEADER / 2)).cast()));
-            let at = block + HEADER + group % 2 * (GROUP / 2) * LANES;
-            let products = nibbles_group::<S, false, P, B>(weights, at, rows, group, NIBBLE_OFFSET);
+            let block = group / 2 * (1 + 2 * LINES);
+            let scales = block_scales::<S, P>(weights, lines.from(block), group);
+            let lines = lines.from(block + 1 + group % 2 * LINES);
+            let products = nibbles_group::<S, false, P, B>(weights, lines, rows, group, NIBBLE_OFFSET);
             add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
         }
         tile.store::<S>(sums);
@@ -620,6 +682,8 @@ dispatch! { fn tile_q4_0[const P: usize, const B: usize][P, B](tile: Tile<'_, P,
 unsafe fn mxfp4_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>) {
     const CODES: usize = GROUP / 2 * LANES;
     let Tile { columns, weights, rows, .. } = tile;
+    let lines = tile.lines(PackedFormat::Mxfp4);
+
     // SAFETY: groups of half bytes lie in every panel, and sixteen bytes of scales for each behind them.
     unsafe {
         let mut sums = [[S::zero(); P]; B];
@@ -630,7 +694,13 @@ unsafe fn mxfp4_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, 
                 // The table has twice the values.
                 S::mul(S::load_powers(weights[p].add(at)), S::splat(0.5))
             });
-            let products = nibbles_group::<S, true, P, B>(weights, group * CODES, rows, group, E2M1_OFFSET);
+            let products = nibbles_group::<S, true, P, B>(
+                weights,
+                lines.from(group * CODES / LINE),
+                rows,
+                group,
+                E2M1_OFFSET,
+            );
             add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
         }
         tile.store::<S>(sums);
@@ -642,6 +712,8 @@ dispatch! { fn tile_mxfp4[const P: usize, const B: usize][P, B](tile: Tile<'_, P
 unsafe fn nvfp4_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>) {
     const CODES: usize = NVFP4_GROUP / 2 * LANES;
     let Tile { columns, weights, factors, rows, .. } = tile;
+    let lines = tile.lines(PackedFormat::Nvfp4);
+
     // SAFETY: half groups of half bytes lie in every panel, and sixteen bytes of scales for each behind them; rows have two sums per group.
     unsafe {
         let mut sums = [[S::zero(); P]; B];
@@ -651,7 +723,7 @@ unsafe fn nvfp4_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, 
             let scales: [S::Floats; P] = each!(S::zero(), |p| S::load_e4m3(weights[p].add(at)));
             let products = codes::<S, true, 0, { NVFP4_GROUP / 8 }, P, B>(
                 weights,
-                half * CODES,
+                lines.from(half * CODES / LINE),
                 rows,
                 half,
                 E2M1_OFFSET,
@@ -676,6 +748,8 @@ unsafe fn int4_tile<S: Simd, const ZEROS: bool, const P: usize, const B: usize>(
 ) {
     const CODES: usize = GROUP / 2 * LANES;
     let Tile { columns, weights, rows, .. } = tile;
+    let lines = tile.lines(PackedFormat::Int4 { group: weight_group, zeros: ZEROS });
+
     // SAFETY: groups of half bytes lie in every panel, and behind them sixteen scales for each group of weights, with sixteen zeros or without.
     unsafe {
         let mut sums = [[S::zero(); P]; B];
@@ -684,7 +758,13 @@ unsafe fn int4_tile<S: Simd, const ZEROS: bool, const P: usize, const B: usize>(
             let scales_at = groups * CODES + group / (weight_group / GROUP) * int4_scales(ZEROS);
             let scales: [S::Floats; P] = each!(S::zero(), |p| S::load_f16(weights[p].add(scales_at).cast()));
             let offset = if ZEROS { 0 } else { NIBBLE_OFFSET };
-            let products = nibbles_group::<S, false, P, B>(weights, group * CODES, rows, group, offset);
+            let products = nibbles_group::<S, false, P, B>(
+                weights,
+                lines.from(group * CODES / LINE),
+                rows,
+                group,
+                offset,
+            );
             if !ZEROS {
                 add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
                 continue;
@@ -710,26 +790,28 @@ dispatch! { fn tile_int4[const ZEROS: bool, const P: usize, const B: usize][ZERO
 unsafe fn ranges_tile<S: Simd, const HIGH: usize, const P: usize, const B: usize>(tile: Tile<'_, P, B>) {
     const GROUPS: usize = SUPER_BLOCK / GROUP;
     let Tile { columns, weights, rows, .. } = tile;
-    let group_bytes = (GROUP / 8 + HIGH) * VECTOR;
+    let lines = tile.lines(if HIGH == 0 { PackedFormat::Q4K } else { PackedFormat::Q5K });
+    let (header_lines, group_lines) = (SUPER_HEADER / LINE, GROUP / 8 + HIGH);
     // SAFETY: a block of every panel is a header of scales and eight groups of codes; rows have two sums per group.
     unsafe {
         let mut sums = [[S::zero(); P]; B];
         for block in 0..columns / SUPER_BLOCK {
-            let from: [*const u8; P] =
-                std::array::from_fn(|p| nth(weights[p], block, SUPER_HEADER + GROUPS * group_bytes));
-            let d: [S::Floats; P] = each!(S::zero(), |p| S::load_f16(from[p].cast()));
-            let d_min: [S::Floats; P] = each!(S::zero(), |p| S::load_f16(from[p].add(HEADER / 2).cast()));
+            let lines = lines.from(block * (header_lines + GROUPS * group_lines));
+            lines.prefetch(weights, header_lines);
+            let d: [S::Floats; P] = each!(S::zero(), |p| S::load_f16(lines.at(weights[p], 0).cast()));
+            let d_min: [S::Floats; P] =
+                each!(S::zero(), |p| S::load_f16(lines.at(weights[p], 0).add(HEADER / 2).cast()));
             for half in 0..2 {
                 // The scales and the minima of four groups, a byte each.
                 let mut bytes = [[S::splat_packed(0); 2]; P];
-                for (bytes, from) in bytes.iter_mut().zip(from) {
-                    let first = S::load_packed(from.add(HEADER));
-                    let second = S::load_packed(from.add(HEADER + VECTOR));
+                for (bytes, from) in bytes.iter_mut().zip(weights) {
+                    let first = S::load_packed(lines.at(*from, 1));
+                    let second = S::load_packed(lines.at(*from, 2));
                     if half == 0 {
                         bytes[0] = S::merge(bytes[0], first, 0x3f3f_3f3f);
                         bytes[1] = S::merge(bytes[1], second, 0x3f3f_3f3f);
                     } else {
-                        let low = S::load_packed(from.add(HEADER + 2 * VECTOR));
+                        let low = S::load_packed(lines.at(*from, 3));
                         bytes[0] = S::merge(S::low_halves(low), S::shift_right(first, 2), 0x3030_3030);
                         bytes[1] = S::merge(S::high_halves(low), S::shift_right(second, 2), 0x3030_3030);
                     }
@@ -744,9 +826,9 @@ unsafe fn ranges_tile<S: Simd, const HIGH: usize, const P: usize, const B: usize
                         *min = S::mul(*min, S::to_floats(S::low_byte(bytes[1])));
                         *bytes = [S::shift_right(bytes[0], 8), S::shift_right(bytes[1], 8)];
                     }
-                    let at = SUPER_HEADER + within * group_bytes;
+                    let lines = lines.from(header_lines + within * group_lines);
                     let products =
-                        codes::<S, false, HIGH, { GROUP / 8 }, P, B>(&from, at, rows, 2 * group, 0);
+                        codes::<S, false, HIGH, { GROUP / 8 }, P, B>(weights, lines, rows, 2 * group, 0);
                     add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
                     for (sums, row) in sums.iter_mut().zip(rows) {
                         #[expect(clippy::cast_precision_loss, reason = "32 bytes sum to less than 2^13")]
@@ -766,9 +848,11 @@ dispatch! { fn tile_ranges[const HIGH: usize, const P: usize, const B: usize][HI
 #[inline(always)]
 unsafe fn q6_k_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>) {
     const HALVES: usize = 2 * SUPER_BLOCK / GROUP;
-    const HALF_BYTES: usize = 3 * VECTOR;
+    const HALF_BYTES: usize = 3 * LINE;
     const SCALES_AT: usize = SUPER_HEADER + HALVES * HALF_BYTES;
     let Tile { columns, weights, rows, .. } = tile;
+    let lines = tile.lines(PackedFormat::Q6K);
+
     // SAFETY: a block of every panel is sixteen bytes of scales of each row, sixteen half groups of codes and sixteen scales.
     unsafe {
         let mut sums = [[S::zero(); P]; B];
@@ -782,7 +866,7 @@ unsafe fn q6_k_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
             }
             for four in 0..HALVES / 4 {
                 let mut bytes: [S::Packed; P] =
-                    each!(S::splat_packed(0), |p| S::load_packed(nth(from[p], four, VECTOR)));
+                    each!(S::splat_packed(0), |p| S::load_packed(lines.at(from[p], four)));
                 for index in 0..4 {
                     let within = 4 * four + index;
                     let half = block * HALVES + within;
@@ -792,9 +876,9 @@ unsafe fn q6_k_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
                         *scale = S::mul_add(S::to_floats(S::low_byte(*bytes)), d, *scale);
                         *bytes = S::shift_right(*bytes, 8);
                     }
-                    let at = SUPER_HEADER + within * HALF_BYTES;
+                    let lines = lines.from((SUPER_HEADER + within * HALF_BYTES) / LINE);
                     let products =
-                        codes::<S, false, 2, { GROUP / 16 }, P, B>(&from, at, rows, half, SIX_BIT_OFFSET);
+                        codes::<S, false, 2, { GROUP / 16 }, P, B>(&from, lines, rows, half, SIX_BIT_OFFSET);
                     add_scaled::<S, P, B>(&mut sums, products, &scales, rows, half / 2);
                 }
             }

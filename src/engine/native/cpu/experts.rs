@@ -19,7 +19,7 @@ use super::super::shapes::{
     ExpertGroups, ExpertScores, ExpertShape, ExpertsMet, MAX_EXPERT_GROUPS, SMALLEST_SUM,
 };
 use super::gates::activated;
-use super::linear::{FusedMatrix, multiply_picked, panels_per_unit};
+use super::linear::{FusedMatrix, multiply_picked};
 use super::lora::Added;
 use super::packed_activations::PackedActivations;
 use super::thread_team::{DisjointSlice, Worker};
@@ -293,7 +293,8 @@ impl ExpertOperations for CpuOperations {
         let panels = experts.routed[0].gate_up.panels();
         let shared = experts.shared.as_ref().map(|shared| &shared.gate_up);
         let shared_panels = shared.map_or(0, FusedMatrix::panels);
-        let per_unit = panels_per_unit(routed.met.len() * panels + shared_panels, self.team.members());
+        let all = routed.met.len() * panels + shared_panels;
+        let per_unit = experts.routed[0].gate_up.panels_per_unit(all, self.team.members());
         let of_routed = routed.met.len() * panels.div_ceil(per_unit);
         self.team.run(&|worker: &Worker<'_>| {
             worker.parallel_for(PREPARE, count, |row| {
@@ -360,7 +361,7 @@ impl ExpertOperations for CpuOperations {
         let routed = &self.routed;
         let out = DisjointSlice::new(&mut hidden.values);
         let panels = experts.routed[0].down.panels();
-        let per_unit = panels_per_unit(panels, self.team.members());
+        let per_unit = experts.routed[0].down.panels_per_unit(panels, self.team.members());
         self.team.run(&|worker: &Worker<'_>| {
             worker.parallel_for(PREPARE, choices + count, |unit| {
                 // SAFETY: members have different units, each a packed row of its own; the set is this processor's.

@@ -10,7 +10,7 @@ use super::linear::FusedMatrix;
 use super::{bias_of, valid_rows};
 use crate::engine::native::shapes::{CLAMPED_SWIGLU_SLOPE, Gate};
 
-/// `gate(gate) ∘ up` of neighbouring panels, which alternate from `first` on: the first column of each pair, its columns, their values. `adapt`
+/// `gate(gate) ∘ up` of panels from `first` on, as many of gate as of up behind them: the first column of each, its columns, their values. `adapt`
 /// changes gate and up, biases already added, before they meet.
 ///
 /// # Safety
@@ -24,9 +24,9 @@ pub(super) unsafe fn activated(
     adapt: impl Fn(usize, &mut [f32], &mut [f32]),
 ) -> impl Iterator<Item = (usize, usize, [f32; LANES])> {
     let function = gate;
-    let (pairs, _) = sums.as_chunks::<2>();
-    pairs.iter().enumerate().map(move |(i, [gate, up])| {
-        let (of_gate, of_up) = (weights.place(first + 2 * i), weights.place(first + 2 * i + 1));
+    let (gates, ups) = sums.split_at(sums.len() / 2);
+    gates.iter().zip(ups).enumerate().map(move |(i, (gate, up))| {
+        let (of_gate, of_up) = (weights.place(first + i), weights.place(first + gates.len() + i));
         let (mut gate, mut up, mut product) = (*gate, *up, [0.0; LANES]);
         gate.iter_mut().zip(bias_of(weights, of_gate)).for_each(|(g, bias)| *g += bias);
         up.iter_mut().zip(bias_of(weights, of_up)).for_each(|(u, bias)| *u += bias);

@@ -14,7 +14,7 @@ use super::super::rope::RopeTables;
 use super::super::shapes::{AttentionShape, LatentForm, LatentShape};
 use super::cache::with_element;
 use super::kernel_choice::KernelChoice;
-use super::linear::{self, FusedMatrix, panels_per_unit};
+use super::linear::{self, FusedMatrix};
 use super::lora::Added;
 use super::packed_activations::InputWriter;
 use super::thread_team::{DisjointSlice, Worker};
@@ -44,7 +44,7 @@ impl ByHead<'_> {
         let Self { matrix, inputs, rows, out, stride } = *self;
         let heads = matrix.parts.len();
         let panels = matrix.parts[0].panels();
-        let per_unit = panels_per_unit(heads * panels, worker.count);
+        let per_unit = matrix.panels_per_unit(heads * panels, worker.count);
         let of_head = panels.div_ceil(per_unit);
         worker.parallel_for(phase, heads * of_head, |unit| {
             let (head, first) = (unit / of_head, unit % of_head * per_unit);

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use hbmark_cpu_kernels::rows::InputRow;
 use hbmark_cpu_kernels::simd::{InstructionSet, LANES};
-use hbmark_cpu_kernels::tiles::{MAX_PANELS, MAX_ROWS, SLOTS, Sums, TileWork, multiply_tile};
+use hbmark_cpu_kernels::tiles::{MAX_PANELS, MAX_ROWS, NEIGHBOURS, SLOTS, Sums, TileWork, multiply_tile};
 
 use super::kernel_choice::KernelChoice;
 use super::packed_activations::InputWriter;
@@ -22,12 +22,15 @@ use super::{MULTIPLY, PREPARE};
 /// Units that each member should have at the least, for an even share.
 const UNITS_PER_MEMBER: usize = 8;
 
+/// Panels of two interleaved parts that are finished together.
+const TOGETHER: usize = 2 * NEIGHBOURS;
+
 /// Matrices whose panels are done in one go over the same rows.
 #[derive(Debug)]
 pub struct FusedMatrix {
     pub parts: Vec<PackedMatrix>,
     pub biases: Vec<Option<Vec<f32>>>,
-    /// Panels of two parts alternate instead of one part after another.
+    /// Two panels of each of two parts alternate instead of one part after another.
     pub interleaved: bool,
     /// All parts have as many panels as the first.
     pub alike: bool,
@@ -55,8 +58,9 @@ impl FusedMatrix {
     /// The place of the n-th panel in the order in which panels are done.
     pub fn place(&self, index: usize) -> PanelPosition {
         if self.interleaved {
-            let parts = self.parts.len();
-            return PanelPosition { part: index % parts, panel: index / parts };
+            let (pair, within) = (index / TOGETHER * NEIGHBOURS, index % TOGETHER);
+            let width = NEIGHBOURS.min(self.parts[0].panels() - pair);
+            return PanelPosition { part: within / width, panel: pair + within % width };
         }
         if self.alike {
             let panels = self.parts[0].panels();
@@ -72,15 +76,21 @@ impl FusedMatrix {
         unreachable!("an index below the number of panels")
     }
 
-    fn panel(&self, index: usize) -> (&PackedMatrix, &[u8]) {
+    fn panel(&self, index: usize) -> (&PackedMatrix, *const u8) {
         let place = self.place(index);
         let matrix = &self.parts[place.part];
         (matrix, matrix.panel(place.panel))
     }
+
+    /// Panels that a unit of work has, of so many that a job has in all.
+    pub fn panels_per_unit(&self, panels: usize, members: usize) -> usize {
+        let many = panels >= MAX_PANELS * UNITS_PER_MEMBER * members;
+        if many || self.interleaved { MAX_PANELS } else { NEIGHBOURS }
+    }
 }
 
 /// Does a member's share of `matrix · rows`. `finish(first_panel, row, sums)` gets the sums of neighbouring panels: `sums[i]` are the sixteen
-/// rows of panel `first_panel + i`; of two interleaved parts the first is always one of the first part.
+/// rows of panel `first_panel + i`; of two interleaved parts the first half is of the first part.
 ///
 /// # Safety
 /// The rows behind `inputs` are packed and not written meanwhile, in the precision and width of the matrix; the set is available.
@@ -94,7 +104,7 @@ pub unsafe fn multiply(
     mut finish: impl FnMut(usize, usize, &[[f32; LANES]]),
 ) {
     let panels = matrix.panels();
-    let per_unit = panels_per_unit(panels, worker.count);
+    let per_unit = matrix.panels_per_unit(panels, worker.count);
     worker.parallel_for(phase, panels.div_ceil(per_unit), |unit| {
         let first = unit * per_unit;
         let row = |i: usize| inputs.row(i);
@@ -136,11 +146,6 @@ impl Product<'_> {
         // SAFETY: the rows were packed before the barrier, for this matrix.
         unsafe { multiply(kernels, worker, MULTIPLY, matrix, inputs, *rows, finish) };
     }
-}
-
-/// Panels that a unit of work has, of so many that a job has in all.
-pub fn panels_per_unit(panels: usize, members: usize) -> usize {
-    if panels >= MAX_PANELS * UNITS_PER_MEMBER * members { MAX_PANELS } else { 2 }
 }
 
 /// Does neighbouring panels of a matrix, no more than a unit has, over rows that are picked from the packed ones: what experts need, to
@@ -195,7 +200,7 @@ pub unsafe fn neighbours(
     let format = matrix.parts[0].format;
     let of_tile = format.panels(kernels.of(format, rows), rows);
     // Panels of interleaved parts are finished together.
-    let of_strip = if matrix.interleaved { of_tile.max(matrix.parts.len()) } else { of_tile };
+    let of_strip = if matrix.interleaved { TOGETHER } else { of_tile };
     for first in panels.clone().step_by(of_strip) {
         let panels = first..(first + of_strip).min(panels.end);
         // SAFETY: the caller's promise.
@@ -235,7 +240,8 @@ unsafe fn strip(
             let panel = |i: usize| matrix.panel(start + i.min(count - 1));
             let work = TileWork {
                 columns: lead.padded_columns(),
-                panels: std::array::from_fn(|i| panel(i).1.as_ptr()),
+                panels: std::array::from_fn(|i| panel(i).1),
+                prefetch: first == 0,
                 factors: std::array::from_fn(|i| panel(i).0.factor),
                 rows: packed,
                 out: sums.as_mut_ptr().cast(),
@@ -273,7 +279,8 @@ pub unsafe fn few_tiles(
         for row in (0..rows).step_by(tile_rows) {
             let work = TileWork {
                 columns: matrix.padded_columns(),
-                panels: std::array::from_fn(|i| matrix.panel((panel + i).min(matrix.panels() - 1)).as_ptr()),
+                panels: std::array::from_fn(|i| matrix.panel((panel + i).min(matrix.panels() - 1))),
+                prefetch: row == 0,
                 factors: [matrix.factor; MAX_PANELS],
                 rows: std::array::from_fn(|i| inputs.row((row + i).min(rows - 1))),
                 out: sums.as_mut_ptr(),

@@ -19,11 +19,14 @@
 //! | q4_k, q5_k | per 256 columns: 16 scales and 16 scales of minima, f16; 3 × 16 × 4 bytes of 6-bit scales and minima as in a file; then per 32 columns the fifth bits, 16 × 4 bytes, and the others as q4_0 |
 //! | q6_k | per 256 columns: 4 × 16 quads of (scale + 128); then per 16 columns the two high bits, 16 × 4 bytes, and the low four as q4_0; at the end 16 scales, f16 |
 //!
+//! In q8_0, q4_0, q4_k and q5_k the lines of two neighbouring panels alternate, 64 bytes of one and 64 of the other, so that a tile of both reads one
+//! stream.
+//!
 //! Every format takes the bytes of the file it comes from and no more, but for rows and columns that are filled up to whole panels and blocks.
 
 use half::f16;
 use hbmark_cpu_kernels::simd::LANES;
-use hbmark_cpu_kernels::tiles::{self, GROUP, HEADER, PackedFormat, SUPER_HEADER, int4_scales};
+use hbmark_cpu_kernels::tiles::{self, GROUP, HEADER, LINE, PackedFormat, SUPER_HEADER, int4_scales};
 use hbmark_cpu_kernels::{e2m1, e4m3, e8m0};
 
 use super::huge_pages::{Arena, Region};
@@ -37,9 +40,6 @@ use hbmark_core::model::NVFP4_GROUP;
 const _: () = assert!(
     GROUP == ACTIVATION_GROUP && tiles::NVFP4_GROUP == NVFP4_GROUP && tiles::SUPER_BLOCK == SUPER_BLOCK
 );
-
-/// A vector of four bytes of each row.
-const VECTOR: usize = 4 * LANES;
 
 /// The packed format of a stored matrix.
 fn format_of(stored: &StoredMatrix) -> Result<PackedFormat, EngineError> {
@@ -89,6 +89,15 @@ fn format_of(stored: &StoredMatrix) -> Result<PackedFormat, EngineError> {
     })
 }
 
+/// The most bytes of a block of a format whose panels' lines alternate.
+const MAX_BLOCK: usize = 176 * LANES;
+
+/// Where a panel's first line is in the bytes of its matrix.
+fn first_line(format: PackedFormat, panel_bytes: usize, panel: usize) -> usize {
+    let neighbours = format.line_stride() / LINE;
+    panel / neighbours * neighbours * panel_bytes + panel % neighbours * LINE
+}
+
 /// A matrix `[rows, columns]` in panels of sixteen rows.
 #[derive(Debug)]
 pub struct PackedMatrix {
@@ -122,20 +131,36 @@ impl PackedMatrix {
         };
         let panel_bytes = blocks * format.block_bytes() + tail;
         let panels = stored.rows.div_ceil(LANES);
-        let mut region = arena.take(panels * panel_bytes).map_err(|error| EngineError::OutOfMemory {
+        let neighbours = format.line_stride() / LINE;
+        let size = panels.next_multiple_of(neighbours) * panel_bytes;
+        let mut region = arena.take(size).map_err(|error| EngineError::OutOfMemory {
             device: "cpu".into(),
-            detail: format!("{} bytes of weights: {error}", panels * panel_bytes),
+            detail: format!("{size} bytes of weights: {error}"),
         })?;
         let bytes = region.bytes_mut();
         touch(bytes, panel_bytes);
-        for (panel, bytes) in bytes.chunks_exact_mut(panel_bytes.max(1)).enumerate() {
+        let pack = |panel: usize, bytes: &mut [u8]| {
             for lane in 0..LANES.min(stored.rows - panel * LANES) {
                 pack_row(stored, panel * LANES + lane, lane, format, bytes);
+            }
+        };
+        if neighbours == 1 {
+            let panels = bytes.chunks_exact_mut(panel_bytes.max(1)).enumerate();
+            panels.for_each(|(panel, bytes)| pack(panel, bytes));
+        } else {
+            let mut own = vec![0; panel_bytes];
+            for panel in 0..panels {
+                own.fill(0);
+                pack(panel, &mut own);
+                let from = first_line(format, panel_bytes, panel);
+                let lines = bytes[from..].chunks_mut(format.line_stride());
+                lines.zip(own.chunks_exact(LINE)).for_each(|(to, line)| to[..LINE].copy_from_slice(line));
             }
         }
         let factor =
             if let StoredData::Nvfp4 { tensor_scale, .. } = stored.data { tensor_scale } else { 1.0 };
-        Ok(Self { rows: stored.rows, columns: stored.columns, format, panel_bytes, factor, region })
+        let (rows, columns) = (stored.rows, stored.columns);
+        Ok(Self { rows, columns, format, panel_bytes, factor, region })
     }
 
     /// Panels of sixteen rows, the last one padded.
@@ -143,9 +168,14 @@ impl PackedMatrix {
         self.rows.div_ceil(LANES)
     }
 
-    /// The bytes of a panel.
-    pub fn panel(&self, panel: usize) -> &[u8] {
-        &self.region.bytes()[panel * self.panel_bytes..(panel + 1) * self.panel_bytes]
+    /// The first line of a panel; the next are [`PackedFormat::line_stride`] apart.
+    pub fn panel(&self, panel: usize) -> *const u8 {
+        self.lines(panel).as_ptr()
+    }
+
+    /// The bytes from a panel's first line on, in which it has one line of every [`PackedFormat::line_stride`] bytes.
+    fn lines(&self, panel: usize) -> &[u8] {
+        &self.region.bytes()[first_line(self.format, self.panel_bytes, panel)..]
     }
 
     /// Bytes that one pass over the matrix reads.
@@ -161,7 +191,22 @@ impl PackedMatrix {
 
     /// Unpacks a row into `out`, as f32.
     pub fn row(&self, row: usize, out: &mut [f32]) {
-        let (panel, lane) = (self.panel(row / LANES), row % LANES);
+        let (lines, lane, stride) = (self.lines(row / LANES), row % LANES, self.format.line_stride());
+        if stride == LINE {
+            return self.unpack(&lines[..self.panel_bytes], lane, out);
+        }
+        let mut lines = lines.chunks(stride);
+        let mut block = [0; MAX_BLOCK];
+        let block = &mut block[..self.format.block_bytes()];
+        for out in out[..self.columns].chunks_mut(self.format.block_columns()) {
+            let block_lines = block.chunks_exact_mut(LINE).zip(&mut lines);
+            block_lines.for_each(|(to, line)| to.copy_from_slice(&line[..LINE]));
+            self.unpack(block, lane, out);
+        }
+    }
+
+    /// Unpacks a row of a panel, or of some of its blocks where those are all that there is.
+    fn unpack(&self, panel: &[u8], lane: usize, out: &mut [f32]) {
         let format = self.format;
         let (block_columns, block_bytes) = (format.block_columns(), format.block_bytes());
         for (column, out) in out.iter_mut().enumerate().take(self.columns) {
@@ -251,11 +296,11 @@ fn span(format: SuperBlock) -> usize {
 fn code_place(format: SuperBlock, column: usize, lane: usize) -> (usize, bool, usize, usize) {
     let (span, bits) = (span(format), format.high_bits());
     let (high_vectors, within) = (bits.min(1), column % span);
-    let at = SUPER_HEADER + column / span * (high_vectors * VECTOR + span * LANES / 2);
+    let at = SUPER_HEADER + column / span * (high_vectors * LINE + span * LANES / 2);
     let (index, is_high) = half_byte(within, lane);
     // The first octet of columns has the bits that need no shift: a kernel moves them down by `bits` for each octet.
     let shift = bits * (within / 8) + if is_high { 0 } else { 4 };
-    (at + high_vectors * VECTOR + index, is_high, at + 4 * lane + within % 4, shift)
+    (at + high_vectors * LINE + index, is_high, at + 4 * lane + within % 4, shift)
 }
 
 /// Where byte `index` of a row's scales is in a block of 256.
