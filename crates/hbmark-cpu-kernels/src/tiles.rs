@@ -76,7 +76,7 @@ pub enum PackedFormat {
 
 impl PackedFormat {
     /// Columns that are packed together; a row is padded with zeros to a multiple.
-    pub fn block_columns(self) -> usize {
+    pub const fn block_columns(self) -> usize {
         match self {
             Self::F32 | Self::F16 => 1,
             Self::Bf16 | Self::Fp8 { .. } | Self::Mxfp8 => 2,
@@ -88,7 +88,7 @@ impl PackedFormat {
     }
 
     /// Bytes of one block of columns of a panel.
-    pub fn block_bytes(self) -> usize {
+    pub const fn block_bytes(self) -> usize {
         let columns = self.block_columns();
         match self {
             Self::F32 | Self::Bf16 => 4 * LANES,

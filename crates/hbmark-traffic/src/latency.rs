@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use super::evidence::evidence;
 use super::gates::{due, gates, keeps_up, saturation};
 use super::serving_loop::{LoadMode, Record, RequestOutcome, Run, StepLog, Traffic};
-use crate::occupancy::{occupancy, overlap};
+use crate::occupancy::{begun, occupancy, overlap};
 use crate::requests::columns;
 use crate::timeline::timeline;
 use hbmark_core::result::serving::{
@@ -191,7 +191,6 @@ impl Window {
     }
     /// The share of a request that was served in the window, whenever it arrived.
     fn served(&self, run: &Run, record: &Record, planned_tokens: usize) -> f64 {
-        let begun = if run.remote.is_some() { record.first_token } else { record.started };
         let (share, end) = match record.outcome {
             RequestOutcome::Served => (1.0, record.last_token.map_or(run.end, |t| t.0)),
             // Of requests that the end of the run cut off, what was done.
@@ -200,7 +199,7 @@ impl Window {
             }
             RequestOutcome::Rejected(_) | RequestOutcome::Failed(_) => return 0.0,
         };
-        match begun.map(|t| t.0) {
+        match begun(run, record).map(|t| t.0) {
             Some(begun) if begun < end => share * overlap((begun, end), (self.from, self.to)) / (end - begun),
             Some(_) if self.holds(end) => share,
             _ => 0.0,

@@ -5,6 +5,7 @@
 //! the means over a time are its rate × time in system.
 
 use super::serving_loop::{Record, RequestOutcome, Run};
+use hbmark_core::units::Nanos;
 
 /// Requests that run and wait during a span of time.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -24,15 +25,20 @@ pub(super) fn overlap(a: (f64, f64), b: (f64, f64)) -> f64 {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Stay {
     pub arrival: f64,
-    /// When work on it began; of a live server only its first token is seen. When it left, if that came first.
+    /// When work on it began. When it left, if that came first.
     pub begun: f64,
     /// The end of the run, for one that was still there.
     pub departed: f64,
 }
 
+/// When work on a request began; of a live server only its first token is seen.
+pub(super) fn begun(run: &Run, record: &Record) -> Option<Nanos> {
+    if run.remote.is_some() { record.first_token } else { record.started }
+}
+
 /// The stay of a request; `None` for one that never was in the queue: not sent, or turned away.
 pub(super) fn stay(run: &Run, record: &Record) -> Option<Stay> {
-    let begun = if run.remote.is_some() { record.first_token } else { record.started };
+    let begun = begun(run, record);
     let turned_away = begun.is_none() && matches!(record.outcome, RequestOutcome::Rejected(_));
     if record.enqueued.is_none() || turned_away {
         return None;
@@ -87,7 +93,6 @@ mod tests {
     use crate::test_queues::{simulated, spec};
     use crate::workload::PlannedRequest;
     use hbmark_core::result::serving::{Arrivals, Failure, Offered, SchedulerConfig, ServeResult};
-    use hbmark_core::units::Nanos;
 
     fn served(offered: Offered, arrivals: Arrivals, num_blocks: usize) -> (Run, ServeResult) {
         let spec = spec(offered);

@@ -25,6 +25,8 @@ const UNITS_PER_MEMBER: usize = 8;
 /// Panels of two interleaved parts that are finished together.
 const TOGETHER: usize = 2 * NEIGHBOURS;
 
+const _: () = assert!(MAX_PANELS.is_multiple_of(TOGETHER));
+
 /// Matrices whose panels are done in one go over the same rows.
 #[derive(Debug)]
 pub struct FusedMatrix {

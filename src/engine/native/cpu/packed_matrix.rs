@@ -90,7 +90,7 @@ fn format_of(stored: &StoredMatrix) -> Result<PackedFormat, EngineError> {
 }
 
 /// The most bytes of a block of a format whose panels' lines alternate.
-const MAX_BLOCK: usize = 176 * LANES;
+const MAX_BLOCK: usize = PackedFormat::Q5K.block_bytes();
 
 /// Where a panel's first line is in the bytes of its matrix.
 fn first_line(format: PackedFormat, panel_bytes: usize, panel: usize) -> usize {
