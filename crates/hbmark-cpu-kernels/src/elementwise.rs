@@ -5,15 +5,22 @@
 
 use crate::simd::{LANES, Simd, dispatch, exp, tanh};
 
+/// `gate / (1 + e^minus) ∘ up`.
+#[inline(always)]
+unsafe fn gated<S: Simd>(gate: S::Floats, minus: S::Floats, up: &[f32; LANES], out: &mut [f32; LANES]) {
+    // SAFETY: the features are the caller's promise.
+    unsafe {
+        let gate = S::div(gate, S::add(S::splat(1.0), exp::<S>(minus)));
+        S::store(out.as_mut_ptr(), S::mul(gate, S::load(up.as_ptr())));
+    }
+}
+
 #[inline(always)]
 unsafe fn silu_gated<S: Simd>(gate: &[f32; LANES], up: &[f32; LANES], out: &mut [f32; LANES]) {
     // SAFETY: sixteen elements each; the caller dispatched on an available set.
     unsafe {
-        let minus_gate = S::mul(S::load(gate.as_ptr()), S::splat(-1.0));
-        S::store(out.as_mut_ptr(), exp::<S>(minus_gate));
-    }
-    for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-        *out = gate / (1.0 + *out) * up;
+        let gate = S::load(gate.as_ptr());
+        gated::<S>(gate, S::mul(gate, S::splat(-1.0)), up, out);
     }
 }
 dispatch! {
@@ -34,12 +41,10 @@ unsafe fn gelu_gated<S: Simd>(gate: &[f32; LANES], up: &[f32; LANES], out: &mut 
         let x = S::load(gate.as_ptr());
         let minus_slope = S::splat(-SLOPE);
         let slope = S::mul_add(S::mul(minus_slope, S::splat(CUBE)), S::mul(x, x), minus_slope);
-        S::store(out.as_mut_ptr(), exp::<S>(S::mul(x, slope)));
-    }
-    for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-        *out = gate / (1.0 + *out) * up;
+        gated::<S>(x, S::mul(x, slope), up, out);
     }
 }
+
 #[inline(always)]
 unsafe fn clamped_swiglu<S: Simd>(
     gate: &[f32; LANES],

@@ -52,6 +52,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_i8(from: *const i8) -> Self::Floats;
     unsafe fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    unsafe fn div(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// The larger of both; b where either is not a number.
     unsafe fn max(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a · b + c`.

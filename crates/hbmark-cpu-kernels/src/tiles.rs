@@ -35,6 +35,9 @@ pub const LINE: usize = 4 * LANES;
 /// Bytes that a tile prefetches ahead: the processor's own prefetch does not keep up on a single stream.
 const AHEAD: usize = 2048;
 
+/// Likewise for lines that are read once, which a non-temporal prefetch brings into the first cache alone.
+const AHEAD_ONCE: usize = 4096;
+
 /// Sums of an integer tile, panels times rows: unpacking weights costs it more than a row does.
 const INTEGER_SUMS: usize = 8;
 
@@ -174,14 +177,25 @@ pub fn int4_scales(zeros: bool) -> usize {
 /// Sums of a row: sixteen for each panel.
 pub type Sums = [[f32; LANES]; SLOTS];
 
+/// Which read of its panels a tile does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PanelRead {
+    /// The only one: they should push nothing out of the caches.
+    Only,
+    /// The first: tiles of other rows follow.
+    First,
+    /// A later one: they are in the caches.
+    Later,
+}
+
 /// The arguments of a tile, of which it takes as many panels and rows as it has.
 #[derive(Debug, Clone, Copy)]
 pub struct TileWork {
     /// Columns with padding.
     pub columns: usize,
     pub panels: [*const u8; MAX_PANELS],
-    /// Whether an integer tile prefetches: no tile of other rows has read the panels just before.
-    pub prefetch: bool,
+    /// Of integer tiles alone: they prefetch.
+    pub read: PanelRead,
     /// What all values of each panel's matrix are multiplied with: of nvfp4 alone.
     pub factors: [f32; MAX_PANELS],
     pub rows: [InputRow; MAX_ROWS],
@@ -275,7 +289,7 @@ unsafe fn quads<const P: usize, const B: usize>(set: InstructionSet, format: Pac
 struct Tile<'a, const P: usize, const B: usize> {
     columns: usize,
     weights: &'a [*const u8; P],
-    prefetch: bool,
+    read: PanelRead,
     factors: &'a [f32; P],
     rows: &'a [InputRow; B],
     out: *mut Sums,
@@ -288,7 +302,7 @@ impl<'a, const P: usize, const B: usize> Tile<'a, P, B> {
         Self {
             columns: work.columns,
             weights: work.panels.first_chunk().expect("no more than MAX_PANELS"),
-            prefetch: work.prefetch,
+            read: work.read,
             factors: work.factors.first_chunk().expect("no more than MAX_PANELS"),
             rows: work.rows.first_chunk().expect("no more than MAX_ROWS"),
             out: work.out,
@@ -298,7 +312,7 @@ impl<'a, const P: usize, const B: usize> Tile<'a, P, B> {
 
     #[inline(always)]
     fn lines(self, format: PackedFormat) -> Lines {
-        Lines { first: 0, stride: format.line_stride(), prefetch: self.prefetch }
+        Lines { first: 0, stride: format.line_stride(), read: self.read }
     }
 
     #[inline(always)]
@@ -425,7 +439,7 @@ const NIBBLE_OFFSET: i32 = 8;
 struct Lines {
     first: usize,
     stride: usize,
-    prefetch: bool,
+    read: PanelRead,
 }
 
 impl Lines {
@@ -443,11 +457,22 @@ impl Lines {
     /// Prefetches what comes behind so many lines of each panel.
     #[inline(always)]
     fn prefetch<const P: usize>(self, panels: &[*const u8; P], lines: usize) {
-        if self.prefetch {
-            for line in 0..lines {
-                for panel in panels {
-                    prefetch::<false, _>(self.at(*panel, line).wrapping_add(AHEAD));
-                }
+        match self.read {
+            PanelRead::Only => self.prefetch_by::<true, AHEAD_ONCE, P>(panels, lines),
+            PanelRead::First => self.prefetch_by::<false, AHEAD, P>(panels, lines),
+            PanelRead::Later => {}
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch_by<const ONCE: bool, const BYTES: usize, const P: usize>(
+        self,
+        panels: &[*const u8; P],
+        lines: usize,
+    ) {
+        for line in 0..lines {
+            for panel in panels {
+                prefetch::<ONCE, _>(self.at(*panel, line).wrapping_add(BYTES));
             }
         }
     }

@@ -6,11 +6,11 @@ use std::arch::x86_64::{
     _mm_loadu_si128, _mm_set1_epi16, _mm_setzero_si128, _mm_srai_epi16, _mm_unpacklo_epi8, _mm256_add_epi32,
     _mm256_add_ps, _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_castsi256_ps, _mm256_cvtepi8_epi32,
     _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32,
-    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16,
-    _mm256_max_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_round_ps, _mm256_set1_epi8, _mm256_set1_epi16,
-    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_shuffle_epi8, _mm256_slli_epi16,
-    _mm256_slli_epi32, _mm256_sllv_epi32, _mm256_srai_epi16, _mm256_srli_epi16, _mm256_srlv_epi32,
-    _mm256_storeu_ps, _mm256_stream_ps, _mm256_sub_ps,
+    _mm256_div_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16,
+    _mm256_maddubs_epi16, _mm256_max_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_round_ps, _mm256_set1_epi8,
+    _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_shuffle_epi8,
+    _mm256_slli_epi16, _mm256_slli_epi32, _mm256_sllv_epi32, _mm256_srai_epi16, _mm256_srli_epi16,
+    _mm256_srlv_epi32, _mm256_storeu_ps, _mm256_stream_ps, _mm256_sub_ps,
 };
 
 use super::Simd;
@@ -112,6 +112,11 @@ impl Simd for Avx2 {
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats {
         // SAFETY: above.
         pairs(a, b, |a, b| unsafe { _mm256_mul_ps(a, b) })
+    }
+    #[inline(always)]
+    unsafe fn div(a: Self::Floats, b: Self::Floats) -> Self::Floats {
+        // SAFETY: above.
+        pairs(a, b, |a, b| unsafe { _mm256_div_ps(a, b) })
     }
     #[inline(always)]
     unsafe fn max(a: Self::Floats, b: Self::Floats) -> Self::Floats {

@@ -6,11 +6,12 @@ use std::arch::x86_64::{
     _mm256_and_si256, _mm256_cvtepu8_epi16, _mm256_loadu_si256, _mm256_set1_epi16, _mm256_slli_epi16,
     _mm256_srai_epi16, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_broadcast_i32x4,
     _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32,
-    _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_dpbf16_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps,
-    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_madd_epi16, _mm512_max_ps, _mm512_mul_ps, _mm512_or_si512,
-    _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps,
-    _mm512_setzero_ps, _mm512_shuffle_epi8, _mm512_slli_epi32, _mm512_sllv_epi32, _mm512_srai_epi16,
-    _mm512_srli_epi16, _mm512_srlv_epi32, _mm512_storeu_ps, _mm512_stream_ps, _mm512_sub_ps,
+    _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_div_ps, _mm512_dpbf16_ps, _mm512_dpbusd_epi32,
+    _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_madd_epi16, _mm512_max_ps, _mm512_mul_ps,
+    _mm512_or_si512, _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_epi8, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_epi8, _mm512_slli_epi32, _mm512_sllv_epi32,
+    _mm512_srai_epi16, _mm512_srli_epi16, _mm512_srlv_epi32, _mm512_storeu_ps, _mm512_stream_ps,
+    _mm512_sub_ps,
 };
 
 use super::Simd;
@@ -92,6 +93,11 @@ macro_rules! shared_by_both {
         unsafe fn mul(a: __m512, b: __m512) -> __m512 {
             // SAFETY: the trait's contract.
             unsafe { _mm512_mul_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn div(a: __m512, b: __m512) -> __m512 {
+            // SAFETY: the trait's contract.
+            unsafe { _mm512_div_ps(a, b) }
         }
         #[inline(always)]
         unsafe fn max(a: __m512, b: __m512) -> __m512 {

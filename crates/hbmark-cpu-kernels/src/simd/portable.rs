@@ -91,6 +91,10 @@ impl Simd for Portable {
         both(a, b, |a, b| a * b)
     }
     #[inline(always)]
+    unsafe fn div(a: Self::Floats, b: Self::Floats) -> Self::Floats {
+        both(a, b, |a, b| a / b)
+    }
+    #[inline(always)]
     unsafe fn max(a: Self::Floats, b: Self::Floats) -> Self::Floats {
         // What is not a number stays where it is the second.
         both(a, b, |a, b| if a > b { a } else { b })

@@ -11,7 +11,9 @@ use std::ops::Range;
 
 use hbmark_cpu_kernels::rows::InputRow;
 use hbmark_cpu_kernels::simd::{InstructionSet, LANES};
-use hbmark_cpu_kernels::tiles::{MAX_PANELS, MAX_ROWS, NEIGHBOURS, SLOTS, Sums, TileWork, multiply_tile};
+use hbmark_cpu_kernels::tiles::{
+    MAX_PANELS, MAX_ROWS, NEIGHBOURS, PanelRead, SLOTS, Sums, TileWork, multiply_tile,
+};
 
 use super::kernel_choice::KernelChoice;
 use super::packed_activations::InputWriter;
@@ -200,9 +202,12 @@ pub unsafe fn neighbours(
     finish: &mut impl FnMut(usize, usize, &[[f32; LANES]]),
 ) {
     let format = matrix.parts[0].format;
-    let of_tile = format.panels(kernels.of(format, rows), rows);
-    // Panels of interleaved parts are finished together.
-    let of_strip = if matrix.interleaved { TOGETHER } else { of_tile };
+    let set = kernels.of(format, rows);
+    let of_tile = format.panels(set, rows);
+    // Panels of interleaved parts are finished together, and so are those whose rows are done in one tile: there is nothing to keep in the first
+    // cache for the next.
+    let one_pass = rows <= format.most_rows(set, of_tile);
+    let of_strip = if matrix.interleaved || one_pass { TOGETHER } else { of_tile };
     for first in panels.clone().step_by(of_strip) {
         let panels = first..(first + of_strip).min(panels.end);
         // SAFETY: the caller's promise.
@@ -228,23 +233,34 @@ unsafe fn strip(
     let mut first = 0;
     while first < rows {
         let left = (rows - first).min(most_rows);
+        let read = match first {
+            0 if left == rows => PanelRead::Only,
+            0 => PanelRead::First,
+            _ => PanelRead::Later,
+        };
         let tile_rows = left.next_power_of_two();
         // A tile that lacks rows does its last one again, and the result is dropped: the bytes are in the first cache.
         let last = row(first + left - 1);
         let packed = std::array::from_fn(|i| if i < left { row(first + i) } else { last });
         let mut start = panels.start;
         while start < panels.end {
-            let (lead, _) = matrix.panel(start);
-            // Parts may be stored differently: a tile is of one format and width.
-            let alike = |index: &usize| matrix.panel(*index).0.format == lead.format;
-            let count = (start..panels.end).take(width).take_while(alike).count();
-            // Likewise a tile that lacks panels does its last one again.
-            let panel = |i: usize| matrix.panel(start + i.min(count - 1));
+            // Parts may be stored differently: a tile is of one format and width. Likewise a tile that lacks panels does its last one again.
+            let mut tile = [matrix.panel(start); MAX_PANELS];
+            let lead = tile[0].0;
+            let mut count = 1;
+            for index in (start + 1..panels.end).take(width - 1) {
+                let next = matrix.panel(index);
+                if next.0.format != lead.format {
+                    break;
+                }
+                tile[count..].fill(next);
+                count += 1;
+            }
             let work = TileWork {
                 columns: lead.padded_columns(),
-                panels: std::array::from_fn(|i| panel(i).1),
-                prefetch: first == 0,
-                factors: std::array::from_fn(|i| panel(i).0.factor),
+                panels: tile.map(|(_, lines)| lines),
+                read,
+                factors: tile.map(|(part, _)| part.factor),
                 rows: packed,
                 out: sums.as_mut_ptr().cast(),
                 slot: start - panels.start,
@@ -282,7 +298,7 @@ pub unsafe fn few_tiles(
             let work = TileWork {
                 columns: matrix.padded_columns(),
                 panels: std::array::from_fn(|i| matrix.panel((panel + i).min(matrix.panels() - 1))),
-                prefetch: row == 0,
+                read: if row == 0 { PanelRead::First } else { PanelRead::Later },
                 factors: [matrix.factor; MAX_PANELS],
                 rows: std::array::from_fn(|i| inputs.row((row + i).min(rows - 1))),
                 out: sums.as_mut_ptr(),
