@@ -2,22 +2,16 @@
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 
-use hbmark_core::result::serving::{Policy, SchedulerConfig};
+use hbmark_core::result::serving::SchedulerConfig;
 use hbmark_traffic::scheduler::{Request, Scheduler};
 
 fn config() -> SchedulerConfig {
     SchedulerConfig {
         max_num_seqs: 257,
         max_num_batched_tokens: 2048,
-        block_size: 16,
         num_blocks: 65_536,
         max_model_len: 8192,
-        enable_prefix_caching: true,
-        enable_chunked_prefill: true,
-        scheduling: Policy::Fcfs,
-        max_waiting: None,
-        max_loras: None,
-        speculation: None,
+        ..SchedulerConfig::UNLIMITED
     }
 }
 

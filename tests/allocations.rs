@@ -15,7 +15,7 @@ use hbmark::serve::clock::HostClock;
 use hbmark::serve::executor::SessionExecutor;
 use hbmark::weights::Adapter;
 use hbmark_core::model::{Dtype, Target};
-use hbmark_core::result::serving::{Policy, SchedulerConfig};
+use hbmark_core::result::serving::SchedulerConfig;
 use hbmark_core::result::{Cell, Phase};
 use hbmark_traffic::executor::Executor as _;
 use hbmark_traffic::sampler::{Sampler, Sampling};
@@ -155,12 +155,7 @@ fn served_step_allocates_nothing(sampling: Sampling) {
         block_size: 64,
         num_blocks: 4,
         max_model_len: 64,
-        enable_prefix_caching: true,
-        enable_chunked_prefill: true,
-        scheduling: Policy::Fcfs,
-        max_waiting: None,
-        max_loras: None,
-        speculation: None,
+        ..SchedulerConfig::UNLIMITED
     });
     for key in 0..4 {
         let prompt = vec![u32::try_from(key).unwrap() + 1; 5];
@@ -197,15 +192,10 @@ fn a_steady_step_of_256_sequences_allocates_nothing() {
     let mut scheduler = Scheduler::new(SchedulerConfig {
         max_num_seqs: 256,
         max_num_batched_tokens: 2048,
-        block_size: 16,
         num_blocks: 65_536,
         max_model_len: 4096,
-        enable_prefix_caching: true,
-        enable_chunked_prefill: true,
-        scheduling: Policy::Fcfs,
-        max_waiting: None,
         max_loras: Some(3),
-        speculation: None,
+        ..SchedulerConfig::UNLIMITED
     });
     for key in 0..256_usize {
         let prompt = (0..100).map(|i| u32::try_from(key * 100 + i).unwrap()).collect();

@@ -22,6 +22,7 @@ use crate::worker::fault_injection::SessionWrapper;
 use crate::worker::job::Handler;
 use hbmark_core::ledger::{Ledger, Roof};
 use hbmark_core::model::Dtype;
+use hbmark_core::result::serving::SchedulerConfig;
 use hbmark_core::result::{Environment, Report};
 use hbmark_core::units::Nanos;
 use hbmark_traffic::point::TrafficSource;
@@ -132,7 +133,11 @@ impl LocalEngine {
             capabilities: None,
             server: Some(server.identity.clone()),
             has_tokenizer: false,
-            scheduler: server::no_limits(server.identity.max_model_len),
+            // The server has its own.
+            scheduler: SchedulerConfig {
+                max_model_len: server.identity.max_model_len.unwrap_or(usize::MAX),
+                ..SchedulerConfig::UNLIMITED
+            },
             calibration: None,
             lora,
             structured,

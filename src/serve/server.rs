@@ -14,7 +14,7 @@ use hbmark_client::probe::probe;
 use hbmark_client::run::Limits;
 use hbmark_client::target::{Endpoint, Target, TargetError};
 use hbmark_core::result::serving::{
-    AdapterSummary, Dialect, LoraSummary, Policy, Probe, SchedulerConfig, ServerIdentity, StructuredSummary,
+    AdapterSummary, Dialect, LoraSummary, Probe, ServerIdentity, StructuredSummary,
 };
 use hbmark_core::units::{Bytes, Nanos};
 use hbmark_traffic::adapters::AdapterMix;
@@ -273,21 +273,4 @@ fn prompts(
     let tokenizer: Rc<Tokenizer> = Rc::from(tokenizer);
     let decode = move |ids: &[u32]| tokenizer.decode(ids).unwrap_or_default();
     Ok((Prompts { vocabulary: words, decode: Some(Rc::new(decode)) }, Vec::new()))
-}
-
-/// The settings of our own scheduler where it is another that schedules: no limits.
-pub(super) fn no_limits(max_model_len: Option<usize>) -> SchedulerConfig {
-    SchedulerConfig {
-        max_num_seqs: SchedulerConfig::MAX_NUM_SEQS,
-        max_num_batched_tokens: SchedulerConfig::MAX_NUM_BATCHED_TOKENS,
-        block_size: 16,
-        num_blocks: SchedulerConfig::MAX_NUM_BLOCKS,
-        max_model_len: max_model_len.unwrap_or(usize::MAX),
-        enable_prefix_caching: true,
-        enable_chunked_prefill: true,
-        scheduling: Policy::Fcfs,
-        max_waiting: None,
-        max_loras: None,
-        speculation: None,
-    }
 }

@@ -77,15 +77,11 @@ fn knobs() -> SchedulerConfig {
     SchedulerConfig {
         max_num_seqs: 6,
         max_num_batched_tokens: 256,
-        block_size: 16,
         num_blocks: 64,
         max_model_len: 100,
         enable_prefix_caching: false,
         enable_chunked_prefill: false,
-        scheduling: Policy::Fcfs,
-        max_waiting: None,
-        max_loras: None,
-        speculation: None,
+        ..SchedulerConfig::UNLIMITED
     }
 }
 

@@ -7,9 +7,7 @@
 use std::convert::Infallible;
 use std::process::ExitCode;
 
-use hbmark_core::result::serving::{
-    Arrivals, Offered, Point, Policy, SchedulerConfig, Search, ServeResult, Slo,
-};
+use hbmark_core::result::serving::{Arrivals, Offered, Point, SchedulerConfig, Search, ServeResult, Slo};
 use hbmark_core::stats::median;
 use hbmark_traffic::latency::summarise;
 use hbmark_traffic::point::{PlanError, PointSpec, TrafficSource, simulate};
@@ -94,15 +92,10 @@ impl Queue {
             scheduler: SchedulerConfig {
                 max_num_seqs: self.max_num_seqs,
                 max_num_batched_tokens: 1024,
-                block_size: 16,
                 num_blocks: 4096,
                 max_model_len: 1024,
                 enable_prefix_caching: false,
-                enable_chunked_prefill: true,
-                scheduling: Policy::Fcfs,
-                max_waiting: None,
-                max_loras: None,
-                speculation: None,
+                ..SchedulerConfig::UNLIMITED
             },
             sampling: Sampling::GREEDY,
             stop_at_eos: false,

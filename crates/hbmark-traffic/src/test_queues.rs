@@ -1,6 +1,6 @@
 //! Queues of known utilisation, as the serving loop would record them, and a small point on the virtual clock.
 
-use hbmark_core::result::serving::{Arrivals, Offered, Policy, SchedulerConfig, ServeResult, Slo};
+use hbmark_core::result::serving::{Arrivals, Offered, SchedulerConfig, ServeResult, Slo};
 use hbmark_core::units::Nanos;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -209,11 +209,7 @@ pub fn spec(offered: Offered) -> PointSpec {
             num_blocks: 100,
             max_model_len: 128,
             enable_prefix_caching: false,
-            enable_chunked_prefill: true,
-            scheduling: Policy::Fcfs,
-            max_waiting: None,
-            max_loras: None,
-            speculation: None,
+            ..SchedulerConfig::UNLIMITED
         },
         sampling: Sampling::GREEDY,
         stop_at_eos: false,

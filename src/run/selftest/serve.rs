@@ -16,7 +16,7 @@ use hbmark_client::point::{Delay, check_delay};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::Finding;
 use hbmark_core::result::serving::{
-    Arrivals, Offered, Point, Policy, SchedulerConfig, ServeKind, ServeReport, Slo, WorkloadSummary,
+    Arrivals, Offered, Point, SchedulerConfig, ServeKind, ServeReport, Slo, WorkloadSummary,
 };
 use hbmark_core::units::Nanos;
 use hbmark_report::analysis::explain_serving;
@@ -114,16 +114,12 @@ impl ServeScenario {
         SchedulerConfig {
             max_num_seqs: planted!(self.faults, ServeFault::Sequences(n) => *n).unwrap_or(16),
             max_num_batched_tokens: 8192,
-            block_size: 16,
             num_blocks: planted!(self.faults, ServeFault::Pool(n) => *n).unwrap_or(8192),
             max_model_len: 32_768,
             enable_prefix_caching:
                 planted!(self.faults, ServeFault::Prefixes { .. } | ServeFault::Bursts { .. } => ()).is_some(),
             enable_chunked_prefill: !self.faults.contains(&ServeFault::Unchunked),
-            scheduling: Policy::Fcfs,
-            max_waiting: None,
-            max_loras: None,
-            speculation: None,
+            ..SchedulerConfig::UNLIMITED
         }
     }
 

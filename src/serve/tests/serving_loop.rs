@@ -9,7 +9,7 @@ use crate::engine::scripted::{ScriptedSession, StepInfo, StepOutcome};
 use crate::serve::executor::SessionExecutor;
 use hbmark_core::model::{Dtype, test_shapes};
 use hbmark_core::result::Cause;
-use hbmark_core::result::serving::{Arrivals, GateName, Policy, SchedulerConfig, ServeResult, Slo, Validity};
+use hbmark_core::result::serving::{Arrivals, GateName, SchedulerConfig, ServeResult, Slo, Validity};
 use hbmark_core::units::Nanos;
 use hbmark_traffic::arrivals::deadlines;
 use hbmark_traffic::clock::VirtualClock;
@@ -23,15 +23,10 @@ pub(super) fn knobs(max_num_seqs: usize) -> SchedulerConfig {
     SchedulerConfig {
         max_num_seqs,
         max_num_batched_tokens: 8192,
-        block_size: 16,
         num_blocks: 4096,
         max_model_len: 100_000,
         enable_prefix_caching: false,
-        enable_chunked_prefill: true,
-        scheduling: Policy::Fcfs,
-        max_waiting: None,
-        max_loras: None,
-        speculation: None,
+        ..SchedulerConfig::UNLIMITED
     }
 }
 

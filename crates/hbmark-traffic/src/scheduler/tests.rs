@@ -15,12 +15,7 @@ fn config() -> SchedulerConfig {
         block_size: 4,
         num_blocks: 32,
         max_model_len: 64,
-        enable_prefix_caching: true,
-        enable_chunked_prefill: true,
-        scheduling: Policy::Fcfs,
-        max_waiting: None,
-        max_loras: None,
-        speculation: None,
+        ..SchedulerConfig::UNLIMITED
     }
 }
 
@@ -244,13 +239,13 @@ fn random_history(random: &mut ChaCha8Rng, fault: Option<SchedulerBug>) -> Histo
         enable_prefix_caching: random.random_bool(0.7),
         enable_chunked_prefill: random.random_bool(0.7),
         scheduling: if random.random_bool(0.5) { Policy::Fcfs } else { Policy::Priority },
-        max_waiting: None,
         max_loras: random.random_bool(0.3).then(|| random.random_range(1..=2)),
         speculation: random.random_bool(0.4).then(|| {
             let mut rates: Vec<f64> = (0..random.random_range(1..=4)).map(|_| random.random()).collect();
             rates.sort_by(|a, b| b.total_cmp(a));
             SpeculativeConfig { synthetic_acceptance_rates: rates, seed: random.random() }
         }),
+        ..SchedulerConfig::UNLIMITED
     };
     let adapters = if random.random_bool(0.5) { random.random_range(1..=3) } else { 0 };
     let hash_bits = random.random_bool(0.3).then_some(2);

@@ -113,6 +113,21 @@ impl SchedulerConfig {
     pub const MAX_BLOCK_SIZE: usize = 1 << 16;
     pub const MAX_NUM_BLOCKS: usize = 1 << 28;
 
+    /// Admits whatever comes, in the order of arrival, with chunked prefill and prefix caching in blocks of sixteen.
+    pub const UNLIMITED: Self = Self {
+        max_num_seqs: Self::MAX_NUM_SEQS,
+        max_num_batched_tokens: Self::MAX_NUM_BATCHED_TOKENS,
+        block_size: 16,
+        num_blocks: Self::MAX_NUM_BLOCKS,
+        max_model_len: usize::MAX,
+        enable_prefix_caching: true,
+        enable_chunked_prefill: true,
+        scheduling: Policy::Fcfs,
+        max_waiting: None,
+        max_loras: None,
+        speculation: None,
+    };
+
     /// Checks every number against its range.
     ///
     /// # Errors
