@@ -31,7 +31,7 @@ pub struct Args {
     #[arg(long, default_value = "h100-sxm")]
     gpu: String,
     /// Storage of the weights, comma-separated: f32, bf16, f16, int8, fp8, int4, mxfp8, mxfp4, nvfp4, q8_0, q4_0, q4_k, q5_k, q6_k, or gguf for
-    /// a file's own [default: what the model's files state, tensor by tensor (headers, `quantization_config`), bf16 for a name of `hbmark models`].
+    /// a file's own [default: what the model's files state, tensor by tensor (headers, `quantization_config`), of a name of `hbmark models` what it is published in].
     #[arg(long)]
     dtype: Option<String>,
     /// Storage of the KV cache [default: that of the weights, bf16 where they are quantised].

@@ -90,7 +90,7 @@ impl Silent {
             let unbounded = self.short.iter().rev().find_map(|run| run.unbounded.as_ref());
             let unbounded = unbounded.map_or_else(String::new, |seen| {
                 format!(
-                    " (requests that miss come in so few bursts that an interval has no upper end: {seen})"
+                    " (requests depend on each other, and too few were measured to bound a percentile from above: {seen})"
                 )
             });
             format!(
@@ -139,7 +139,7 @@ fn missed_alone(requests: &Requests, slo: &Slo) -> Option<String> {
         let luck = chance_of_at_least(missed, values.len(), 1.0 - clause.percentile)?;
         (luck < LUCK).then(|| {
             format!(
-                "no rate meets {clause}: of {} requests that ran alone, half within {}, {missed} took longer",
+                "no rate meets {clause}: of {} requests that ran alone, half within {}, {missed} took longer than the limit",
                 values.len(),
                 Nanos(median(&values)),
             )

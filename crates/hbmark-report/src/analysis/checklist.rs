@@ -19,7 +19,7 @@ use hbmark_core::result::serving::{
     GateName, MIN_REQUESTS, Offered, Point, ServeKind, ServeReport, ServeResult, Validity,
 };
 use hbmark_core::result::{
-    CellResult, Environment, Finding, Phase, Report, ReportKind, Severity, Status, UNKNOWN_PRODUCT,
+    Cause, CellResult, Environment, Finding, Phase, Report, ReportKind, Severity, Status, UNKNOWN_PRODUCT,
 };
 use hbmark_core::stats;
 use hbmark_core::units::BytesPerSecond;
@@ -443,6 +443,11 @@ fn load_checks(report: &ServeReport) -> Vec<Check> {
     let least =
         |of: &dyn Fn(&ServeResult) -> f64| results.iter().map(|(_, result)| of(result)).reduce(f64::min);
     let invalid = first_that(&|result| result.validity == Validity::Invalid);
+    let inconsistent =
+        results.iter().flat_map(|(_, result)| &result.reasons).find_map(|reason| match reason {
+            Cause::Inconsistent { detail, .. } => Some(detail),
+            _ => None,
+        });
     let without_requests = results.iter().filter(|(_, result)| result.requests.is_none()).count();
     let lost = first_that(&|result| result.unfinished > 0 || !result.rejected.is_empty());
     let requests = least(&|result| result.measured as f64).unwrap_or(0.0);
@@ -474,7 +479,9 @@ fn load_checks(report: &ServeReport) -> Vec<Check> {
         ask(
             "figures follow from the requests",
             false,
-            if without_requests > 0 {
+            if let Some(detail) = inconsistent {
+                (Failed, detail.clone(), RUN_AGAIN)
+            } else if without_requests > 0 {
                 let of = counted(results.len(), "point");
                 let evidence =
                     format!("{without_requests} of {of} keep no requests: nothing recomputes them");

@@ -159,7 +159,8 @@ impl Collection {
             started_at: report.started_at,
             revision: report.environment.build.git_revision,
             device,
-            workload: Some(report.workload.name),
+            // Every row of a matrix has its own, which its label names.
+            workload: Some(if report.matrix.is_empty() { report.workload.name } else { "matrix".to_owned() }),
             note: report.note,
         });
         let light = |mut point: Point| {

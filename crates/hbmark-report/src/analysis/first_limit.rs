@@ -111,8 +111,8 @@ fn by_load<'a>(points: &[(&'a Point, &'a ServeResult)]) -> Vec<(f64, &'a Point, 
     swept
 }
 
-/// What a million output tokens cost, where a limit was given: the least of the points within their objectives, or that there is no price while
-/// it is undetermined whether any is. `None` where [`first_failure`] already reports it.
+/// What a million output tokens cost, where a limit was given: the least of the points that hold, or that there is no price while it is
+/// undetermined whether any does. `None` where [`first_failure`] already reports it.
 pub(super) fn cost(
     points: &[(&Point, &ServeResult)],
     first: Option<&Finding>,
@@ -122,8 +122,7 @@ pub(super) fn cost(
     if first.is_some_and(|finding| finding.regime.starts_with(ServingTarget::Cost.name())) {
         return None;
     }
-    let priced =
-        |result: &ServeResult| result.output_tokens_per_s > 0.0 && result.within_objectives().0 == Some(true);
+    let priced = |result: &ServeResult| result.output_tokens_per_s > 0.0 && result.held().0 == Some(true);
     let within = points.iter().filter(|(_, result)| priced(result));
     let cheapest = within.min_by(|a, b| cost_per_million(a.1, cost).total_cmp(&cost_per_million(b.1, cost)));
     let Some((point, result)) = cheapest.copied() else { return undetermined(points) };
@@ -152,21 +151,18 @@ pub(super) fn cost(
 
 /// That tokens have no price yet, where objectives are neither met nor missed.
 fn undetermined(points: &[(&Point, &ServeResult)]) -> Option<Finding> {
-    let open = points
-        .iter()
-        .filter(|(_, result)| result.validity == Validity::Valid && result.within_objectives().0.is_none());
+    let open =
+        points.iter().filter(|(_, result)| result.validity == Validity::Valid && result.held().0.is_none());
     let (cells, evidence): (Vec<String>, Vec<String>) = open
-        .map(|(point, result)| {
-            (point.label.clone(), format!("{}: {}", point.label, result.within_objectives().1))
-        })
+        .map(|(point, result)| (point.label.clone(), format!("{}: {}", point.label, result.held().1)))
         .unzip();
     (!cells.is_empty()).then(|| Finding {
         rule: COST.to_owned(),
         severity: Severity::Note,
-        symptom: "no rate is shown to meet its objectives".to_owned(),
-        regime: "the cost is undetermined: objectives are neither met nor missed".to_owned(),
+        symptom: "no rate is shown to hold".to_owned(),
+        regime: "the cost is undetermined: the runs are too short to tell".to_owned(),
         evidence,
-        next: "the same load with more --requests, until its objectives are decided".to_owned(),
+        next: "the same load with more --requests, or without, until it is decided".to_owned(),
         response: "state no price of these rates until then".to_owned(),
         cells,
     })

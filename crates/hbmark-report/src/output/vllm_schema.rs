@@ -71,7 +71,8 @@ pub fn bench_serve(report: &ServeReport, point: &Point, selection: &Selection) -
     put("total_input_tokens", input.into());
     put("total_output_tokens", output.into());
     put("request_throughput", per_s(result.served as f64).into());
-    put("request_goodput", result.goodput_per_s.into());
+    let good = result.goodput_share.map(|share| (share * result.measured as f64).round());
+    put("request_goodput", good.map(per_s).into());
     put("output_throughput", per_s(output).into());
     put("total_token_throughput", per_s(input + output).into());
     let version = &report.environment.build.version;
@@ -212,6 +213,16 @@ mod tests {
         let keys: Vec<&String> =
             written.as_object().unwrap().keys().filter(|key| key.ends_with("_ms")).collect();
         assert_eq!(keys, ["mean_tpot_ms", "median_tpot_ms", "std_tpot_ms", "p95_tpot_ms"]);
+    }
+
+    #[test]
+    fn goodput_is_over_the_time_of_the_other_rates() {
+        let mut report = samples::single();
+        let result = report.points[0].result.as_mut().unwrap();
+        (result.goodput_share, result.goodput_per_s) = (Some(1.0), Some(2.0 * result.served_per_s));
+        let written = bench_serve(&report, &report.points[0], &Selection::default()).unwrap();
+        assert_eq!(written["completed"], written["num_prompts"]);
+        assert_eq!(written["request_goodput"], written["request_throughput"]);
     }
 
     #[test]

@@ -398,7 +398,11 @@ impl ServeResult {
         }
         clause(None).map_or_else(
             || (Some(true), "every objective was met".to_owned()),
-            |open| (None, format!("{open}: the interval holds the limit")),
+            |open| {
+                let is_bounded = open.high.is_none_or(|high| high.value().is_finite());
+                let why = if is_bounded { "holds the limit" } else { "has no upper end: too few requests" };
+                (None, format!("{open}: the interval {why}"))
+            },
         )
     }
 

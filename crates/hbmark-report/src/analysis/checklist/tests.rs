@@ -1,6 +1,7 @@
 //! Questions that pass, fail and go unanswered.
 
 use super::*;
+use crate::analysis::recheck::recheck_serving;
 use crate::output::{Format, render};
 use crate::samples;
 use hbmark_core::model::Dtype;
@@ -178,6 +179,10 @@ fn a_serving_result_is_what_its_kind_says() {
     report.points[0].result.as_mut().unwrap().gates.retain(|gate| gate.name != GateName::KeepsUp);
     assert_eq!(of(&report, "every point valid"), NotSaid);
     assert_eq!(of(&report, "figures follow from the requests"), Passed);
+    let mut edited = samples::single();
+    edited.points[0].result.as_mut().unwrap().served_per_s *= 2.0;
+    recheck_serving(&mut edited);
+    assert_eq!(of(&edited, "figures follow from the requests"), Failed);
     report.points[0].result.as_mut().unwrap().requests = None;
     assert_eq!(of(&report, "figures follow from the requests"), NotSaid);
 }

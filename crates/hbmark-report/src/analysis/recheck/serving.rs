@@ -284,6 +284,13 @@ fn window(requests: &Requests, result: &ServeResult, live: bool, offered: Offere
         );
         return Some((Rule::Throughput, detail));
     }
+    if let Some(good) = result.goodput_per_s.filter(|good| *good > result.served_per_s * (1.0 + ROUNDING)) {
+        let detail = format!(
+            "{good:.3} requests per second within every objective, and {:.3} were served",
+            result.served_per_s
+        );
+        return Some((Rule::Throughput, detail));
+    }
     let of_arrivals = stated.min((last - first) / 1e9);
     let offered = result.offered_per_s? * of_arrivals;
     let is_due = |at: &&u64| **at as f64 <= first + of_arrivals * 1e9 + ROUNDING_NS;

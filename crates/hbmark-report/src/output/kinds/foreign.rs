@@ -454,7 +454,10 @@ fn sheet(imported: &[Imported]) -> Vec<Column> {
         text("key", &|n| n.3.key.clone()),
         placed("placed_batch", Unit::Count, &|cell| Some(cell.batch as f64)),
         placed("placed_context", Unit::Count, &|cell| Some(cell.context as f64)),
-        text("validity", &|n| validity(&Line { result: &n.0.result, row: n.1, place: n.2 })),
+        text("validity", &|n| {
+            let word = validity(&Line { result: &n.0.result, row: n.1, place: n.2 });
+            if word == "-" { String::new() } else { word }
+        }),
         placed("floor", Unit::Nanoseconds, &|cell| cell.predicted_datasheet_ns),
         placed("achieved", Unit::BytesPerSecond, &|cell| cell.achieved_bytes_per_s),
         placed("fraction_of_datasheet", Unit::Fraction, &|cell| cell.fraction_of_datasheet),

@@ -306,14 +306,16 @@ pub fn reasons(point: &Point) -> Vec<String> {
         ));
     }
     for (reason, count) in &result.rejected {
-        lines
-            .push(format!("rejected: {count} of {}: {reason}", counted(result.measured, "measured request")));
+        lines.push(format!(
+            "not served: {count} of {}: {reason}",
+            counted(result.measured, "measured request")
+        ));
     }
     lines.extend(result.slo.iter().filter(|c| c.met != Some(true)).map(|c| {
         match (result.validity, c.observed) {
-            (Validity::Saturated, None) => format!("NOT met: {}: it depends on how long one waits", c.clause),
+            (Validity::Saturated, None) => format!("NOT met: {}: the longer such a run lasts, the longer requests wait", c.clause),
             _ if c.met.is_none() && c.high.is_some_and(|high| !high.value().is_finite()) => format!(
-                "undetermined: {c}: slow requests come in so few bursts that no upper end of the interval is known; give more --requests, or \
+                "undetermined: {c}: requests depend on each other, so that these are too few to bound the percentile from above; give more --requests, or \
                  leave it out and the run goes on until it is decided"
             ),
             _ => format!("{}: {c}", met(c.met)),
@@ -415,7 +417,11 @@ fn setup(report: &ServeReport) -> Vec<String> {
     let mut lines: Vec<String> = (!engine.is_empty()).then_some(engine).into_iter().collect();
     lines.extend(report.step_model.iter().map(|model| format!("step time model: {model}")));
     lines.extend(adapters_and_grammar::head(report));
-    lines.push(format!("workload: {} ({})", report.workload.name, report.workload.source));
+    lines.push(if report.matrix.is_empty() {
+        format!("workload: {} ({})", report.workload.name, report.workload.source)
+    } else {
+        "workload: another one in every row".to_owned()
+    });
     if let Some(s) = report.points.first().and_then(|point| point.scheduler.as_ref()) {
         lines.push(format!(
             "{} and {} a step · {} of {} · prefix caching {} · chunked prefill {} · {}",

@@ -110,6 +110,7 @@ fn the_window_and_its_rates_are_those_of_the_arrivals() {
     assert_eq!(rule(|r| r.served_per_s *= 2.0), Some(Rule::Throughput));
     assert_eq!(rule(|r| r.offered_per_s = r.offered_per_s.map(|rate| rate * 2.0)), Some(Rule::Throughput));
     assert_eq!(rule(|r| r.goodput_share = Some(0.123)), Some(Rule::Lists));
+    assert_eq!(rule(|r| r.goodput_per_s = Some(1.2 * r.served_per_s)), Some(Rule::Throughput));
 }
 
 #[test]
