@@ -293,7 +293,7 @@ fn what_a_full_queue_turned_away_was_not_completed() {
     let shed: usize = result.rejected.values().sum();
     assert!(shed > 200, "{:?}", result.rejected);
     assert_eq!((result.validity, gate.passed), (Validity::Saturated, Some(false)), "{}", gate.detail);
-    assert!(gate.detail.contains(&format!("{shed} found the queue full")), "{}", gate.detail);
+    assert!(gate.detail.contains(&format!("{shed} were turned away")), "{}", gate.detail);
     // No request waits here, and none is served.
     let result = crowded(0);
     assert_eq!((result.served, result.validity), (0, Validity::Saturated));

@@ -55,7 +55,7 @@ fn mean_population(run: &Run, window: &Window) -> f64 {
     area / (window.to - window.from)
 }
 
-/// Whether a request found the queue full.
+/// Whether a request was turned away: the queue was full, or the server said so.
 fn was_shed(record: &Record) -> bool {
     match record.outcome {
         RequestOutcome::Rejected(reason) => reason == RejectReason::QueueFull,
@@ -177,7 +177,7 @@ pub(super) fn gates(
 pub(super) struct KeepsUp {
     stability: Stability,
     offered: usize,
-    /// Requests that found the queue full.
+    /// Requests that were turned away.
     shed: usize,
 }
 
@@ -223,7 +223,9 @@ impl KeepsUp {
 
     fn detail(&self) -> String {
         let percent = |requests: f64| format!("{:.1} %", requests / self.offered.max(1) as f64 * 100.0);
-        let growth = self.stability.growth.map_or_else(
+        // Of requests that are turned away none waits: what grows says nothing.
+        let growing = self.shed == 0 || self.stability.verdict == Verdict::Saturated;
+        let growth = self.stability.growth.filter(|_| growing).map_or_else(
             || format!("{} requests were offered", self.offered),
             |g| {
                 format!(
@@ -237,7 +239,7 @@ impl KeepsUp {
             },
         );
         let shed =
-            if self.shed > 0 { format!(", and {} found the queue full", self.shed) } else { String::new() };
+            if self.shed > 0 { format!(", and {} were turned away", self.shed) } else { String::new() };
         let verdict = match (self.passed(), self.stability.verdict) {
             (Some(true), _) => "",
             (Some(false), _) => "; it does not keep up",

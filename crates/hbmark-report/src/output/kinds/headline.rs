@@ -397,8 +397,17 @@ pub fn serving(report: &ServeReport) -> Vec<Figure> {
     figures
 }
 
-/// The highest of several rates that was shown to hold.
+/// The highest of several rates that was shown to hold; none where all points have one rate.
 pub fn highest_rate(report: &ServeReport) -> Option<Figure> {
+    let rates = || {
+        report.points.iter().filter_map(|point| match point.offered {
+            Offered::Rate(rate) => Some(rate),
+            _ => None,
+        })
+    };
+    if report.points.len() > 1 && rates().all(|rate| Some(rate) == rates().next()) {
+        return None;
+    }
     let highest = |of: &dyn Fn(&Point) -> bool| {
         let rates = report.points.iter().filter_map(|point| match point.offered {
             Offered::Rate(rate) if of(point) => Some((point, rate)),
