@@ -98,6 +98,8 @@ pub enum ServerError {
     Header(#[from] HeaderError),
     #[error("nothing answers at {url}; start the server, or name the URL at which it listens (--url)")]
     NothingThere { url: String },
+    #[error("{url} has no address; check the spelling of its name, and that its port is between 1 and 65535")]
+    NoAddress { url: String },
     #[error("{url} lists no model; name the one to ask for (--served-model-name)")]
     NoModel { url: String },
     #[error("the extra body is not a JSON object: {0}")]
@@ -124,6 +126,9 @@ impl ServerConfig {
     ) -> Result<OpenServer, ServeError> {
         let target = self.access.target(&self.url)?;
         let found = probe(&target, None);
+        if found.addresses.is_empty() {
+            return Err(ServerError::NoAddress { url: found.root }.into());
+        }
         if found.addresses.iter().all(|address| address.connect_ns.is_none()) {
             return Err(ServerError::NothingThere { url: found.root }.into());
         }

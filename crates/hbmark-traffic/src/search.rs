@@ -241,7 +241,7 @@ impl<E, M: FnMut(Trial, u64) -> Result<Point, E>> Walk<'_, M> {
         let Some(found) = self.highest(SearchStage::Bracket, start, 2.0)? else {
             self.search.note = self.missed.take().unwrap_or_else(|| {
                 format!(
-                    "not even {} requests per second were shown to meet the objectives",
+                    "not even {} requests per second were shown to meet the objectives; start lower (--rate)",
                     PerSecond(lowest)
                 )
             });

@@ -142,6 +142,9 @@ fn throughput(row: &ForeignRow, format: ForeignFormat) -> Vec<Cause> {
         return Vec::new();
     };
     let completed = completed as f64;
+    if completed > 0.0 && seconds <= 0.0 {
+        return vec![broken(Rule::Throughput, format!("{completed:.0} requests completed in {seconds} s"))];
+    }
     let (input, output) = (row.setup.input_tokens, row.setup.output_tokens);
     let amounts = [
         (Metric::RequestThroughput, Some(completed), "requests"),

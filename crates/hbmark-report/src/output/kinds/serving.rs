@@ -260,6 +260,8 @@ fn offered(point: &Point) -> String {
         Offered::Rate(rate) => {
             let scaled = || "arrivals as recorded but scaled to that".to_owned();
             let arrivals = point.arrivals.map_or_else(scaled, |arrivals| format!("{arrivals} arrivals"));
+            let rounded = (rate * 1e3).round() / 1e3;
+            let rate = if rounded > 0.0 { rounded } else { rate };
             format!("{} per second, {arrivals}, open loop", counted(rate, "request"))
         }
         Offered::AtOnce => "all requests at time 0 (rate inf)".to_owned(),

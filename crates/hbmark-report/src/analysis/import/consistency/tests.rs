@@ -98,6 +98,7 @@ fn a_request_ends_after_its_first_token() {
 fn amounts_over_the_duration_are_the_rates() {
     assert_eq!(broken_by(|r| times(r, "output_throughput", 10.0)), [Rule::Throughput]);
     assert_eq!(broken_by(|r| times(r, "request_throughput", 1.01)), [Rule::Throughput]);
+    assert!(broken_by(set("duration", 0)).contains(&Rule::Throughput));
     let tenth = broken_by(set("total_output_tokens", 2));
     assert!(tenth.contains(&Rule::Throughput) && tenth.contains(&Rule::Lists), "{tenth:?}");
 }
