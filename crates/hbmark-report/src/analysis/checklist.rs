@@ -443,12 +443,6 @@ fn load_checks(report: &ServeReport) -> Vec<Check> {
     let least =
         |of: &dyn Fn(&ServeResult) -> f64| results.iter().map(|(_, result)| of(result)).reduce(f64::min);
     let invalid = first_that(&|result| result.validity == Validity::Invalid);
-    let inconsistent =
-        results.iter().flat_map(|(_, result)| &result.reasons).find_map(|reason| match reason {
-            Cause::Inconsistent { detail, .. } => Some(detail),
-            _ => None,
-        });
-    let without_requests = results.iter().filter(|(_, result)| result.requests.is_none()).count();
     let lost = first_that(&|result| result.unfinished > 0 || !result.rejected.is_empty());
     let requests = least(&|result| result.measured as f64).unwrap_or(0.0);
     let warm_up = least(&|result| result.warmup_requests as f64).unwrap_or(0.0);
@@ -476,21 +470,7 @@ fn load_checks(report: &ServeReport) -> Vec<Check> {
         ),
         ask("every point undisturbed", true, undisturbed_points(report)),
         keeps_up(report),
-        ask(
-            "figures follow from the requests",
-            false,
-            if let Some(detail) = inconsistent {
-                (Failed, detail.clone(), RUN_AGAIN)
-            } else if without_requests > 0 {
-                let of = counted(results.len(), "point");
-                let evidence =
-                    format!("{without_requests} of {of} keep no requests: nothing recomputes them");
-                not_said(evidence, "at most 100,000 requests a point")
-            } else {
-                let what = "counts, latencies and objectives, recomputed; rates and gates are the file's own";
-                (Passed, what.to_owned(), "")
-            },
-        ),
+        ask("figures follow from the requests", false, recomputed(&results)),
         ask(
             "every request completed",
             true,
@@ -581,6 +561,26 @@ fn undisturbed_points(report: &ServeReport) -> Answer {
             (Inapplicable, "the server ran on the client's machine, or its load was not seen".to_owned(), "")
         }
         None => not_said(format!("the load of other processes is not known for {unseen} of {of}"), RUN_AGAIN),
+    }
+}
+
+/// Whether the summaries of the points are what their requests say.
+fn recomputed(results: &[(&str, &ServeResult)]) -> Answer {
+    let inconsistent =
+        results.iter().flat_map(|(_, result)| &result.reasons).find_map(|reason| match reason {
+            Cause::Inconsistent { detail, .. } => Some(detail),
+            _ => None,
+        });
+    let without_requests = results.iter().filter(|(_, result)| result.requests.is_none()).count();
+    if let Some(detail) = inconsistent {
+        (Failed, detail.clone(), RUN_AGAIN)
+    } else if without_requests > 0 {
+        let of = counted(results.len(), "point");
+        let evidence = format!("{without_requests} of {of} keep no requests: nothing recomputes them");
+        not_said(evidence, "at most 100,000 requests a point")
+    } else {
+        let what = "counts, latencies and objectives, recomputed; rates and gates are the file's own";
+        (Passed, what.to_owned(), "")
     }
 }
 
