@@ -185,6 +185,9 @@ fn not_said(missing: impl Into<String>, next: &'static str) -> Answer {
 /// Checks a result of our own.
 pub fn of_report(report: &Report) -> Checklist {
     let cells: Vec<&CellResult> = report.cells.iter().filter(|cell| cell.status != Status::Skipped).collect();
+    // A prediction is for the machine of a data sheet.
+    let sheet = report.datasheet.as_ref().filter(|_| report.kind == ReportKind::Predict);
+    let hardware = sheet.map(|sheet| sheet.product.clone()).or_else(|| machine(&report.environment));
     let checks = vec![
         ask("measured, not computed", true, measured(report)),
         ask("warm-up before the first sample", true, warm_up(report, &cells)),
@@ -194,7 +197,7 @@ pub fn of_report(report: &Report) -> Checklist {
         ask("outputs checked", true, quality(&cells)),
         ask("both phases, apart", false, phases(&cells)),
         ask("a sweep, not one point", false, sweep(&cells)),
-        ask("hardware named", true, reported(machine(&report.environment), NO_MACHINE, RUN_AGAIN)),
+        ask("hardware named", true, reported(hardware, NO_MACHINE, RUN_AGAIN)),
         ask("software named", true, reported(build(&report.environment), NO_VERSION, RUN_AGAIN)),
         ask("model named", true, model(Some(&report.model.name))),
         ask("storage of weights and cache named", true, storage(&cells)),
