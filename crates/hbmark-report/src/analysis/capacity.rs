@@ -327,15 +327,14 @@ fn caveats(
     {
         all.push("whether it keeps up at that rate was not decided: the run was too short".into());
     }
-    let mut higher = rates.groups.iter().filter(|g| g.tried.rate > accepted.rate);
-    if let Some(open) = higher.rfind(|g| g.tried.held.is_none()) {
+    let higher = || rates.groups.iter().filter(|g| g.tried.rate > accepted.rate);
+    if let Some(open) = higher().rfind(|g| g.tried.held.is_none()) {
         all.push(format!(
             "whether higher rates hold, up to {}/s, was not decided: with longer runs (more --requests, or none) an instance may carry more",
             number(open.tried.rate)
         ));
     }
-    let above = rates.groups.iter().find(|g| g.tried.rate > accepted.rate);
-    match above {
+    match higher().next() {
         None => all.push(format!(
             "the highest rate tried, {}/s, held: an instance may carry more, so these counts are upper bounds",
             number(accepted.rate)
@@ -347,7 +346,7 @@ fn caveats(
         )),
         Some(_) => {}
     }
-    let odd = rates.groups.iter().find(|g| g.tried.held == Some(true) && g.tried.rate > accepted.rate);
+    let odd = higher().find(|g| g.tried.held == Some(true));
     if let Some(odd) = odd.filter(|_| rates.search.is_none()) {
         all.push(format!(
             "{}/s held although a lower rate did not: chance decides between them, and the lower one is taken",

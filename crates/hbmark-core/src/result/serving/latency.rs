@@ -128,6 +128,11 @@ pub struct ClauseResult {
 const BATCHES: usize = 20;
 
 impl ClauseResult {
+    /// Whether there are too few requests for an upper end of the interval.
+    pub fn is_unbounded(&self) -> bool {
+        self.high.is_some_and(|high| !high.value().is_finite())
+    }
+
     /// Judges an objective by the interval of its percentile over values in the order of their requests.
     ///
     /// The interval is that of order statistics, but for requests that are not independent: how far the rank may be off comes from the
@@ -399,8 +404,11 @@ impl ServeResult {
         clause(None).map_or_else(
             || (Some(true), "every objective was met".to_owned()),
             |open| {
-                let is_bounded = open.high.is_none_or(|high| high.value().is_finite());
-                let why = if is_bounded { "holds the limit" } else { "has no upper end: too few requests" };
+                let why = if open.is_unbounded() {
+                    "has no upper end: too few requests"
+                } else {
+                    "holds the limit"
+                };
                 (None, format!("{open}: the interval {why}"))
             },
         )

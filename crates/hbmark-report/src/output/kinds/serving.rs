@@ -316,7 +316,7 @@ pub fn reasons(point: &Point) -> Vec<String> {
     lines.extend(result.slo.iter().filter(|c| c.met != Some(true)).map(|c| {
         match (result.validity, c.observed) {
             (Validity::Saturated, None) => format!("NOT met: {}: the longer such a run lasts, the longer requests wait", c.clause),
-            _ if c.met.is_none() && c.high.is_some_and(|high| !high.value().is_finite()) => format!(
+            _ if c.met.is_none() && c.is_unbounded() => format!(
                 "undetermined: {c}: requests depend on each other, so that these are too few to bound the percentile from above; give more --requests, or \
                  leave it out and the run goes on until it is decided"
             ),
