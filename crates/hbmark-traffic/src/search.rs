@@ -8,7 +8,7 @@
 
 use hbmark_core::result::cause::joined;
 use hbmark_core::result::serving::{
-    Attempt, Point, Quantity, Requests, Search, SearchStage, ServeResult, Slo, Validity,
+    Attempt, Point, Requests, Search, SearchStage, ServeResult, Slo, Validity,
 };
 use hbmark_core::stats::{chance_of_at_least, median};
 use hbmark_core::units::{Nanos, PerSecond};
@@ -162,8 +162,7 @@ impl<E, M: FnMut(Trial, u64) -> Result<Point, E>> Walk<'_, M> {
                 self.silent.invalid.push((rate, joined(&result.reasons)));
             }
             Some(result) if met.is_none() => {
-                let endless = |high: Option<Quantity>| high.is_some_and(|high| high.value().is_infinite());
-                let unbounded = result.slo.iter().find(|c| c.met.is_none() && endless(c.high));
+                let unbounded = result.slo.iter().find(|c| c.met.is_none() && c.is_unbounded());
                 self.silent.short.push(Short {
                     rate,
                     requests: result.measured,

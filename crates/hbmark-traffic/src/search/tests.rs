@@ -4,6 +4,7 @@ use crate::point::{PointSpec, TrafficSource};
 use crate::test_queues::{BATCHES, Server, Service, extended, plan, run, simulated, spec, traffic};
 use crate::trace::{Trace, TraceRequest};
 use hbmark_core::result::Cause;
+use hbmark_core::result::serving::Quantity;
 use hbmark_core::result::serving::{Arrivals, GateName, Offered, ServeReport};
 use hbmark_core::units::Nanos;
 
