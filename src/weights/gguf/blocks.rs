@@ -240,10 +240,9 @@ fn is_finite(storage: &str, bytes: &[u8]) -> bool {
     let scales = match storage {
         "f32" => return bytes.chunks_exact(4).all(f32),
         "bf16" => return bytes.chunks_exact(2).all(bf16),
-        "q8_k" => return bytes.chunks_exact(292).all(|block| f32(&block[..4])),
         MXFP4 => return bytes.chunks_exact(MXFP4_BYTES).all(|block| block[0] != e8m0::NAN),
         "f16" | "q4_0" | "q5_0" | "q8_0" => 0..2,
-        "q4_1" | "q5_1" | "q8_1" | "q4_k" | "q5_k" => 0..4,
+        "q4_1" | "q5_1" | "q4_k" | "q5_k" => 0..4,
         "q2_k" => 80..84,
         "q3_k" => 108..110,
         "q6_k" => 208..210,
@@ -279,13 +278,11 @@ fn ggml_dtype(storage: &str) -> Option<GgmlDType> {
         "q5_0" => GgmlDType::Q5_0,
         "q5_1" => GgmlDType::Q5_1,
         "q8_0" => GgmlDType::Q8_0,
-        "q8_1" => GgmlDType::Q8_1,
         "q2_k" => GgmlDType::Q2K,
         "q3_k" => GgmlDType::Q3K,
         "q4_k" => GgmlDType::Q4K,
         "q5_k" => GgmlDType::Q5K,
         "q6_k" => GgmlDType::Q6K,
-        "q8_k" => GgmlDType::Q8K,
         _ => return None,
     })
 }

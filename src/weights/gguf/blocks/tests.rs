@@ -117,8 +117,7 @@ fn blocks_that_are_multiplied_keep_their_values_and_others_are_packed_as_q8_0() 
         (GgmlDType::F16, "f16"),
         (GgmlDType::BF16, "bf16"),
     ];
-    let repacked =
-        [GgmlDType::Q4_1, GgmlDType::Q5_0, GgmlDType::Q5_1, GgmlDType::Q2K, GgmlDType::Q3K, GgmlDType::Q8K];
+    let repacked = [GgmlDType::Q4_1, GgmlDType::Q5_0, GgmlDType::Q5_1, GgmlDType::Q2K, GgmlDType::Q3K];
     let dtypes = |dtype| move |name: &str| if name.ends_with("norm.weight") { GgmlDType::F32 } else { dtype };
     for (dtype, name) in kept {
         let (_folder, model, values) = written(dtypes(dtype));

@@ -132,6 +132,7 @@ pub struct BlockType {
 }
 
 /// Type codes of `ggml.h`: name, elements and bytes of a block, and whether an engine computes with it.
+/// `q8_1` and `q8_k` are formats of activations: ggml packs them in memory and stores no weights in them.
 const BLOCK_TYPES: [(u32, &str, u64, u64, bool); 33] = [
     (0, "f32", 1, 4, true),
     (1, "f16", 1, 2, true),
@@ -140,13 +141,13 @@ const BLOCK_TYPES: [(u32, &str, u64, u64, bool); 33] = [
     (6, "q5_0", 32, 22, true),
     (7, "q5_1", 32, 24, true),
     (8, "q8_0", 32, 34, true),
-    (9, "q8_1", 32, 36, true),
+    (9, "q8_1", 32, 36, false),
     (10, "q2_k", 256, 84, true),
     (11, "q3_k", 256, 110, true),
     (12, "q4_k", 256, 144, true),
     (13, "q5_k", 256, 176, true),
     (14, "q6_k", 256, 210, true),
-    (15, "q8_k", 256, 292, true),
+    (15, "q8_k", 256, 292, false),
     (16, "iq2_xxs", 256, 66, false),
     (17, "iq2_xs", 256, 74, false),
     (18, "iq3_xxs", 256, 98, false),

@@ -260,9 +260,11 @@ fn files_that_are_not_understood_are_refused_by_name() {
 
 #[test]
 fn what_no_engine_has_kernels_for_is_refused_only_where_it_would_run() {
-    const IQ4_NL: u32 = 20;
-    let file = qwen3_30b(|_, _| IQ4_NL);
-    assert!(file.0.check_computable().unwrap_err().to_string().contains("stored as iq4_nl"));
-    assert!(shape(&file.0).is_ok());
+    for (code, name) in [(9, "q8_1"), (15, "q8_k"), (20, "iq4_nl")] {
+        let file = qwen3_30b(|_, _| code);
+        let error = file.0.check_computable().unwrap_err().to_string();
+        assert!(error.contains(&format!("stored as {name}")), "{error}");
+        assert!(shape(&file.0).is_ok());
+    }
     assert!(gpt_oss().0.check_computable().is_ok());
 }
