@@ -37,7 +37,6 @@ pub(crate) mod stock;
 pub(crate) mod threads;
 pub(crate) mod timeline;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::weights::Adapter;
@@ -127,7 +126,7 @@ impl StepBatch {
 }
 
 /// Memory a session holds on its device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct MemoryUse {
     pub weights: Bytes,
     /// The peak since the session began or the last reset, where the device reports it.

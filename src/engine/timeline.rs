@@ -5,7 +5,6 @@
 //! the scripted engine a reading of the virtual clock. Each engine owns its stream, and so its timeline;
 //! the protocol uses the trait.
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::EngineError;
@@ -16,7 +15,7 @@ use hbmark_core::units::Nanos;
 pub struct Mark(pub usize);
 
 /// The clock of a timeline.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TimelineKind {
     /// CUDA events on the stream of the steps.

@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use std::thread;
 
 use owo_colors::OwoColorize;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::nvml::{self, Throttle};
@@ -18,7 +17,7 @@ use hbmark_core::result::{CpuEnvironment, Environment, GpuEnvironment, GpuMatch,
 use hbmark_core::units::{Bytes, counted};
 
 /// One thing found.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     pub severity: Severity,
     /// `governor`, `gpu throttle`...: stable.

@@ -5,7 +5,6 @@
 
 use std::time::Instant;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::EngineError;
@@ -14,7 +13,7 @@ use crate::machine::clock::raw_monotonic;
 use hbmark_core::units::Nanos;
 
 /// One comparison and its result. *Units*: nanoseconds, except for counts, as the name says.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Check {
     pub name: String,
     pub passed: bool,

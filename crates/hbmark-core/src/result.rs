@@ -16,6 +16,8 @@ mod group;
 mod ladder;
 mod report;
 pub mod saved;
+#[cfg(test)]
+mod schema;
 pub mod serving;
 pub mod validation;
 

@@ -9,7 +9,6 @@
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -37,7 +36,7 @@ const MAX_NOTICES: usize = 1_000;
 pub const NODE_FILE: &str = "node.json";
 
 /// Why a file is not used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NoticeKind {
     /// The same bytes as another file.
@@ -74,7 +73,7 @@ impl NoticeKind {
 }
 
 /// A file or folder that was not used, and why.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Notice {
     pub kind: NoticeKind,
     pub path: String,
@@ -82,7 +81,7 @@ pub struct Notice {
 }
 
 /// Notices, the first `MAX_NOTICES` of each kind by name, and the number of all.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Notices {
     pub shown: Vec<Notice>,
     pub counts: BTreeMap<NoticeKind, u64>,
@@ -99,7 +98,7 @@ impl Notices {
 }
 
 /// How a child of `hbmark fleet node` ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskRecord {
     /// The GPU's UUID, or the name of an emulated device.
     pub device: String,
@@ -113,7 +112,7 @@ pub struct TaskRecord {
 }
 
 /// What `hbmark fleet node` leaves of a node: which GPUs it saw, and how their processes ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRecord {
     pub schema_version: u32,
     pub kind: NodeRecordKind,
@@ -125,7 +124,7 @@ pub struct NodeRecord {
 }
 
 /// Marks the record of a node among other JSON files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeRecordKind {
     #[serde(rename = "fleet_node")]
     FleetNode,

@@ -4,7 +4,6 @@
 
 use std::collections::HashSet;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// More nodes than any cluster has.
@@ -14,7 +13,7 @@ const MAX_NODES: usize = 200_000;
 const MAX_NAME: usize = 253;
 
 /// A node of the list.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
     pub name: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -5,7 +5,6 @@
 
 use std::path::{Path, PathBuf};
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -28,7 +27,7 @@ const OWN_FLAGS: [&str; 6] = ["--out", "--device", "--resume", "--format", "--fr
 pub const MIN_PROCESSES: u32 = 3;
 
 /// What is run on every GPU.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
     pub name: String,
@@ -162,7 +161,7 @@ impl Plan {
 }
 
 /// A node, and how many GPUs it should have.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpectedNode {
     #[serde(flatten)]
     pub node: Node,
@@ -170,7 +169,7 @@ pub struct ExpectedNode {
 }
 
 /// Which GPUs are expected, and what they run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     pub schema_version: u32,
     pub kind: ManifestKind,
@@ -181,7 +180,7 @@ pub struct Manifest {
 }
 
 /// Marks a manifest among other JSON files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ManifestKind {
     #[serde(rename = "fleet_manifest")]
     FleetManifest,

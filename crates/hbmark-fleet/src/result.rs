@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::folder::Notices;
@@ -16,7 +15,7 @@ pub const REPORT_VERSION: u32 = 1;
 const MAX_BYTES: u64 = 1 << 30;
 
 /// How GPUs are judged.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
     /// An effect smaller than this is named by nobody.
     pub margin: f64,
@@ -35,7 +34,7 @@ impl Default for Settings {
 }
 
 /// The state of a GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     Ok,
@@ -90,7 +89,7 @@ impl State {
 }
 
 /// What a finding means for an operator; Nagios has the same four.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
     Ok,
@@ -121,7 +120,7 @@ impl Level {
 }
 
 /// A stable code of each finding, for programs that act on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FindingKind {
     GpuSlow,
@@ -186,7 +185,7 @@ impl FindingKind {
 }
 
 /// Something that an operator should know.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
     pub kind: FindingKind,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -210,7 +209,7 @@ pub struct Finding {
 }
 
 /// A metric over a group of equal GPUs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MetricSummary {
     pub metric: Metric,
     pub gpus: usize,
@@ -231,7 +230,7 @@ pub struct MetricSummary {
 }
 
 /// GPUs of one product.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Group {
     pub device: String,
     pub gpus: usize,
@@ -241,7 +240,7 @@ pub struct Group {
 }
 
 /// One value of a GPU.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GpuValue {
     pub metric: Metric,
     /// The median over its processes.
@@ -252,7 +251,7 @@ pub struct GpuValue {
 }
 
 /// One GPU.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GpuRow {
     pub gpu: String,
     pub state: State,
@@ -275,7 +274,7 @@ pub struct GpuRow {
 }
 
 /// GPUs that were expected and left nothing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MissingRow {
     pub node: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -290,7 +289,7 @@ pub struct MissingRow {
 }
 
 /// What was expected.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Expected {
     pub plan: String,
     pub digest: String,
@@ -300,7 +299,7 @@ pub struct Expected {
 }
 
 /// Another day beside this one, GPU by GPU.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DayShift {
     pub device: String,
     pub metric: Metric,
@@ -313,7 +312,7 @@ pub struct DayShift {
 }
 
 /// A point of the past.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Day {
     pub at: String,
     pub shifts: Vec<DayShift>,
@@ -322,14 +321,14 @@ pub struct Day {
 }
 
 /// Marks a report among other JSON files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReportMark {
     #[serde(rename = "fleet_report")]
     FleetReport,
 }
 
 /// All of it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FleetReport {
     pub schema_version: u32,
     pub kind: ReportMark,

@@ -99,6 +99,7 @@ fn cell(
             memory_bytes: None,
             experts_met: None,
             canary_ratio: Some(1.0 + 0.01 * f64::from(i)),
+            read_bytes_per_s: None,
             rejected: (i == 1).then_some(Cause::ForeignLoad { cores: 0.8 }),
             conditions: Vec::new(),
             telemetry: Some(BlockTelemetry {

@@ -8,14 +8,13 @@ use std::str::FromStr;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Exp1, Gamma};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use hbmark_core::result::serving::{Arrivals, ArrivalsError, parse_span};
 use hbmark_core::units::Nanos;
 
 /// A rate that is `factor` times the mean for `on` of every `period`, and lower between, so that the mean stays.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Burst {
     pub factor: f64,
     pub on_ns: f64,

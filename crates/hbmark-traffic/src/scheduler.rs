@@ -15,7 +15,6 @@ mod adapters;
 use std::collections::BTreeSet;
 
 use adapters::AdapterUse;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::block_pool::{BlockPool, CacheStats, PrefixId};
@@ -43,18 +42,7 @@ pub struct Request {
 
 /// Why a request is not served. Rejects are results and are counted by reason.
 #[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    thiserror::Error,
-    Serialize,
-    Deserialize,
-    JsonSchema,
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error, Serialize, Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum RejectReason {

@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Exp1, LogNormal};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::arrivals::{Burst, deadlines};
@@ -71,7 +70,7 @@ impl PlannedRequest {
 }
 
 /// How lengths are distributed, in tokens.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "distribution", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Lengths {
     Fixed {
@@ -178,7 +177,7 @@ fn draw_weighted(weights: impl Iterator<Item = f64> + Clone, random: &mut ChaCha
 }
 
 /// A prefix that some requests share, in front of their own prompt.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SharedPrefix {
     pub tokens: usize,
@@ -194,7 +193,7 @@ fn one() -> usize {
 }
 
 /// A level of a tree below a shared prefix: each node has `ways` children, and a request takes one of them.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Branch {
     pub tokens: usize,
@@ -203,7 +202,7 @@ pub struct Branch {
 
 /// Contexts that requests use in rotation. Once they are together larger than the KV pool, each has been evicted before it is used again:
 /// the worst case of an LRU prefix cache.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ContextRotation {
     pub contexts: usize,
@@ -211,7 +210,7 @@ pub struct ContextRotation {
 }
 
 /// Outputs that are constrained by a grammar.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Structured {
     /// As on the command line: `json-schema:FILE`, `regex:RE` or `grammar:FILE`.
@@ -226,7 +225,7 @@ fn whole() -> f64 {
 }
 
 /// Conversations: each turn's prompt is all earlier prompts and outputs, and something new.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Conversation {
     pub turns: usize,
@@ -235,7 +234,7 @@ pub struct Conversation {
 }
 
 /// A source of a share of the requests.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tenant {
     pub name: String,
@@ -254,7 +253,7 @@ impl Tenant {
 }
 
 /// A workload: everything about requests except their arrival times.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
     pub name: String,

@@ -5,6 +5,7 @@
 //! predictions, the stock engine's configuration and the native forward.
 
 use clap::ValueEnum;
+#[cfg(test)]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +16,8 @@ use super::layer::{
 use super::{DraftLayer, Quantization};
 
 /// A model family: the set of tensor names and the forward that a checkpoint follows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
     Llama,
@@ -57,7 +59,8 @@ impl Family {
 }
 
 /// The rotary position embedding.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum RopeScaling {
     None,
@@ -106,7 +109,8 @@ impl RopeScaling {
 }
 
 /// Where the ramp of `YaRN` lies, and what it multiplies cosines and sines with; by default as `transformers` has it.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct YarnShape {
     /// Turns within the original context from which a frequency is kept, and up to which it is divided.
     #[serde(default = "YarnShape::beta_fast")]
@@ -145,14 +149,16 @@ impl Default for YarnShape {
 }
 
 /// Rotary base and scaling.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Rope {
     pub theta: f64,
     pub scaling: RopeScaling,
 }
 
 /// What a model multiplies outside its matrices, and what bends its logits.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(default)]
 pub struct Multipliers {
     /// Of rows of the embedding table.
@@ -179,7 +185,8 @@ impl Multipliers {
 }
 
 /// Which linear layers carry a bias vector.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Biases {
     pub qkv: bool,
     pub o: bool,
@@ -187,7 +194,8 @@ pub struct Biases {
 }
 
 /// Routed experts of a mixture-of-experts layer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Experts {
     /// Routed experts in a layer (E).
     pub count: usize,
@@ -218,7 +226,8 @@ impl Experts {
 }
 
 /// Multi-head latent attention (`DeepSeek`): K and V are kept as one latent vector per token.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct LatentAttention {
     /// Rank of the compressed query; `None` projects the query directly.
     pub q_rank: Option<usize>,
@@ -245,7 +254,8 @@ impl LatentAttention {
 }
 
 /// Everything about a model that changes its bytes, FLOPs or outputs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Architecture {
     pub family: Family,
     pub hidden_size: usize,
@@ -398,7 +408,8 @@ impl Architecture {
 }
 
 /// How numbers are stored: one name for weights, activations and KV on the command line and in results.
-#[derive(Serialize, Deserialize, JsonSchema, ValueEnum)]
+#[derive(Serialize, Deserialize, ValueEnum)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

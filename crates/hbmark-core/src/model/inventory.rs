@@ -4,6 +4,7 @@
 //! an [`Inventory`]. The byte ledger, synthetic weights, file validation and memory predictions all read this one list,
 //! so bytes are counted from tensors and never from a parameter count.
 
+#[cfg(test)]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +12,8 @@ use super::format::MX_GROUP;
 use crate::units::Bytes;
 
 /// What a tensor is for; decides how often a step reads it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// The token table: B rows a step, unless it is also the head.
@@ -39,7 +41,8 @@ pub enum Role {
 }
 
 /// One tensor as stored.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct TensorInfo {
     pub name: String,
     pub shape: Vec<usize>,
@@ -83,7 +86,8 @@ impl TensorInfo {
 }
 
 /// Every tensor of a model.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Inventory {
     pub tensors: Vec<TensorInfo>,
 }

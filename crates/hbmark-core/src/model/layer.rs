@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+#[cfg(test)]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +13,8 @@ use super::config::limits;
 use super::{Biases, Experts, LatentAttention, OutOfBounds, Rope};
 
 /// What mixes the tokens of a layer, and what follows it.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Layer {
     pub mixer: Mixer,
     pub feed_forward: FeedForward,
@@ -82,7 +84,8 @@ impl Layer {
 }
 
 /// Where a layer normalises.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Norms {
     /// Before the mixer and before the feed-forward.
@@ -95,7 +98,8 @@ pub enum Norms {
 }
 
 /// What mixes the tokens of a layer.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Mixer {
     /// Keys and values per head.
@@ -111,7 +115,8 @@ pub enum Mixer {
 }
 
 /// Softmax attention with keys and values per head.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about the layer")]
 pub struct Attention {
     pub reach: Reach,
@@ -145,7 +150,8 @@ pub struct Attention {
 }
 
 /// The rotary embedding of a layer, over the first `dims` of each head.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Rotary {
     pub rope: Rope,
     pub dims: usize,
@@ -155,7 +161,8 @@ pub struct Rotary {
 }
 
 /// Which positions a token looks at.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(tag = "of", rename_all = "snake_case")]
 pub enum Reach {
     #[default]
@@ -203,7 +210,8 @@ impl Reach {
 }
 
 /// Norms of queries and keys.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum QkNorm {
     None,
@@ -216,7 +224,8 @@ pub enum QkNorm {
 }
 
 /// Picks the positions of a latent attention (`DeepSeek` sparse attention).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Indexer {
     pub heads: usize,
     pub head_dim: usize,
@@ -232,7 +241,8 @@ impl Indexer {
 }
 
 /// A gated delta rule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct DeltaNet {
     pub key_heads: usize,
     pub value_heads: usize,
@@ -256,7 +266,8 @@ impl DeltaNet {
 }
 
 /// A Mamba 2 mixer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Mamba {
     pub heads: usize,
     pub head_dim: usize,
@@ -286,7 +297,8 @@ impl Mamba {
 }
 
 /// What follows the mixer.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum FeedForward {
     Dense(Dense),
@@ -318,7 +330,8 @@ impl FeedForward {
 }
 
 /// A feed-forward every token passes.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Dense {
     pub width: usize,
     pub activation: Activation,
@@ -330,7 +343,8 @@ pub struct Dense {
 }
 
 /// Routed experts, and those every token passes.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Mixture {
     pub count: usize,
     pub per_token: usize,
@@ -376,7 +390,8 @@ impl Mixture {
 }
 
 /// How the experts of a token are chosen and weighed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(tag = "score", rename_all = "snake_case")]
 pub enum Routing {
     /// Over all experts, then the best.
@@ -401,7 +416,8 @@ fn yes() -> bool {
 }
 
 /// The function between the matrices of a feed-forward.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(tag = "function", rename_all = "snake_case")]
 pub enum Activation {
     /// silu(gate) · up.
@@ -430,7 +446,8 @@ impl Activation {
 /// let stack = parse_config(config, "config.json".as_ref()).unwrap().stack.unwrap();
 /// assert_eq!(stack.to_string(), "24 × (1 window 128 : 1 full), 32 experts");
 /// ```
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Stack {
     pub kinds: Vec<Layer>,
     /// Which of `kinds` each layer is.

@@ -2,6 +2,7 @@
 //!
 //! Raw samples are kept, so everything that is computed from them can be computed again from a saved file.
 
+#[cfg(test)]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +13,8 @@ use crate::stats;
 use crate::units::Bytes;
 
 /// One block of steps as measured.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Block {
     /// Which randomised visit of the cell it belongs to.
     pub visit: usize,
@@ -35,6 +37,10 @@ pub struct Block {
     pub experts_met: Option<f64>,
     /// The canary beside this block over the session's canary: 1.02 is 2 % slow.
     pub canary_ratio: Option<f64>,
+    /// The rate at which the canary read memory beside this block. Null of a GPU, whose memory does not change its rate, and where the
+    /// canary's buffer may be in a cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_bytes_per_s: Option<f64>,
     /// Why the block does not count, if it does not. Never a value.
     pub rejected: Option<Cause>,
     /// Conditions during the block that do not reject it.
@@ -43,7 +49,8 @@ pub struct Block {
 }
 
 /// Telemetry of a block.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct BlockTelemetry {
     pub sm_clock_mhz: Option<f64>,
     pub memory_clock_mhz: Option<f64>,

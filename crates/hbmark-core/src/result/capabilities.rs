@@ -2,11 +2,13 @@
 
 use std::fmt;
 
+#[cfg(test)]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How an engine runs sequences of different length in one step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Ragged {
     /// One pass over the weights serves all.
@@ -18,11 +20,12 @@ pub enum Ragged {
 }
 
 /// What an engine can do; checked when planning and printed in the report.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub struct Capabilities {
     pub engine: String,
-    #[schemars(with = "String")]
+    #[cfg_attr(test, schemars(with = "String"))]
     pub device: EngineDevice,
     pub max_batch: usize,
     /// Why `max_batch` is what it is, when it is less than the engine's own limit.

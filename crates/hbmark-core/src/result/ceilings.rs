@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+#[cfg(test)]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +13,8 @@ use super::cause::Cause;
 use crate::units::Bytes;
 
 /// A measured rate: the best configuration's median, and its lowest and highest repetition.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Spread {
     pub median: f64,
     pub low: f64,
@@ -39,7 +41,8 @@ impl Spread {
 const STEADY_RANGE: f64 = 0.25;
 
 /// Ceilings measured on the device in this session.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Ceilings {
     /// Read-only bandwidth: the denominator of decode, which is 99 % reads.
     pub read_bytes_per_s: Spread,
@@ -85,7 +88,8 @@ impl Ceilings {
 }
 
 /// Ceilings beside the roofline's own, of a GPU.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct GpuCeilings {
     /// Write-only bandwidth.
     pub write_bytes_per_s: Option<Spread>,
@@ -101,7 +105,8 @@ pub struct GpuCeilings {
 }
 
 /// What the links between the GPUs of a machine give.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct LinkCeilings {
     /// Reads by kernels of the GPU of the row in memory of the GPU of the column, one pair at a time; null for its own.
     pub read_bytes_per_s: Vec<Vec<Option<Spread>>>,
@@ -115,7 +120,8 @@ pub struct LinkCeilings {
 }
 
 /// The time of a sum over GPUs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct AllReduceTime {
     /// Of the sum, in f32.
     pub bytes: Bytes,
@@ -126,7 +132,8 @@ pub struct AllReduceTime {
 }
 
 /// One row of the datasheet table, `models/devices.toml`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct DeviceSpec {
     /// The short name on the command line: `h100-sxm`.

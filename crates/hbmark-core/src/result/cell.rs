@@ -1,5 +1,6 @@
 //! A cell of the grid: what was measured there, and the numbers that follow from it.
 
+#[cfg(test)]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -13,9 +14,8 @@ use crate::stats;
 use crate::units::Bytes;
 
 /// What a step does.
-#[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// Whole prompts into an empty cache.
@@ -106,7 +106,8 @@ impl std::str::FromStr for Phase {
 }
 
 /// The status of a cell.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
     /// Measured, and every gate passed.
@@ -155,7 +156,8 @@ impl Status {
 }
 
 /// What bounds a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
     Memory,
@@ -165,7 +167,8 @@ pub enum Bound {
 }
 
 /// Statistics of one timed quantity, in nanoseconds. Percentiles are nearest-rank; null where n is too small.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct TimeSummary {
     /// The time that the cell stands for: the geometric mean over blocks, which `ci_low` and `ci_high` are about.
     #[serde(default)]
@@ -201,7 +204,8 @@ pub struct TimeSummary {
 }
 
 /// Median, lowest and highest of all blocks of a cell, the rejected ones too.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct AllBlocks {
     pub step_ns: Spread,
     /// Of steps over a cache.
@@ -212,7 +216,8 @@ pub struct AllBlocks {
 }
 
 /// Bytes one step moves.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct StepBytes {
     /// Every matrix once, as stored, with scales, biases, norms and head.
     pub weights: Bytes,
@@ -232,7 +237,8 @@ impl StepBytes {
 }
 
 /// The check of outputs. A cell whose tokens are wrong has no ranked timing.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Quality {
     pub passed: bool,
     /// What was compared: `logits against f32 reference`, `finite logits, stable token hash`...
@@ -244,7 +250,8 @@ pub struct Quality {
 }
 
 /// One operation of a step, all its calls together: the median of a few steps that were timed operation by operation.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct OperationRow {
     /// `embed`, `norm_qkv`, `attention`, `output`, `gate_up`, `down`, `head`; of layers with experts `router`, `expert_gate_up`, `expert_down`;
     /// of latent attention `latent_down`, `latent_query`, `latent_value`, `latent_expand`; of a layer that drafts `draft_input`; of ranks `all_reduce`.
@@ -258,7 +265,8 @@ pub struct OperationRow {
 }
 
 /// One cell of the grid.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct CellResult {
     /// `decode/stock/f32/b1/c512`, of a verify step `verify-3/native/bf16/b1/c512`: stable, and what filters match.
     pub id: String,
@@ -291,13 +299,18 @@ pub struct CellResult {
     pub predicted_datasheet_ns: Option<f64>,
     /// Null of a cell that was never costed.
     #[serde(with = "crate::null_as_default")]
-    #[schemars(with = "Option<StepBytes>")]
+    #[cfg_attr(test, schemars(with = "Option<StepBytes>"))]
     pub bytes: StepBytes,
     #[serde(with = "crate::null_as_default")]
-    #[schemars(with = "Option<f64>")]
+    #[cfg_attr(test, schemars(with = "Option<f64>"))]
     pub flops: f64,
     pub achieved_bytes_per_s: Option<f64>,
     pub fraction_of_ceiling: Option<f64>,
+    /// The median rate at which memory was read beside the accepted blocks, and the median share of it that the bytes of a block's steps took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_beside_bytes_per_s: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fraction_of_read_beside: Option<f64>,
     pub fraction_of_datasheet: Option<f64>,
     /// FLOPs over time × dense peak of `mfu_dtype`.
     pub mfu: Option<f64>,

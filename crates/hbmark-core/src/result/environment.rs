@@ -1,12 +1,14 @@
 //! The machine and the build that a result comes from.
 
+#[cfg(test)]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::units::Bytes;
 
 /// Everything about the machine and the build that is needed to judge or repeat a result.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Environment {
     pub hostname: Option<String>,
     pub os: Option<String>,
@@ -21,7 +23,8 @@ pub struct Environment {
 }
 
 /// Where a scheduler put a process: Slurm's variables, the names that a Kubernetes pod is given, and the task of a fleet.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(default)]
 pub struct Placement {
     /// `slurm` or `kubernetes`.
@@ -56,7 +59,8 @@ pub struct Placement {
 }
 
 /// One run of a fleet's plan on one GPU.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(default)]
 pub struct FleetTask {
     /// sha256 of the plan, shortened.
@@ -75,15 +79,16 @@ pub struct FleetTask {
 }
 
 /// The host processor.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct CpuEnvironment {
     pub model: Option<String>,
     #[serde(with = "crate::null_as_default")]
-    #[schemars(with = "Option<usize>")]
+    #[cfg_attr(test, schemars(with = "Option<usize>"))]
     pub logical_cores: usize,
     /// Cores this process may run on (affinity and cgroup quota).
     #[serde(with = "crate::null_as_default")]
-    #[schemars(with = "Option<usize>")]
+    #[cfg_attr(test, schemars(with = "Option<usize>"))]
     pub usable_cores: usize,
     /// CPU quota of the cgroup in cores, when there is one.
     pub quota_cores: Option<f64>,
@@ -101,7 +106,8 @@ pub struct CpuEnvironment {
 }
 
 /// The GPU, as NVML reports it.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct GpuEnvironment {
     /// NVML's number.
     pub index: u32,
@@ -144,7 +150,8 @@ impl GpuEnvironment {
 }
 
 /// The board of a GPU: what identifies it beside the UUID, and its record of faults.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(default)]
 pub struct Board {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -169,7 +176,8 @@ pub struct Board {
 }
 
 /// Rows of memory that were replaced by spare ones.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct RemappedRows {
     pub correctable: u32,
     pub uncorrectable: u32,
@@ -180,7 +188,8 @@ pub struct RemappedRows {
 }
 
 /// A GPU's place in an NVLink fabric.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Fabric {
     /// The cluster's UUID in hexadecimal digits.
     pub cluster: String,
@@ -188,7 +197,8 @@ pub struct Fabric {
 }
 
 /// How the program was built.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct BuildEnvironment {
     pub version: String,
     pub git_revision: Option<String>,
@@ -236,7 +246,8 @@ impl Limits {
 }
 
 /// The evidence that NVML's GPU is the one that CUDA uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum GpuMatch {
     Uuid,

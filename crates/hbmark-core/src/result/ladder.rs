@@ -1,5 +1,6 @@
 //! Where the time of a step goes: floors and engines in one column.
 
+#[cfg(test)]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +10,8 @@ use crate::model::Dtype;
 use crate::units::Bytes;
 
 /// The kind of a rung, in the order of the ladder, from the floor up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RungKind {
     /// The floor by the data sheet's bandwidth and peak.
@@ -44,7 +46,8 @@ impl RungKind {
 }
 
 /// One time on the ladder.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Rung {
     pub kind: RungKind,
     /// The engine that was measured; null for a floor.
@@ -66,7 +69,8 @@ pub struct Rung {
 }
 
 /// The rungs of one phase, batch and context.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Ladder {
     pub phase: Phase,
     pub batch: usize,
@@ -80,7 +84,8 @@ pub struct Ladder {
 }
 
 /// What launching kernels one by one costs: the same kernels timed eagerly and replayed.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct LaunchCost {
     pub eager_ns: f64,
     pub replayed_ns: f64,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+#[cfg(test)]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +24,8 @@ pub const SCHEMA_VERSION: u32 = 2;
 pub const OLDEST_SCHEMA_VERSION: u32 = 1;
 
 /// Where a report's numbers come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ReportKind {
     /// Measured by `hbmark run`.
@@ -33,7 +35,8 @@ pub enum ReportKind {
 }
 
 /// A whole result.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Report {
     pub schema_version: u32,
     pub kind: ReportKind,
@@ -94,7 +97,8 @@ impl Report {
 }
 
 /// The model that was run or predicted.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct ModelSummary {
     pub name: String,
     /// `synthetic(seed 42)`, a folder, a hub id with revision, or a GGUF file.
@@ -129,7 +133,8 @@ impl ModelSummary {
 }
 
 /// The protocol as it was applied.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct ProtocolSummary {
     /// `full`, `quick` or `smoke`.
     pub name: String,
@@ -210,7 +215,8 @@ impl ProtocolSummary {
 }
 
 /// How the KV cache of a decode cell is filled before its steps are timed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum KvFill {
     /// By a real prefill of random tokens.
@@ -221,7 +227,8 @@ pub enum KvFill {
 }
 
 /// A cold measurement: its own row, never mixed with warm steps.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct ColdRow {
     /// `load weights`, `first prefill`, `first decode`, `after idle`.
     pub what: String,
@@ -231,7 +238,8 @@ pub struct ColdRow {
 }
 
 /// The measured step regressed on Σcontext and batch: `step = fixed + per_kv_byte × KV bytes + per_sequence × batch`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct FittedModel {
     pub engine: String,
     pub dtype: Dtype,
@@ -249,7 +257,8 @@ pub struct FittedModel {
 }
 
 /// Which change of regime.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CrossoverKind {
     /// The ridge point of the weights alone, without KV.
@@ -280,7 +289,8 @@ impl fmt::Display for CrossoverKind {
 }
 
 /// A place on an axis where the regime changes.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Crossover {
     pub what: CrossoverKind,
     pub value: Option<f64>,

@@ -126,8 +126,3 @@ pub fn parse(text: &str) -> Result<Report, ReportError> {
     validation::check(&report)?;
     Ok(report)
 }
-
-/// The JSON Schema of a report.
-pub fn schema() -> serde_json::Value {
-    schemars::schema_for!(Report).to_value()
-}

@@ -21,6 +21,7 @@ mod timeline;
 
 use std::collections::BTreeMap;
 
+#[cfg(test)]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -62,7 +63,8 @@ pub const SCHEMA_VERSION: u32 = 2;
 const OLDEST_SCHEMA_VERSION: u32 = 1;
 
 /// The kind of a serving result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ServeKind {
     /// Measured on an engine.
@@ -76,14 +78,16 @@ pub enum ServeKind {
 }
 
 /// What was sent.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct WorkloadSummary {
     pub name: String,
     pub source: String,
 }
 
 /// A whole serving result.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct ServeReport {
     pub schema_version: u32,
     pub kind: ServeKind,
@@ -159,11 +163,6 @@ impl ServeReport {
         let served = || self.server.as_ref().map(|server| server.model.as_str());
         self.model.as_ref().map(|model| model.name.as_str()).or_else(served).unwrap_or("unknown model")
     }
-}
-
-/// The JSON Schema of a serving result.
-pub fn schema() -> serde_json::Value {
-    schemars::schema_for!(ServeReport).to_value()
 }
 
 /// Reads a saved serving result; `None` where the file is of another kind, or no result at all, which its own reader reports.

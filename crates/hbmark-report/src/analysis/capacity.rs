@@ -11,7 +11,6 @@ mod rates;
 
 use arithmetic::{CapacityArithmetic, cost, instances, kv_memory, one_instance};
 use rates::{Accepted, ObservedPercentile, Rates, objectives, observed, rates};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::words::counted;
@@ -25,7 +24,7 @@ const WIDE_BRACKET: f64 = 1.2;
 const SECONDS_PER_HOUR: f64 = 3600.0;
 
 /// What things cost.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Prices {
     /// Currency symbol.
     pub currency: String,
@@ -37,7 +36,7 @@ pub struct Prices {
 }
 
 /// What is to be carried.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Question {
     /// Peak requests per second.
     pub target_rate: f64,
@@ -56,7 +55,7 @@ pub struct Question {
 }
 
 /// A part of the arithmetic.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CapacityPart {
     #[serde(rename = "one instance")]
     OneInstance,
@@ -81,7 +80,7 @@ impl CapacityPart {
 }
 
 /// One line of the arithmetic.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ArithmeticLine {
     pub part: CapacityPart,
     pub what: String,
@@ -94,7 +93,7 @@ pub struct ArithmeticLine {
 }
 
 /// One rate and what became of it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TriedRate {
     pub rate: f64,
     /// Runs at it, each with a seed of its own, and how many of them held.
@@ -106,7 +105,7 @@ pub struct TriedRate {
 }
 
 /// How near a limit the accepted point is.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LimitUsage {
     pub what: String,
     /// Of one; above one it is broken.
@@ -115,7 +114,7 @@ pub struct LimitUsage {
 }
 
 /// The plan.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Capacity {
     pub model: String,
     pub machine: String,

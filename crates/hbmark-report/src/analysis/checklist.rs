@@ -6,7 +6,6 @@
 use super::distinct;
 use super::words::counted;
 use CheckOutcome::{Failed, Inapplicable, NotSaid, Passed};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::import::placement::stated_storage;
@@ -40,7 +39,7 @@ const SHORT_SECONDS: f64 = 60.0;
 const SHORT_TOKENS: f64 = 16.0;
 
 /// The answer to one question.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CheckOutcome {
     Passed,
@@ -64,7 +63,7 @@ impl CheckOutcome {
 }
 
 /// One question with its answer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
     pub question: String,
     pub outcome: CheckOutcome,
@@ -83,7 +82,7 @@ impl Check {
 }
 
 /// All questions of one result.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checklist {
     /// What was checked.
     pub subject: String,

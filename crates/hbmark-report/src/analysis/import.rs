@@ -30,7 +30,6 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use document::Document;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::words;
@@ -52,7 +51,7 @@ const MAX_ROWS: usize = 10_000;
 const MAX_TEXT: usize = 160;
 
 /// Which program and mode wrote a result, in the order in which the table of aliases lists them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum ForeignFormat {
     VllmServe,
@@ -130,7 +129,7 @@ impl ForeignFormat {
 }
 
 /// What one file holds of one format.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ForeignResult {
     /// The name of the file, without its folder.
     pub source: String,
@@ -139,7 +138,7 @@ pub struct ForeignResult {
 }
 
 /// One measured configuration.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ForeignRow {
     /// What the file calls it: `tg128 @ d512`, a run's name, or its place in the file.
     pub label: String,
@@ -157,7 +156,7 @@ pub struct ForeignRow {
 }
 
 /// The conditions of a row; `None` where the file does not report them.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Setup {
     /// The program whose steps were timed.
     pub engine: Option<String>,
@@ -210,7 +209,7 @@ impl Setup {
 }
 
 /// An arrival rate.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rate {
     PerSecond(f64),
@@ -219,7 +218,7 @@ pub enum Rate {
 }
 
 /// One number of a file as our metric in our unit: nanoseconds for times, per second for rates.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Value {
     pub metric: Metric,
     pub statistic: Statistic,

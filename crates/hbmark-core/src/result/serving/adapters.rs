@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+#[cfg(test)]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +10,8 @@ use super::latency::ServeResult;
 use crate::units::Bytes;
 
 /// The adapters of a point and their cost.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct AdapterCost {
     /// How many are loaded.
     pub adapters: usize,
@@ -43,7 +45,8 @@ impl AdapterCost {
 }
 
 /// How a request gets its adapter.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Assignment {
     /// One after the other.

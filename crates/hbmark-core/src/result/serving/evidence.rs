@@ -1,10 +1,12 @@
 //! What a diagnosis of a serving run needs.
 
+#[cfg(test)]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What a run showed beside its latencies.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Evidence {
     /// Null where no prompt is long.
     pub long_prompts: Option<LongPrompts>,
@@ -21,7 +23,8 @@ pub struct Evidence {
 }
 
 /// Short requests with and without a long prompt computed before their first token.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct LongPrompts {
     /// Prompt tokens from which one is long: four times the median.
     pub from_tokens: usize,
@@ -36,7 +39,8 @@ pub struct LongPrompts {
 }
 
 /// Steps that took many times as long as others of their size.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Stalls {
     pub count: usize,
     pub longest_ns: f64,
@@ -47,7 +51,8 @@ pub struct Stalls {
 }
 
 /// The first tenth of the measured requests against the others.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Start {
     pub first: usize,
     pub ttft_p50_first_ns: Option<f64>,

@@ -1,5 +1,6 @@
 //! What was loaded beside the model.
 
+#[cfg(test)]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +8,8 @@ use crate::model::Target;
 use crate::units::Bytes;
 
 /// One adapter, and how long it took to have it. Of one that a live server has, only the name is known: its rank is 0.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct AdapterSummary {
     pub name: String,
     /// A folder, or the seed.
@@ -24,7 +26,8 @@ pub struct AdapterSummary {
 }
 
 /// All adapters.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct LoraSummary {
     pub adapters: Vec<AdapterSummary>,
     /// Different ones that may run at once.
@@ -33,7 +36,8 @@ pub struct LoraSummary {
 }
 
 /// The grammar, and how long it took to have it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct StructuredSummary {
     pub grammar: String,
     pub share: f64,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+#[cfg(test)]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +18,8 @@ use crate::stats::{CONFIDENCE, batch_error, honest_percentile, mean};
 use crate::units::Nanos;
 
 /// A number that may be infinite; JSON has no number for that, and it must not become null.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(untagged)]
 pub enum Quantity {
     Finite(f64),
@@ -25,7 +27,8 @@ pub enum Quantity {
 }
 
 /// The word for infinity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Infinite {
     Infinite,
@@ -48,7 +51,8 @@ impl Quantity {
 }
 
 /// One latency over all measured requests (or tokens), in nanoseconds. Percentiles are nearest-rank.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Quantiles {
     /// Values, infinite ones among them.
     pub n: usize,
@@ -110,7 +114,8 @@ impl Quantiles {
 }
 
 /// An objective and what was seen.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct ClauseResult {
     pub clause: Clause,
     /// The percentile, where the sample is large enough.
@@ -204,7 +209,8 @@ impl fmt::Display for ClauseResult {
 }
 
 /// Which check of the run it is. The aliases are the names of schema version 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum GateName {
     /// Requests were queued when they were due: the harness itself was in time.
@@ -259,7 +265,8 @@ impl fmt::Display for GateName {
 }
 
 /// A check of the run itself.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Gate {
     pub name: GateName,
     /// Null where there was too little to judge.
@@ -268,7 +275,8 @@ pub struct Gate {
 }
 
 /// The validity of a point.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Validity {
     Valid,
@@ -279,7 +287,8 @@ pub enum Validity {
 }
 
 /// Where the time of the loop went, in nanoseconds over the whole run.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Breakdown {
     pub enqueue_ns: f64,
     pub schedule_ns: f64,
@@ -301,7 +310,8 @@ pub struct Breakdown {
 }
 
 /// The result of one point of load.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct ServeResult {
     pub validity: Validity,
     /// Why it is not valid.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+#[cfg(test)]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +10,8 @@ use super::latency::Quantiles;
 use super::server_metrics::ServerMetrics;
 
 /// A kind of server: what it understands, and what it calls things.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Dialect {
     /// Nothing beyond what OpenAI documents.
@@ -36,7 +38,8 @@ impl Dialect {
 }
 
 /// How the output tokens of a stream were counted, best evidence first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum TokenEvidence {
     /// The running count that the server sends with every event.
@@ -54,7 +57,8 @@ pub enum TokenEvidence {
 }
 
 /// How a request to a server failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Failure {
     /// Nothing listens there.
@@ -115,7 +119,8 @@ impl Failure {
 }
 
 /// A server that was measured.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct ServerIdentity {
     /// Its base URL.
     pub url: String,
@@ -130,7 +135,8 @@ pub struct ServerIdentity {
 }
 
 /// Where the time stamps of events come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum StampSource {
     /// The kernel's receive stamp of every piece.
@@ -142,7 +148,8 @@ pub enum StampSource {
 }
 
 /// What a run against a live server shows beside its latencies. Times are in nanoseconds.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct LiveResult {
     pub stamps: StampSource,
     /// Measured requests by how their tokens were counted.

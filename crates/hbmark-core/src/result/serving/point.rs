@@ -1,5 +1,6 @@
 //! One point of load.
 
+#[cfg(test)]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +13,8 @@ use super::scheduler::SchedulerConfig;
 use crate::result::{Cause, Limits};
 
 /// How much is offered.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Offered {
     /// Requests per second, whatever the system does.
@@ -26,7 +28,8 @@ pub enum Offered {
 }
 
 /// The cost of constraining outputs to a grammar.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct StructuredCost {
     pub grammar: String,
     /// Share of the requests that was asked for.
@@ -47,7 +50,8 @@ pub struct StructuredCost {
 pub const STEADY_DRIFT: std::ops::RangeInclusive<f64> = 0.95..=1.05;
 
 /// A point and its result.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Point {
     pub label: String,
     pub offered: Offered,

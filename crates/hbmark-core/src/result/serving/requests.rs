@@ -1,5 +1,6 @@
 //! Every measured request.
 
+#[cfg(test)]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +8,8 @@ use super::slo::SloMetric;
 use crate::stats::percentile;
 
 /// Measured requests in the order of their arrival. Times are whole nanoseconds since the start of the run, null for what never happened.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Requests {
     /// Scheduled, whenever the loop came to it.
     pub arrival_ns: Vec<u64>,
@@ -20,7 +22,7 @@ pub struct Requests {
     /// Prompt tokens that were found in the cache.
     pub cached_tokens: Vec<usize>,
     /// `served`, `unfinished`, or why it was rejected.
-    #[schemars(with = "Vec<String>")]
+    #[cfg_attr(test, schemars(with = "Vec<String>"))]
     pub fate: Vec<Fate>,
 }
 

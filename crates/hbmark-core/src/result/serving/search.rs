@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+#[cfg(test)]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +10,8 @@ use super::slo::Slo;
 use crate::units::PerSecond;
 
 /// What a step of the search is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum SearchStage {
     /// Doubling or halving until a rate that holds and one that fails are known.
@@ -37,7 +39,8 @@ impl fmt::Display for SearchStage {
 }
 
 /// A step of the search.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Attempt {
     pub stage: SearchStage,
     pub rate: f64,
@@ -49,7 +52,8 @@ pub struct Attempt {
 }
 
 /// What was found.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Search {
     pub slo: Slo,
     /// The median of the rates found with different seeds, lowered until a longer run held it; null where none did.

@@ -3,13 +3,15 @@
 //! Enters: counters and gauges of a `/metrics` page, read before, during and after the window. Leaves: their differences and means, and for
 //! each signal that is not known, why.
 
+#[cfg(test)]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::live::Dialect;
 
 /// A quantity that servers export, whatever they call it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Signal {
     /// Requests in the batch.
@@ -82,7 +84,8 @@ pub enum Signal {
 }
 
 /// Why a signal is not known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Unknown {
     /// The page has no such series.
@@ -102,21 +105,24 @@ pub enum Unknown {
 }
 
 /// A signal that is not known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct UnknownSignal {
     pub signal: Signal,
     pub why: Unknown,
 }
 
 /// The series a signal was taken from, by its usual name without `_total`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct SeenSeries {
     pub signal: Signal,
     pub series: String,
 }
 
 /// A gauge over the window.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct GaugeOverTime {
     /// Over time: between two readings the gauge is taken to go from one to the other in a straight line.
     pub mean: f64,
@@ -126,14 +132,16 @@ pub struct GaugeOverTime {
 }
 
 /// A mean of what was counted in the window: difference of the sums ÷ difference of the counts.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct ServerMean {
     pub mean_ns: f64,
     pub count: u64,
 }
 
 /// What a server counts as a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum StepBasis {
     /// Steps from which at least one token came out: one that computes only a part of a prompt is not counted, and the next one that is counted
@@ -152,7 +160,8 @@ pub enum StepBasis {
 /// Busy: at two readings in a row every engine had at least one request in its batch; the time between them is busy time, and the steps counted
 /// between them are its steps. An idle moment between two readings is not seen: then the true step is shorter than the mean here. `min_running` far
 /// above one makes that unlikely.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct BusySteps {
     pub basis: StepBasis,
     pub busy_ns: f64,
@@ -174,7 +183,8 @@ pub struct BusySteps {
 }
 
 /// Drafted tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct ServerSpeculation {
     /// Steps that checked drafts.
     pub drafts: Option<u64>,
@@ -187,7 +197,8 @@ pub struct ServerSpeculation {
 }
 
 /// What the page says of the server's configuration.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct ServerConfiguration {
     pub kv_blocks: Option<u64>,
     pub block_tokens: Option<u64>,
@@ -198,7 +209,8 @@ pub struct ServerConfiguration {
 }
 
 /// How a question to a server, beside the measured requests, failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FetchFailure {
     /// No address for the name.
@@ -223,14 +235,16 @@ pub enum FetchFailure {
 }
 
 /// Failures of one kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct FetchFailures {
     pub failure: FetchFailure,
     pub count: usize,
 }
 
 /// A server's own view of a window. What it does not say is null, and `unknown` says why.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct ServerMetrics {
     /// By the names of its series.
     pub dialect: Dialect,

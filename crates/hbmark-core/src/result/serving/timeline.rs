@@ -1,5 +1,6 @@
 //! What happened when, over a run.
 
+#[cfg(test)]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +8,8 @@ use serde::{Deserialize, Serialize};
 pub const SPANS: usize = 120;
 
 /// A run over time.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Timeline {
     /// The window over which rates are taken, since the run began.
     pub window_from_ns: f64,
@@ -18,7 +20,8 @@ pub struct Timeline {
 }
 
 /// One span of a run.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 pub struct Span {
     /// Steps that ended in it.
     pub steps: usize,

@@ -9,14 +9,13 @@ use std::sync::LazyLock;
 use ForeignUnit::{InFile, Milliseconds, Nanoseconds, PerSecond, Seconds};
 use Shape::{Computed, Group, One, Suffix};
 use clap::ValueEnum;
-use schemars::JsonSchema;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 use serde::{Deserialize, Serialize};
 
 use super::ForeignFormat;
 
 /// What was measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
     /// One prefill of a whole batch of prompts.
@@ -71,9 +70,8 @@ impl Metric {
 }
 
 /// Which number of a distribution.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
-#[schemars(with = "String")]
 pub enum Statistic {
     Mean,
     Median,

@@ -7,7 +7,6 @@
 
 mod notes;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::decoding::AtOnce;
@@ -38,7 +37,7 @@ pub struct UserOverrides<'a> {
 }
 
 /// One thing the roofline needs and the file does not report.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Missing {
     /// With its dashes.
     pub flag: String,
@@ -47,7 +46,7 @@ pub struct Missing {
 }
 
 /// A row placed on the roofline.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Placement {
     /// Judged against the data sheet, as one of our own cells would be.
     pub cell: CellResult,
@@ -61,7 +60,7 @@ pub struct Placement {
 }
 
 /// Where a row is on the roofline, or why it is not.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RooflinePlacement {
     Placed(Box<Placement>),
@@ -74,7 +73,7 @@ pub enum RooflinePlacement {
 }
 
 /// A result with the place of each of its rows.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Imported {
     pub result: ForeignResult,
     /// One a row.

@@ -3,7 +3,6 @@
 use super::*;
 use crate::output::{Format, render};
 use crate::samples::{self, single, sweep};
-use hbmark_core::result::serving::schema;
 
 #[test]
 fn the_table_of_a_point_shows_every_latency_and_gate() {
@@ -51,21 +50,7 @@ fn a_result_is_read_back_as_it_was_written_and_fits_its_schema() {
     let report = sweep();
     let text = render(&report, Format::Json, false).unwrap();
     assert_eq!(serde_json::from_str::<ServeReport>(&text).unwrap(), report);
-    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let validator = jsonschema::validator_for(&schema()).unwrap();
-    let problems: Vec<String> = validator.iter_errors(&value).map(|e| e.to_string()).collect();
-    assert!(problems.is_empty(), "{problems:?}");
-}
-
-#[test]
-fn the_published_schema_is_the_one_of_the_types() {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/serve.schema.json");
-    let wanted = format!("{}\n", serde_json::to_string_pretty(&schema()).unwrap());
-    if std::env::var_os("INSTA_UPDATE").is_some_and(|v| v == "always") {
-        std::fs::write(&path, &wanted).unwrap();
-    }
-    let found = std::fs::read_to_string(&path).unwrap_or_default();
-    assert_eq!(found, wanted, "run the tests with INSTA_UPDATE=always");
+    crate::output::tests::follows_schema(&serde_json::from_str(&text).unwrap(), "serve.schema.json");
 }
 
 #[test]
