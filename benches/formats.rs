@@ -98,7 +98,7 @@ fn median(values: &[f64]) -> f64 {
 fn main() {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let mut operations = CpuOperations::new(threads).unwrap();
-    let mut probe = CpuCanary::new(CpuCanary::USUAL_SIZE).unwrap();
+    let mut probe = CpuCanary::beyond_caches(None).unwrap();
     let rounds: usize = variable("HBMARK_ROUNDS", "21").parse().unwrap();
     let values = noise(SIZE);
     let names = variable("HBMARK_DTYPE", "bf16,q8_0,q6_k,q5_k,q4_k,q4_0");
@@ -118,7 +118,7 @@ fn main() {
         }
         let mut reads = Vec::new();
         for _ in 0..rounds {
-            let read = CpuCanary::USUAL_SIZE.as_f64() / probe.run();
+            let read = probe.host_memory().as_f64() / probe.run();
             reads.push(read);
             for format in &mut formats {
                 stream(&mut operations, format, &rows, [&mut input, &mut out], read);

@@ -2,7 +2,8 @@
 """Alternates hbmark's native engine with llama.cpp on a CPU, and prints medians and ratios.
 
 Enters: a build of both (scripts/peers.sh makes them) and what to run. Leaves: a line for each program and round as it ends, then a table:
-medians over the rounds, llama.cpp's time over hbmark's with its smallest and largest of a round, and hbmark's share of the read ceiling.
+medians over the rounds, llama.cpp's time over hbmark's with its smallest and largest of a round, and the share that hbmark's steps took of
+the rate at which memory was read beside them.
 Weights are random blocks in GGUF files: times do not depend on them.
 """
 
@@ -98,7 +99,7 @@ def write_model(path: Path, shape: str, name: str) -> None:
 
 
 def run_hbmark(arguments: argparse.Namespace, model: Path) -> dict:
-    """Milliseconds of each cell, and its share of the read ceiling."""
+    """Milliseconds of each cell, and its share of the read rate beside it."""
     base = [arguments.hbmark, "run", "--engine", "native", "--model", str(model), "--quick", "--allow-noise", "--no-isolation"]
     base += ["--threads", str(arguments.threads), "--format", "json"]
     times = {}
@@ -112,7 +113,7 @@ def run_hbmark(arguments: argparse.Namespace, model: Path) -> dict:
         result = json.loads(ended.stdout)
         for cell in result["cells"]:
             if cell.get("step_ns"):
-                times[phase, cell["batch"]] = (cell["step_ns"]["median"] / 1e6, cell["fraction_of_ceiling"])
+                times[phase, cell["batch"]] = (cell["step_ns"]["median"] / 1e6, cell.get("fraction_of_read_beside"))
     return times
 
 
@@ -160,10 +161,10 @@ def main() -> None:
                 ratios = [theirs / ours for ours, theirs in pairs]
                 medians = [statistics.median(side) for side in zip(*pairs)]
                 shares = [ours[key][1] for ours, _ in rounds if ours.get(key, (0, None))[1] is not None]
-                share = f"{statistics.median(shares):.2f}" if shares and key[0] == "decode" else ""
+                share = f"{statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f})" if shares and key[0] == "decode" else ""
                 rows.append((shape, name, f"{key[0]} b{key[1]}", medians, statistics.median(ratios), min(ratios), max(ratios), share))
 
-    print("\n| shape | format | step | hbmark ms | llama.cpp ms | llama.cpp ÷ hbmark | of the read ceiling |")
+    print("\n| shape | format | step | hbmark ms | llama.cpp ms | llama.cpp ÷ hbmark | of the read rate beside it |")
     print("|---|---|---|---|---|---|---|")
     for shape, name, step, (ours, theirs), ratio, low, high, share in rows:
         print(f"| {shape} | {name} | {step} | {ours:.2f} | {theirs:.2f} | {ratio:.2f} ({low:.2f} to {high:.2f}) | {share} |")

@@ -3,17 +3,25 @@
 //! Enters: a [`Canary`]. Leaves: its time as a ratio to the session's [`Baseline`], and the canary's own noise, so
 //! that the protocol rejects a block for a change of the machine and not for the canary's jitter.
 
-use super::probe::cpu::{Pass, instruction_sets, with_team};
-use super::probe::{ProbeError, usable_cores};
+use super::probe::cpu::{Pass, fastest_read, with_team};
+use super::probe::{ProbeError, usable_cores, working_set};
 use crate::engine::native::cpu::huge_pages::Pages;
+use crate::machine::environment::last_cache;
+use crate::machine::memory::{MemoryOf, available};
+use hbmark_core::ledger::CACHE_MARGIN;
 use hbmark_core::result::Spread;
-use hbmark_core::units::Bytes;
-use hbmark_cpu_kernels::memory::Walk;
+use hbmark_core::stats;
+use hbmark_core::units::{Bytes, BytesPerSecond, Nanos};
 
 /// Fixed work whose time should never change.
 pub trait Canary {
     /// Does the work once and returns the seconds it took.
     fn run(&mut self) -> f64;
+
+    /// The rate at which the last run read memory; none of a canary whose memory does not change its rate, or may be in a cache.
+    fn read_rate(&self) -> Option<BytesPerSecond> {
+        None
+    }
 
     /// The memory of this process that it reads, and keeps resident.
     fn host_memory(&self) -> Bytes {
@@ -67,47 +75,73 @@ impl Baseline {
     }
 }
 
-/// Reads a fixed buffer with all usable cores: the memory that decode depends on, a few milliseconds at a time.
+/// Reads a fixed buffer with the cores of a run: the memory that decode depends on, a few milliseconds at a time.
 #[derive(Debug)]
 pub struct CpuCanary {
     buffer: Pages,
     bytes: Bytes,
     cores: Vec<usize>,
+    /// Of the ways to read, the one that was fastest on parts of the buffer.
     pass: Pass,
+    /// Seconds of each pass of the last run.
+    passes: [f64; PASSES],
+    /// Whether caches can hold too little of the buffer to matter.
+    is_in_memory: bool,
 }
 
-/// Passes of one run, of which the fastest counts. Threads share a pass as they share a step: a core that is taken delays it by its share.
+/// Passes of one run. Threads share a pass as they share a step: a core that is taken delays it by its share.
 const PASSES: usize = 5;
+/// Large beside most caches.
+const SIZE: Bytes = Bytes(256 << 20);
 
 impl CpuCanary {
-    /// 256 MiB: a few times the last cache of most machines, yet some 5 ms of reading.
-    pub const USUAL_SIZE: Bytes = Bytes(256 << 20);
+    /// A buffer of 256 MiB, some 5 ms of reading; larger where the last cache holds a good part of that.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn beyond_caches(threads: Option<usize>) -> Result<Self, ProbeError> {
+        let cache = last_cache();
+        let wanted = cache.map_or(0, |cache| cache.0.saturating_mul(CACHE_MARGIN)).max(SIZE.0);
+        // Where memory is short, no more than a probe takes.
+        Self::new(working_set(cache, available(MemoryOf::Host)).min(Bytes(wanted)), threads)
+    }
 
-    /// Maps and touches a buffer of `bytes`.
+    /// Maps and touches a buffer of `bytes`, and finds how to read it: with so many threads, or with one on each usable core.
     ///
     /// # Errors
     /// When the system refuses the memory, or a thread cannot be pinned.
-    pub fn new(bytes: Bytes) -> Result<Self, ProbeError> {
-        let cores = usable_cores()?;
+    pub fn new(bytes: Bytes, threads: Option<usize>) -> Result<Self, ProbeError> {
+        let mut cores = usable_cores()?;
+        cores.truncate(threads.unwrap_or(usize::MAX).max(1));
         let size = usize::try_from(bytes.0).unwrap_or(usize::MAX);
         let mut buffer = Pages::new(size).map_err(|source| ProbeError::Memory { bytes, source })?;
-        with_team(&cores, buffer.floats_mut(), |time| time(Pass::Touch))?;
-        Ok(Self { buffer, bytes, cores, pass: Pass::Read { set: instruction_sets()[0], walk: Walk::PLAIN } })
+        let pass = with_team(&cores, buffer.floats_mut(), |time| {
+            time(Pass::Touch);
+            fastest_read(time)
+        })?;
+        let is_in_memory = last_cache().is_none_or(|cache| bytes.0 / CACHE_MARGIN >= cache.0);
+        Ok(Self { buffer, bytes, cores, pass, passes: [f64::NAN; PASSES], is_in_memory })
     }
 }
 
 impl Canary for CpuCanary {
     fn run(&mut self) -> f64 {
-        let mut seconds = f64::NAN;
         let pass = self.pass;
-        let team = with_team(&self.cores, self.buffer.floats_mut(), |time| {
+        let passes = with_team(&self.cores, self.buffer.floats_mut(), |time| {
             time(Pass::Empty);
-            // Threads of the work just measured may still be spinning: the fastest pass is one without them. A slow machine is slow in
-            // all passes.
-            seconds = (0..PASSES).map(|_| time(pass).inside).fold(f64::INFINITY, f64::min);
+            [(); PASSES].map(|()| time(pass).inside)
         });
         // Cores taken away during the session leave a thread unpinned: its time would not be comparable.
-        if team.is_ok() { seconds } else { f64::NAN }
+        self.passes = passes.unwrap_or([f64::NAN; PASSES]);
+        // Threads of the work just measured may still be spinning: the fastest pass is one without them. A slow machine is slow in
+        // all passes.
+        self.passes.into_iter().fold(f64::NAN, f64::min)
+    }
+
+    fn read_rate(&self) -> Option<BytesPerSecond> {
+        // What a step met is what the memory usually gave, not the most.
+        let usual = Nanos(stats::median(&self.passes) * 1e9);
+        (self.is_in_memory && usual.0 > 0.0).then(|| self.bytes.per(usual))
     }
 
     fn host_memory(&self) -> Bytes {
@@ -169,8 +203,16 @@ mod tests {
 
     #[test]
     fn the_processor_canary_reads_and_returns_a_time() {
-        let mut canary = CpuCanary::new(Bytes(4 << 20)).unwrap();
+        let mut canary = CpuCanary::new(Bytes(4 << 20), Some(1)).unwrap();
         assert!(canary.baseline(3).is_some());
-        assert_eq!(canary.host_memory(), Bytes(4 << 20));
+        assert_eq!((canary.host_memory(), canary.cores.len()), (Bytes(4 << 20), 1));
+        // Two of its five passes are slow: the canary's time is the fastest, its rate that of the median.
+        canary.passes = [4e-3, 1e-3, 2e-3, 8e-3, 2e-3];
+        canary.is_in_memory = true;
+        assert_eq!(canary.read_rate(), Some(Bytes(4 << 20).per(Nanos(2e6))));
+        canary.is_in_memory = false;
+        assert_eq!(canary.read_rate(), None);
+        (canary.is_in_memory, canary.passes) = (true, [f64::NAN; PASSES]);
+        assert_eq!(canary.read_rate(), None);
     }
 }

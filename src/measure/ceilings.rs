@@ -92,14 +92,14 @@ fn limited(config: ProbeConfig, threads: Option<usize>) -> ProbeConfig {
     }
 }
 
-/// The canary of a device.
-pub fn canary(device: DeviceChoice) -> Result<Box<dyn Canary>, ProbeError> {
+/// The canary of a device, with so many threads of a CPU.
+pub fn canary(device: DeviceChoice, threads: Option<usize>) -> Result<Box<dyn Canary>, ProbeError> {
     match device {
-        DeviceChoice::Cpu => Ok(Box::new(CpuCanary::new(CpuCanary::USUAL_SIZE)?)),
+        DeviceChoice::Cpu => Ok(Box::new(CpuCanary::beyond_caches(threads)?)),
         #[cfg(feature = "cuda")]
         DeviceChoice::Cuda(index) => super::probe::cuda::canary(index),
         #[cfg(not(feature = "cuda"))]
-        DeviceChoice::Cuda(_) => Ok(Box::new(CpuCanary::new(CpuCanary::USUAL_SIZE)?)),
+        DeviceChoice::Cuda(_) => Ok(Box::new(CpuCanary::beyond_caches(threads)?)),
     }
 }
 

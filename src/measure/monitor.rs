@@ -40,14 +40,18 @@ struct DeviceMonitor {
     recent: Option<VecDeque<f64>>,
 }
 
-/// The monitor of a device, or of so many from it on; the canary runs on the first. Its baseline is measured here, so call this under the conditions of
-/// the run.
-pub fn of_devices(device: DeviceChoice, count: usize) -> Result<Box<dyn Monitor>, ProbeError> {
+/// The monitor of a device, or of so many from it on; the canary runs on the first, of a CPU with the threads of the run. Its baseline is measured
+/// here, so call this under the conditions of the run.
+pub fn of_devices(
+    device: DeviceChoice,
+    count: usize,
+    threads: Option<usize>,
+) -> Result<Box<dyn Monitor>, ProbeError> {
     let host = HostTelemetry::new();
     let gpus: Vec<Gpu> = device.group(count).filter_map(|one| Gpu::of_cuda_ordinal(one.gpu()?)).collect();
     let telemetry: Box<dyn Telemetry> =
         if gpus.is_empty() { Box::new(host) } else { Box::new(NvmlTelemetry::new(gpus, count, host)) };
-    let mut canary = ceilings::canary(device)?;
+    let mut canary = ceilings::canary(device, threads)?;
     let baseline = canary.baseline(BASELINE_RUNS);
     let recent = device.gpu().is_none().then(VecDeque::new);
     Ok(Box::new(DeviceMonitor { telemetry, canary, baseline, limits: limits_of(device), recent }))
@@ -84,7 +88,14 @@ impl Monitor for DeviceMonitor {
             }
             None => baseline.ratio(seconds),
         });
-        BlockContext { telemetry: Some(telemetry), canary_ratio, reject: judgement.reject, conditions, load }
+        BlockContext {
+            telemetry: Some(telemetry),
+            canary_ratio,
+            read_rate: self.canary.read_rate(),
+            reject: judgement.reject,
+            conditions,
+            load,
+        }
     }
 
     fn after_visit(&mut self) -> Option<WindowLoad> {

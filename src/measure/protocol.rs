@@ -17,7 +17,7 @@ use hbmark_core::result::{
     block_means, judged_times,
 };
 use hbmark_core::stats::{self, CONFIDENCE};
-use hbmark_core::units::Bytes;
+use hbmark_core::units::{Bytes, BytesPerSecond};
 
 /// The parameters of the protocol. Results are published with [`Protocol::full`].
 #[derive(Debug, Clone, PartialEq)]
@@ -184,6 +184,8 @@ pub struct BlockContext {
     pub telemetry: Option<BlockTelemetry>,
     /// The canary over the session's own canary; 1.02 is 2 % slow.
     pub canary_ratio: Option<f64>,
+    /// The rate at which the canary read memory beside the block.
+    pub read_rate: Option<BytesPerSecond>,
     /// The recorded cause for which the block does not count.
     pub reject: Option<Cause>,
     /// Conditions that are reported and do not reject.
@@ -222,6 +224,7 @@ impl BlockContext {
     /// Writes it into its block, and rejects the block where there is a cause.
     pub fn apply_to(self, block: &mut Block, canary_tolerance: f64) {
         block.canary_ratio = self.canary_ratio;
+        block.read_bytes_per_s = self.read_rate.map(|rate| rate.0);
         block.rejected = self.reject.or_else(|| {
             let ratio = self.canary_ratio?;
             ((ratio - 1.0).abs() > canary_tolerance).then_some(Cause::Canary { ratio })

@@ -193,7 +193,7 @@ impl LocalDevice {
         let monitor: Box<dyn Monitor> = match config.depth {
             Depth::Smoke => Box::new(NoopMonitor),
             Depth::Full | Depth::Quick => {
-                monitor::of_devices(config.device, ranks).map_err(RunError::from)?
+                monitor::of_devices(config.device, ranks, config.threads).map_err(RunError::from)?
             }
         };
         let live = LoadedEngine::new(session, monitor, config.protocol());

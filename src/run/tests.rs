@@ -18,7 +18,7 @@ use hbmark_core::result::{
     BlockTelemetry, Cause, Ceilings, Cell, CellResult, ColdRow, Environment, ModelSummary, Phase, Report,
     ReportKind, Spread, Status,
 };
-use hbmark_core::units::{Bytes, Nanos, rfc3339};
+use hbmark_core::units::{Bytes, BytesPerSecond, Nanos, rfc3339};
 use hbmark_report::analysis::judge;
 use hbmark_traffic::clock::VirtualClock;
 use hbmark_traffic::point::TrafficSource;
@@ -38,6 +38,7 @@ impl Monitor for Planted {
         BlockContext {
             telemetry: Some(BlockTelemetry { energy_joules: Some(2.0), ..BlockTelemetry::default() }),
             canary_ratio: Some(1.0),
+            read_rate: Some(BytesPerSecond(1e10)),
             reject: disturbed.then_some(Cause::ForeignLoad { cores: 0.8 }),
             conditions: vec![Cause::PowerCapped],
             load: None,

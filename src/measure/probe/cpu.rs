@@ -261,6 +261,11 @@ fn finalists(reads: &[(InstructionSet, Walk)], time: &mut dyn FnMut(Pass) -> Pas
     ranked.iter().take(FINALISTS).map(|((set, walk), _)| Pass::Read { set: *set, walk: *walk }).collect()
 }
 
+/// The way to read that is fastest on slices of the memory.
+pub(crate) fn fastest_read(time: &mut dyn FnMut(Pass) -> PassTime) -> Pass {
+    finalists(&reads(&instruction_sets()), time)[0]
+}
+
 /// Copies and triads worth trying on a processor whose widest vectors are these.
 fn writes(set: InstructionSet) -> Vec<Pass> {
     let mut passes = Vec::new();

@@ -17,6 +17,7 @@ const MAX_CELLS: usize = 10_000;
 const GRID: RangeInclusive<usize> = 0..=crate::result::validation::AXIS_CAP;
 /// A step of thirty years.
 const STEP_NS: RangeInclusive<f64> = 0.0..=1e18;
+const READ_BYTES_PER_S: RangeInclusive<f64> = 1.0..=1e18;
 /// A zettabyte a step.
 const FLOPS: RangeInclusive<f64> = 0.0..=1e30;
 const MAX_BYTES: u64 = 1 << 60;
@@ -153,6 +154,9 @@ pub fn check_blocks(blocks: &[Block], phase: Phase, id: &str) -> Result<(), Repo
 fn block(block: &Block, phase: Phase, named: &dyn Fn(&str) -> String) -> Result<(), ReportError> {
     if let Some(time) = block.step_ns.iter().chain(&block.interval_ns).find(|ns| !STEP_NS.contains(ns)) {
         return Err(impossible_value(named("a step"), time, "0 to 1e18 ns"));
+    }
+    if let Some(rate) = block.read_bytes_per_s.filter(|rate| !READ_BYTES_PER_S.contains(rate)) {
+        return Err(impossible_value(named("the read rate beside a block"), &rate, "1 to 1e18 B/s"));
     }
     let times = super::judged_times(phase, block).len();
     if block.rejected.is_none() && (block.step_ns.is_empty() || times == 0) {

@@ -436,14 +436,12 @@ fn explained(cell: &CellResult) -> Option<f64> {
     Some(floor(cell)? / timed(cell).filter(|_| is_believable(cell))?)
 }
 
-/// Share of memory traffic in the time: against the measured ceiling, otherwise the data sheet.
+/// Share of memory traffic in the time: against the read rate beside the blocks, otherwise the measured ceiling or the data sheet.
 fn memory_share(cell: &CellResult) -> Option<(f64, &'static str)> {
     timed(cell).filter(|_| is_believable(cell))?;
-    match (cell.fraction_of_ceiling, cell.fraction_of_datasheet) {
-        (Some(share), _) => Some((share, "the measured read ceiling")),
-        (None, Some(share)) => Some((share, "the data sheet")),
-        (None, None) => None,
-    }
+    let beside = cell.fraction_of_read_beside.map(|share| (share, "the read rate measured beside it"));
+    let ceiling = || cell.fraction_of_ceiling.map(|share| (share, "the measured read ceiling"));
+    beside.or_else(ceiling).or_else(|| cell.fraction_of_datasheet.map(|share| (share, "the data sheet")))
 }
 
 fn working_set_is_small(report: &Report, cell: &CellResult) -> Option<(Bytes, Bytes)> {

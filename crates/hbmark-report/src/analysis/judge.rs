@@ -99,6 +99,7 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
     cell.flags.extend(
         ceilings.and_then(Ceilings::doubt).map(|cause| Cause::CeilingDisturbed { cause: Box::new(cause) }),
     );
+    (cell.read_beside_bytes_per_s, cell.fraction_of_read_beside) = beside(cell).unzip();
     cell.all_blocks = cell.status.is_doubtful().then(|| cell.over_all_blocks()).flatten();
     if accepted(&cell.blocks).next().is_none() {
         return;
@@ -143,6 +144,19 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
         cell.status = Status::Invalid;
         cell.reason = Some(reason);
     }
+}
+
+/// The usual rate at which memory was read beside the accepted blocks, and the usual share of it that a block's steps took: each block is held
+/// against the rate beside it, so that memory whose rate changes over a run changes neither.
+fn beside(cell: &CellResult) -> Option<(f64, f64)> {
+    let shares: (Vec<f64>, Vec<f64>) = accepted(&cell.blocks)
+        .filter_map(|block| {
+            let rate = block.read_bytes_per_s?;
+            let step = Nanos(stats::geometric_mean(judged_times(cell.phase, block)));
+            Some((rate, cell.bytes.ideal().per(step).0 / rate))
+        })
+        .unzip();
+    (!shares.0.is_empty()).then(|| (stats::median(&shares.0), stats::median(&shares.1)))
 }
 
 /// That the machine read faster beside a block than when the ceilings were measured.
@@ -222,5 +236,51 @@ fn summarise(steps: &[f64], block_means: &[f64], blocks: usize) -> TimeSummary {
         drift: stats::trend(block_means).map(|t| t.relative_change),
         n: steps.len(),
         blocks,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples;
+
+    #[test]
+    fn steps_are_held_against_the_read_rate_beside_each_block() {
+        let mut report = samples::measured();
+        let first = |report: &Report| report.cells[0].clone();
+        recompute(&mut report);
+        assert_eq!(first(&report).fraction_of_read_beside, None);
+        // The memory becomes half as fast during the run, and so do the steps. The second block is rejected.
+        let bytes = report.cells[0].bytes.ideal();
+        for (number, block) in report.cells[0].blocks.iter_mut().enumerate() {
+            let slow = if number < 3 { 1.0 } else { 2.0 };
+            let step = bytes.as_f64() / 9.0 * slow;
+            block.step_ns.fill(step);
+            block.interval_ns.fill(step);
+            (block.wall_ns, block.timeline_ns) = (step * 3.0, Some(step * 3.0));
+            block.read_bytes_per_s = Some(if number == 1 { 1e12 } else { 1e10 / slow });
+        }
+        recompute(&mut report);
+        let cell = first(&report);
+        assert!(
+            (cell.fraction_of_read_beside.unwrap() - 0.9).abs() < 1e-9,
+            "{:?}",
+            cell.fraction_of_read_beside
+        );
+        assert!(
+            (cell.read_beside_bytes_per_s.unwrap() - 7.5e9).abs() < 1.0,
+            "{:?}",
+            cell.read_beside_bytes_per_s
+        );
+        // Blocks without a rate are not counted; without any there is no share.
+        report.cells[0].blocks[4].read_bytes_per_s = None;
+        recompute(&mut report);
+        assert!((first(&report).read_beside_bytes_per_s.unwrap() - 1e10).abs() < 1.0);
+        report.cells[0].blocks.iter_mut().for_each(|block| block.read_bytes_per_s = None);
+        recompute(&mut report);
+        assert_eq!(
+            (first(&report).fraction_of_read_beside, first(&report).read_beside_bytes_per_s),
+            (None, None)
+        );
     }
 }

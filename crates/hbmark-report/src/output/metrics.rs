@@ -164,6 +164,12 @@ pub const METRICS: &[Metric<CellResult>] = &[
     row("fraction_of_ceiling", "% ceiling", Fraction, Table, |c| {
         c.fraction_of_ceiling.filter(|_| bandwidth_matters(c))
     }),
+    row("read_beside", "read beside", BytesPerSecond, Files, |c| {
+        c.read_beside_bytes_per_s.filter(|_| bandwidth_matters(c))
+    }),
+    row("fraction_of_read_beside", "% read", Fraction, Table, |c| {
+        c.fraction_of_read_beside.filter(|_| bandwidth_matters(c))
+    }),
     row("fraction_of_datasheet", "% sheet", Fraction, Table, |c| {
         c.fraction_of_datasheet.filter(|_| bandwidth_matters(c))
     }),

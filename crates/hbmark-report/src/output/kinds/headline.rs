@@ -126,7 +126,9 @@ fn measured(report: &Report) -> Vec<Figure> {
     if let Some((place, rate)) = most(&decoded, |cell| cell.tokens_per_s) {
         figures.push(figure("output throughput, at most", tokens_per_s(rate), place));
     }
-    if let Some((place, share)) = most(&decoded, |cell| cell.fraction_of_ceiling) {
+    if let Some((place, share)) =
+        most(&decoded, |cell| cell.fraction_of_read_beside.or(cell.fraction_of_ceiling))
+    {
         figures.push(figure("of the memory bandwidth, at most", single(Unit::Fraction, share), place));
     }
     figures
