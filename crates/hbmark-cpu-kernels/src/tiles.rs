@@ -190,7 +190,7 @@ pub enum PanelRead {
 
 /// The arguments of a tile, of which it takes as many panels and rows as it has.
 #[derive(Debug, Clone, Copy)]
-pub struct TileWork {
+pub struct TileWork<'a> {
     /// Columns with padding.
     pub columns: usize,
     pub panels: [*const u8; MAX_PANELS],
@@ -198,7 +198,7 @@ pub struct TileWork {
     pub read: PanelRead,
     /// What all values of each panel's matrix are multiplied with: of nvfp4 alone.
     pub factors: [f32; MAX_PANELS],
-    pub rows: [InputRow; MAX_ROWS],
+    pub rows: &'a [InputRow; MAX_ROWS],
     /// One for each row, from panel `slot` on.
     pub out: *mut Sums,
     pub slot: usize,
@@ -217,7 +217,7 @@ pub unsafe fn multiply_tile(
     set: InstructionSet,
     format: PackedFormat,
     shape: (usize, usize),
-    work: &TileWork,
+    work: &TileWork<'_>,
 ) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -248,7 +248,11 @@ pub unsafe fn multiply_tile(
 }
 
 /// Formats whose activations are floats, or pairs of them.
-unsafe fn floats<const P: usize, const B: usize>(set: InstructionSet, format: PackedFormat, work: &TileWork) {
+unsafe fn floats<const P: usize, const B: usize>(
+    set: InstructionSet,
+    format: PackedFormat,
+    work: &TileWork<'_>,
+) {
     let tile = Tile::<P, B>::of(work);
     // SAFETY: the caller's promise.
     unsafe {
@@ -264,7 +268,11 @@ unsafe fn floats<const P: usize, const B: usize>(set: InstructionSet, format: Pa
 }
 
 /// Formats whose activations are quads of bytes.
-unsafe fn quads<const P: usize, const B: usize>(set: InstructionSet, format: PackedFormat, work: &TileWork) {
+unsafe fn quads<const P: usize, const B: usize>(
+    set: InstructionSet,
+    format: PackedFormat,
+    work: &TileWork<'_>,
+) {
     let tile = Tile::<P, B>::of(work);
     // SAFETY: the caller's promise.
     unsafe {
@@ -298,7 +306,7 @@ struct Tile<'a, const P: usize, const B: usize> {
 
 impl<'a, const P: usize, const B: usize> Tile<'a, P, B> {
     #[inline(always)]
-    fn of(work: &'a TileWork) -> Self {
+    fn of(work: &'a TileWork<'_>) -> Self {
         Self {
             columns: work.columns,
             weights: work.panels.first_chunk().expect("no more than MAX_PANELS"),

@@ -14,7 +14,7 @@ use super::super::rope::RopeTables;
 use super::super::shapes::{AttentionShape, LatentForm, LatentShape};
 use super::cache::with_element;
 use super::kernel_choice::KernelChoice;
-use super::linear::{self, FusedMatrix};
+use super::linear::{self, FusedMatrix, Tiling};
 use super::lora::Added;
 use super::packed_activations::InputWriter;
 use super::thread_team::{DisjointSlice, Worker};
@@ -60,7 +60,7 @@ impl ByHead<'_> {
                 }
             };
             // SAFETY: the caller's promise.
-            unsafe { linear::neighbours(kernels, matrix, unit, rows, &input, &mut store) };
+            unsafe { Tiling::new(kernels, matrix, rows, &input).run(unit, &input, &mut store) };
         });
     }
 }

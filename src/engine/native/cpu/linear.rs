@@ -34,23 +34,42 @@ const _: () = assert!(MAX_PANELS.is_multiple_of(TOGETHER));
 pub struct FusedMatrix {
     pub parts: Vec<PackedMatrix>,
     pub biases: Vec<Option<Vec<f32>>>,
-    /// Two panels of each of two parts alternate instead of one part after another.
+    /// [`NEIGHBOURS`] panels of each of two parts alternate instead of one part after another.
     pub interleaved: bool,
-    /// All parts have as many panels as the first.
-    pub alike: bool,
+    /// Where each panel stands, in the order in which panels are done.
+    places: Vec<PanelPosition>,
 }
 
-/// Where a panel stands: its part, and its first row there.
+/// Where a panel stands: its part, its number there, and its first line in the bytes of the part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PanelPosition {
     pub part: usize,
     pub panel: usize,
+    first_line: usize,
 }
 
 impl FusedMatrix {
+    /// Parts one after another, or two of as many panels interleaved.
+    pub fn new(parts: Vec<PackedMatrix>, biases: Vec<Option<Vec<f32>>>, interleaved: bool) -> Self {
+        let of_part = |part: usize, panels: Range<usize>| {
+            let matrix: &PackedMatrix = &parts[part];
+            panels.map(move |panel| PanelPosition { part, panel, first_line: matrix.first_line(panel) })
+        };
+        let places = if interleaved {
+            let panels = parts[0].panels();
+            let pairs = (0..panels).step_by(NEIGHBOURS).map(|first| first..(first + NEIGHBOURS).min(panels));
+            pairs
+                .flat_map(|pair| (0..parts.len()).flat_map(move |part| of_part(part, pair.clone())))
+                .collect()
+        } else {
+            (0..parts.len()).flat_map(|part| of_part(part, 0..parts[part].panels())).collect()
+        };
+        Self { parts, biases, interleaved, places }
+    }
+
     /// Panels of all parts.
     pub fn panels(&self) -> usize {
-        self.parts.iter().map(PackedMatrix::panels).sum()
+        self.places.len()
     }
 
     /// Bytes that one pass over all parts reads, biases included.
@@ -61,29 +80,13 @@ impl FusedMatrix {
 
     /// The place of the n-th panel in the order in which panels are done.
     pub fn place(&self, index: usize) -> PanelPosition {
-        if self.interleaved {
-            let (pair, within) = (index / TOGETHER * NEIGHBOURS, index % TOGETHER);
-            let width = NEIGHBOURS.min(self.parts[0].panels() - pair);
-            return PanelPosition { part: within / width, panel: pair + within % width };
-        }
-        if self.alike {
-            let panels = self.parts[0].panels();
-            return PanelPosition { part: index / panels, panel: index % panels };
-        }
-        let mut panel = index;
-        for (part, matrix) in self.parts.iter().enumerate() {
-            if panel < matrix.panels() {
-                return PanelPosition { part, panel };
-            }
-            panel -= matrix.panels();
-        }
-        unreachable!("an index below the number of panels")
+        self.places[index]
     }
 
     fn panel(&self, index: usize) -> (&PackedMatrix, *const u8) {
-        let place = self.place(index);
+        let place = self.places[index];
         let matrix = &self.parts[place.part];
-        (matrix, matrix.panel(place.panel))
+        (matrix, matrix.packed_bytes()[place.first_line..].as_ptr())
     }
 
     /// Panels that a unit of work has, of so many that a job has in all.
@@ -109,13 +112,12 @@ pub unsafe fn multiply(
 ) {
     let panels = matrix.panels();
     let per_unit = matrix.panels_per_unit(panels, worker.count);
+    let row = |i: usize| inputs.row(i);
+    let tiling = Tiling::new(kernels, matrix, rows, &row);
     worker.parallel_for(phase, panels.div_ceil(per_unit), |unit| {
         let first = unit * per_unit;
-        let row = |i: usize| inputs.row(i);
         // SAFETY: the caller's promise.
-        unsafe {
-            neighbours(kernels, matrix, first..(first + per_unit).min(panels), rows, &row, &mut finish);
-        };
+        unsafe { tiling.run(first..(first + per_unit).min(panels), &row, &mut finish) };
     });
 }
 
@@ -167,7 +169,7 @@ pub unsafe fn multiply_picked(
 ) {
     let row = |i: usize| inputs.row(picked[i] as usize);
     // SAFETY: the caller's promise.
-    unsafe { neighbours(kernels, matrix, panels, picked.len(), &row, &mut finish) };
+    unsafe { Tiling::new(kernels, matrix, picked.len(), &row).run(panels, &row, &mut finish) };
 }
 
 /// Does one panel of a matrix over some of the packed rows: what adapters need, whose matrices are of few panels and whose rows are some
@@ -186,65 +188,115 @@ pub unsafe fn multiply_panel(
     let row = |i: usize| inputs.row(rows.start + i);
     let mut one = |_: usize, i: usize, sums: &[[f32; LANES]]| finish(rows.start + i, &sums[0]);
     // SAFETY: the caller's promise.
-    unsafe { strip(1, kernels, matrix, panel..panel + 1, rows.len(), &row, &mut one) };
+    unsafe { Tiling::new(kernels, matrix, rows.len(), &row).run(panel..panel + 1, &row, &mut one) };
 }
 
-/// All rows over the panels of a unit: more panels at a time for few rows than for many; `row` is where the i-th of them is packed.
-///
-/// # Safety
-/// As [`multiply`].
-pub unsafe fn neighbours(
-    kernels: &KernelChoice,
-    matrix: &FusedMatrix,
-    panels: Range<usize>,
+/// How products of so many rows with a matrix are cut into tiles.
+pub struct Tiling<'a> {
+    kernels: &'a KernelChoice,
+    matrix: &'a FusedMatrix,
     rows: usize,
-    row: &impl Fn(usize) -> InputRow,
-    finish: &mut impl FnMut(usize, usize, &[[f32; LANES]]),
-) {
-    let format = matrix.parts[0].format;
-    let set = kernels.of(format, rows);
-    let of_tile = format.panels(set, rows);
-    // Panels of interleaved parts are finished together, and so are those whose rows are done in one tile: there is nothing to keep in the first
-    // cache for the next.
-    let one_pass = rows <= format.most_rows(set, of_tile);
-    let of_strip = if matrix.interleaved || one_pass { TOGETHER } else { of_tile };
-    for first in panels.clone().step_by(of_strip) {
-        let panels = first..(first + of_strip).min(panels.end);
-        // SAFETY: the caller's promise.
-        unsafe { strip(of_tile, kernels, matrix, panels, rows, row, finish) };
-    }
+    /// More panels at a time for few rows than for many.
+    panels_of_tile: usize,
+    panels_of_strip: usize,
+    /// Rows that are done in one tile: the same for all panels.
+    one_pass: Option<TileRows>,
 }
 
-/// All rows over neighbouring panels, up to `of_tile` in a tile, those of one format together; `row` is where the i-th of them is packed.
-unsafe fn strip(
-    of_tile: usize,
-    kernels: &KernelChoice,
-    matrix: &FusedMatrix,
-    panels: Range<usize>,
-    rows: usize,
-    row: &impl Fn(usize) -> InputRow,
-    finish: &mut impl FnMut(usize, usize, &[[f32; LANES]]),
-) {
-    let format = matrix.parts[0].format;
-    let width = panels.len().next_power_of_two().min(of_tile).max(format.fewest_panels());
-    let most_rows = format.most_rows(kernels.of(format, rows), width);
-    // What is read was written by a tile: zeros would cost one of few columns a part of its time.
-    let mut sums = [const { MaybeUninit::<Sums>::uninit() }; MAX_ROWS];
-    let mut first = 0;
-    while first < rows {
-        let left = (rows - first).min(most_rows);
+/// The rows of a tile.
+#[derive(Clone, Copy)]
+struct TileRows {
+    packed: [InputRow; MAX_ROWS],
+    count: usize,
+    read: PanelRead,
+}
+
+impl TileRows {
+    /// As many rows from `first` on as a tile has. One that lacks rows does its last one again, and the result is dropped: the bytes are in the
+    /// first cache.
+    fn new(first: usize, rows: usize, most: usize, row: &impl Fn(usize) -> InputRow) -> Self {
+        let count = (rows - first).min(most);
+        let last = row(first + count - 1);
         let read = match first {
-            0 if left == rows => PanelRead::Only,
+            0 if count == rows => PanelRead::Only,
             0 => PanelRead::First,
             _ => PanelRead::Later,
         };
-        let tile_rows = left.next_power_of_two();
-        // A tile that lacks rows does its last one again, and the result is dropped: the bytes are in the first cache.
-        let last = row(first + left - 1);
-        let packed = std::array::from_fn(|i| if i < left { row(first + i) } else { last });
+        let packed = std::array::from_fn(|i| if i + 1 < count { row(first + i) } else { last });
+        Self { packed, count, read }
+    }
+}
+
+impl<'a> Tiling<'a> {
+    /// Of rows of which `row` is where the i-th is packed; at least one.
+    pub fn new(
+        kernels: &'a KernelChoice,
+        matrix: &'a FusedMatrix,
+        rows: usize,
+        row: &impl Fn(usize) -> InputRow,
+    ) -> Self {
+        let format = matrix.parts[0].format;
+        let set = kernels.of(format, rows);
+        let panels_of_tile = format.panels(set, rows);
+        let most_rows = format.most_rows(set, panels_of_tile);
+        let one_pass = (1..=most_rows).contains(&rows).then(|| TileRows::new(0, rows, most_rows, row));
+        // Panels of interleaved parts are finished together, and so are those whose rows are done in one tile: there is nothing to keep in the first
+        // cache for the next.
+        let together = matrix.interleaved || one_pass.is_some();
+        let panels_of_strip = if together { TOGETHER } else { panels_of_tile };
+        Self { kernels, matrix, rows, panels_of_tile, panels_of_strip, one_pass }
+    }
+
+    /// All rows over the panels of a unit; `finish` is that of [`multiply`].
+    ///
+    /// # Safety
+    /// As [`multiply`]; `row` is as it was.
+    pub unsafe fn run(
+        &self,
+        panels: Range<usize>,
+        row: &impl Fn(usize) -> InputRow,
+        finish: &mut impl FnMut(usize, usize, &[[f32; LANES]]),
+    ) {
+        // What is read was written by a tile: zeros would cost one of few columns a part of its time.
+        let mut sums = [const { MaybeUninit::<Sums>::uninit() }; MAX_ROWS];
+        for start in panels.clone().step_by(self.panels_of_strip) {
+            let panels = start..(start + self.panels_of_strip).min(panels.end);
+            let mut first = 0;
+            while first < self.rows {
+                let rows = match self.one_pass {
+                    Some(rows) => rows,
+                    None => TileRows::new(first, self.rows, self.most_rows(panels.len()), row),
+                };
+                // SAFETY: the caller's promise.
+                unsafe { self.strip(panels.clone(), &rows, &mut sums) };
+                for (i, sums) in sums.iter().enumerate().take(rows.count) {
+                    // SAFETY: the tiles have written the sums of all panels of this row.
+                    let sums = unsafe { std::slice::from_raw_parts(sums.as_ptr().cast(), panels.len()) };
+                    finish(panels.start, first + i, sums);
+                }
+                first += rows.count;
+            }
+        }
+    }
+
+    /// Panels of the tiles of a strip.
+    fn width(&self, panels: usize) -> usize {
+        let format = self.matrix.parts[0].format;
+        panels.next_power_of_two().min(self.panels_of_tile).max(format.fewest_panels())
+    }
+
+    /// Rows of the tiles of a strip.
+    fn most_rows(&self, panels: usize) -> usize {
+        let format = self.matrix.parts[0].format;
+        format.most_rows(self.kernels.of(format, self.rows), self.width(panels))
+    }
+
+    /// Rows over neighbouring panels, those of one format together.
+    unsafe fn strip(&self, panels: Range<usize>, rows: &TileRows, sums: &mut [MaybeUninit<Sums>; MAX_ROWS]) {
+        let (matrix, width) = (self.matrix, self.width(panels.len()));
         let mut start = panels.start;
         while start < panels.end {
-            // Parts may be stored differently: a tile is of one format and width. Likewise a tile that lacks panels does its last one again.
+            // Parts may be stored differently: a tile is of one format and width. A tile that lacks panels does its last one again.
             let mut tile = [matrix.panel(start); MAX_PANELS];
             let lead = tile[0].0;
             let mut count = 1;
@@ -259,24 +311,18 @@ unsafe fn strip(
             let work = TileWork {
                 columns: lead.padded_columns(),
                 panels: tile.map(|(_, lines)| lines),
-                read,
+                read: rows.read,
                 factors: tile.map(|(part, _)| part.factor),
-                rows: packed,
+                rows: &rows.packed,
                 out: sums.as_mut_ptr().cast(),
                 slot: start - panels.start,
             };
-            let set = kernels.of(lead.format, rows);
+            let set = self.kernels.of(lead.format, self.rows);
             // SAFETY: panels are as long as their format says, rows as wide as the matrix by the caller's promise, and `out` has
             // room for the largest tile at the last slot.
-            unsafe { multiply_tile(set, lead.format, (width, tile_rows), &work) };
+            unsafe { multiply_tile(set, lead.format, (width, rows.count.next_power_of_two()), &work) };
             start += count;
         }
-        for (i, sums) in sums.iter().enumerate().take(left) {
-            // SAFETY: the tiles have written the sums of all panels of this row.
-            let sums = unsafe { std::slice::from_raw_parts(sums.as_ptr().cast(), panels.len()) };
-            finish(panels.start, first + i, sums);
-        }
-        first += left;
     }
 }
 
@@ -300,7 +346,7 @@ pub unsafe fn few_tiles(
                 panels: std::array::from_fn(|i| matrix.panel((panel + i).min(matrix.panels() - 1))),
                 read: if row == 0 { PanelRead::First } else { PanelRead::Later },
                 factors: [matrix.factor; MAX_PANELS],
-                rows: std::array::from_fn(|i| inputs.row((row + i).min(rows - 1))),
+                rows: &std::array::from_fn(|i| inputs.row((row + i).min(rows - 1))),
                 out: sums.as_mut_ptr(),
                 slot: 0,
             };

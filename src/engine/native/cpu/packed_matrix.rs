@@ -173,6 +173,16 @@ impl PackedMatrix {
         self.lines(panel).as_ptr()
     }
 
+    /// Where that line is in the bytes of the matrix, and those.
+    pub fn first_line(&self, panel: usize) -> usize {
+        first_line(self.format, self.panel_bytes, panel)
+    }
+
+    /// All panels as they are packed.
+    pub fn packed_bytes(&self) -> &[u8] {
+        self.region.bytes()
+    }
+
     /// The bytes from a panel's first line on, in which it has one line of every [`PackedFormat::line_stride`] bytes.
     fn lines(&self, panel: usize) -> &[u8] {
         &self.region.bytes()[first_line(self.format, self.panel_bytes, panel)..]

@@ -27,7 +27,7 @@ impl Storage for CpuOperations {
 
     fn linear(&mut self, parts: Vec<LinearPart>, layout: FusedLayout) -> Result<FusedMatrix, EngineError> {
         let interleaved = layout == FusedLayout::Interleaved;
-        let mut fused = FusedMatrix { parts: Vec::new(), biases: Vec::new(), interleaved, alike: true };
+        let (mut packed_parts, mut biases) = (Vec::<PackedMatrix>::new(), Vec::new());
         for part in parts {
             let team = &mut self.team;
             let packed = PackedMatrix::new(&mut self.arena, &part.matrix, |bytes, panel_bytes| {
@@ -39,7 +39,7 @@ impl Storage for CpuOperations {
                     unsafe { bytes.part(own.start * panel_bytes..own.end * panel_bytes) }.fill(0);
                 });
             })?;
-            if let Some(first) = fused.parts.first() {
+            if let Some(first) = packed_parts.first() {
                 let same = |a: &PackedMatrix| a.format.precision() == packed.format.precision();
                 if !same(first) || (interleaved && first.rows != packed.rows) {
                     return refuse(
@@ -49,11 +49,10 @@ impl Storage for CpuOperations {
                 }
             }
             self.kernels.meet(&packed);
-            fused.alike &= fused.parts.first().is_none_or(|first| first.panels() == packed.panels());
-            fused.parts.push(packed);
-            fused.biases.push(part.bias);
+            packed_parts.push(packed);
+            biases.push(part.bias);
         }
-        Ok(fused)
+        Ok(FusedMatrix::new(packed_parts, biases, interleaved))
     }
 
     fn vector(&mut self, values: Vec<f32>) -> Result<Vec<f32>, EngineError> {
