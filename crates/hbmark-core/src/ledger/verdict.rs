@@ -16,7 +16,7 @@ pub const CACHE_MARGIN: u64 = 3;
 pub const CEILING_TOLERANCE: f64 = 1.02;
 /// A step this far above the fastest repetition of a steady probe, of a read or of a copy, is impossible: one of the two is wrong. Our own probes
 /// and steps of one run stay within a few percent of each other.
-const CEILING_IMPOSSIBLE: f64 = 1.1;
+pub const CEILING_IMPOSSIBLE: f64 = 1.1;
 /// The same where the probe was disturbed, or a cache may hold a part of the step's bytes: a slow moment explains no more.
 const DOUBTFUL_IMPOSSIBLE: f64 = 2.0;
 

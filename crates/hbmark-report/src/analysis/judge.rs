@@ -5,7 +5,7 @@
 
 use crate::analysis::distinct;
 use crate::analysis::ladder::launch_cost;
-use hbmark_core::ledger::{FitPoint, Floor, Roof, StepCost, Verdict};
+use hbmark_core::ledger::{CEILING_IMPOSSIBLE, FitPoint, Floor, Roof, StepCost, Verdict};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{
     Block, Cause, Ceilings, Cell, CellResult, DeviceSpec, FittedModel, GpuEnvironment, LaunchCost, Measured,
@@ -100,6 +100,7 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
         ceilings.and_then(Ceilings::doubt).map(|cause| Cause::CeilingDisturbed { cause: Box::new(cause) }),
     );
     (cell.read_beside_bytes_per_s, cell.fraction_of_read_beside) = beside(cell).unzip();
+    cell.fraction_of_read_beside = cell.fraction_of_read_beside.filter(|share| *share <= CEILING_IMPOSSIBLE);
     cell.all_blocks = cell.status.is_doubtful().then(|| cell.over_all_blocks()).flatten();
     if accepted(&cell.blocks).next().is_none() {
         return;
@@ -252,7 +253,9 @@ mod tests {
         assert_eq!(first(&report).fraction_of_read_beside, None);
         // The memory becomes half as fast during the run, and so do the steps. The second block is rejected.
         let bytes = report.cells[0].bytes.ideal();
+        report.cells[0].blocks.truncate(5);
         for (number, block) in report.cells[0].blocks.iter_mut().enumerate() {
+            block.rejected = (number == 1).then_some(Cause::ForeignLoad { cores: 0.8 });
             let slow = if number < 3 { 1.0 } else { 2.0 };
             let step = bytes.as_f64() / 9.0 * slow;
             block.step_ns.fill(step);
@@ -268,10 +271,20 @@ mod tests {
             cell.fraction_of_read_beside
         );
         assert!(
-            (cell.read_beside_bytes_per_s.unwrap() - 7.5e9).abs() < 1.0,
+            (cell.read_beside_bytes_per_s.unwrap() - 5e9).abs() < 1.0,
             "{:?}",
             cell.read_beside_bytes_per_s
         );
+        // Faster than a read can be: the reads were disturbed.
+        let mut disturbed = report.clone();
+        disturbed.cells[0]
+            .blocks
+            .iter_mut()
+            .filter_map(|block| block.read_bytes_per_s.as_mut())
+            .for_each(|r| *r /= 2.0);
+        recompute(&mut disturbed);
+        assert_eq!(first(&disturbed).fraction_of_read_beside, None);
+        assert!(first(&disturbed).read_beside_bytes_per_s.is_some());
         // Blocks without a rate are not counted; without any there is no share.
         report.cells[0].blocks[4].read_bytes_per_s = None;
         recompute(&mut report);
