@@ -99,8 +99,9 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
     cell.flags.extend(
         ceilings.and_then(Ceilings::doubt).map(|cause| Cause::CeilingDisturbed { cause: Box::new(cause) }),
     );
-    (cell.read_beside_bytes_per_s, cell.fraction_of_read_beside) = beside(cell).unzip();
-    cell.fraction_of_read_beside = cell.fraction_of_read_beside.filter(|share| *share <= CEILING_IMPOSSIBLE);
+    let (rate, share) = beside(cell).unzip();
+    cell.read_beside_bytes_per_s = rate;
+    cell.fraction_of_read_beside = share.filter(|share| *share <= CEILING_IMPOSSIBLE);
     cell.all_blocks = cell.status.is_doubtful().then(|| cell.over_all_blocks()).flatten();
     if accepted(&cell.blocks).next().is_none() {
         return;

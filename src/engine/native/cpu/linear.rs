@@ -84,7 +84,7 @@ impl FusedMatrix {
     }
 
     fn panel(&self, index: usize) -> (&PackedMatrix, *const u8) {
-        let place = self.places[index];
+        let place = self.place(index);
         let matrix = &self.parts[place.part];
         (matrix, matrix.packed_bytes()[place.first_line..].as_ptr())
     }

@@ -173,7 +173,7 @@ impl PackedMatrix {
         self.lines(panel).as_ptr()
     }
 
-    /// Where that line is in the bytes of the matrix, and those.
+    /// Where a panel's first line is in [`packed_bytes`](Self::packed_bytes).
     pub fn first_line(&self, panel: usize) -> usize {
         first_line(self.format, self.panel_bytes, panel)
     }
@@ -185,7 +185,7 @@ impl PackedMatrix {
 
     /// The bytes from a panel's first line on, in which it has one line of every [`PackedFormat::line_stride`] bytes.
     fn lines(&self, panel: usize) -> &[u8] {
-        &self.region.bytes()[first_line(self.format, self.panel_bytes, panel)..]
+        &self.packed_bytes()[self.first_line(panel)..]
     }
 
     /// Bytes that one pass over the matrix reads.
