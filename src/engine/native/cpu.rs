@@ -8,9 +8,11 @@
 mod attention;
 mod cache;
 mod experts;
+mod finished_heads;
 mod gates;
 pub mod huge_pages;
 mod kernel_choice;
+mod largest_logits;
 mod latent;
 mod linear;
 mod lora;
@@ -22,26 +24,26 @@ pub mod thread_team;
 use attention::{Attention, AttentionPlan};
 use cache::with_element;
 use experts::RoutedRows;
-use gates::activated;
+use finished_heads::{FinishHead, norm_factor};
+use gates::store_activated;
 use huge_pages::Arena;
+use largest_logits::LargestLogits;
 use linear::Product;
 use lora::{Added, LoraDelta};
 use packed_activations::{InputShape, PackedActivations};
 use packed_matrix::PackedMatrix;
 use thread_team::{DisjointSlice, Team, Worker};
 
-use hbmark_cpu_kernels::element::Element;
 use hbmark_cpu_kernels::elementwise::bend;
 use hbmark_cpu_kernels::simd::LANES;
 
-use super::kv_format;
 use super::operations::{
     AttentionWeights, DraftWeights, Embedding, FusedLayout, LinearPart, Operations, StepLaunch, Steps,
     Storage,
 };
 use super::ragged_batch::Rows;
 use super::ranks::Rank;
-use super::rope::{RopeTables, rotate};
+use super::rope::RopeTables;
 use super::shapes::{AttentionShape, ExpertsMet, Gate};
 use crate::engine::EngineError;
 use crate::weights::{Packing, StoredMatrix};
@@ -91,8 +93,7 @@ pub struct CpuOperations {
     residual: Vec<f32>,
     /// Of each row, what its Q and its K are multiplied with where all heads are normed together.
     factors: Vec<[f32; 2]>,
-    /// Largest logit and its index, per sequence and panel of the head.
-    largest: Vec<(f32, u32)>,
+    largest: LargestLogits,
     /// What adapters add to the next linear layer.
     delta: LoraDelta,
     /// The experts of the rows of a layer.
@@ -143,7 +144,7 @@ impl CpuOperations {
             seen: Vec::new(),
             residual: Vec::new(),
             factors: Vec::new(),
-            largest: Vec::new(),
+            largest: LargestLogits::default(),
             delta: LoraDelta::default(),
             routed: RoutedRows::default(),
             met: ExpertsMet::default(),
@@ -158,7 +159,8 @@ impl CpuOperations {
 
     /// The product of so many rows with a matrix.
     fn product<'a>(&mut self, matrix: &'a FusedMatrix, rows: usize) -> Product<'a> {
-        let inputs = self.inputs.writer(Self::input_shape(matrix, rows));
+        let packed = Product::packed_rows(rows, self.team.members());
+        let inputs = self.inputs.writer(Self::input_shape(matrix, packed));
         Product { kernels: self.kernels, matrix, inputs, rows }
     }
 
@@ -481,13 +483,12 @@ impl Operations for CpuOperations {
                     delta.add(row, column, gate);
                     delta.add(row, width + column, up);
                 };
+                let adapt = Some(&adapt).filter(|_| !delta.is_none());
+                let at = row * width;
+                // SAFETY: members have different panels.
+                let out = |column: usize, count: usize| unsafe { out.part(at + column..at + column + count) };
                 // SAFETY: the set is this processor's.
-                let products = unsafe { activated(kernels.general, gate, weights, first, sums, adapt) };
-                for (column, valid, product) in products {
-                    let at = row * width + column;
-                    // SAFETY: members have different panels.
-                    unsafe { out.part(at..at + valid) }.copy_from_slice(&product[..valid]);
-                }
+                unsafe { store_activated(kernels.general, gate, weights, first, sums, adapt, out) };
             };
             // SAFETY: room was made for this matrix; the set is this processor's.
             unsafe { product.run(worker, |row| hidden.row(row), norm, activate) };
@@ -508,10 +509,7 @@ impl Operations for CpuOperations {
         next: &mut Vec<u32>,
     ) -> Result<(), EngineError> {
         let (kernels, count, width) = (self.kernels, rows.outputs.len(), logits.width);
-        let panels = head.panels();
-        self.largest.clear();
-        self.largest.resize(count * panels, (f32::NEG_INFINITY, 0));
-        let largest = DisjointSlice::new(&mut self.largest);
+        let largest = self.largest.begin(self.team.members(), count);
         let product = self.product(head, count);
         let out = DisjointSlice::new(&mut logits.values);
         self.team.run(&|worker: &Worker<'_>| {
@@ -521,28 +519,25 @@ impl Operations for CpuOperations {
                 for (i, sums) in sums.iter().enumerate() {
                     let place = head.place(first + i);
                     let at = place.panel * LANES;
-                    let mut sums = *sums;
-                    let sums = &mut sums[..valid_rows(head, place)];
+                    let sums = &sums[..valid_rows(head, place)];
+                    let start = output * width + at;
+                    // SAFETY: members have different panels.
+                    let out = unsafe { out.part(start..start + sums.len()) };
+                    out.copy_from_slice(sums);
+                    let mut logits = sums;
                     if let Some(cap) = softcap {
                         // SAFETY: the set is this processor's.
-                        unsafe { bend(kernels.general, sums, 1.0 / cap, cap) };
+                        unsafe { bend(kernels.general, out, 1.0 / cap, cap) };
+                        logits = out;
                     }
-                    let start = output * width + at;
-                    let slot = output * panels + place.panel;
-                    // SAFETY: members have different panels.
-                    unsafe {
-                        out.part(start..start + sums.len()).copy_from_slice(sums);
-                        largest.part(slot..slot + 1)[0] = first_largest(sums, at);
-                    }
+                    // SAFETY: this member alone has its part.
+                    unsafe { largest.meet(worker.index, output, at, logits) };
                 }
             };
             // SAFETY: room was made for this matrix; the set is this processor's.
             unsafe { product.run(worker, row, norm, keep) };
         });
-        next.clear();
-        next.extend(self.largest.chunks_exact(panels).map(|panels| {
-            panels.iter().fold((f32::NEG_INFINITY, 0), |best, one| if one.0 > best.0 { *one } else { best }).1
-        }));
+        self.largest.tokens(count, next);
         self.moved += (head.bytes() + 4 * norm.len()) as u64;
         Ok(())
     }
@@ -643,70 +638,4 @@ impl CpuOperations {
         });
         self.moved += (weights.bytes() + 4 * norm.len()) as u64;
     }
-}
-
-/// The largest of the sums and its row, the first where several are.
-fn first_largest(sums: &[f32], first_row: usize) -> (f32, u32) {
-    let mut best = (f32::NEG_INFINITY, first_row);
-    for (i, sum) in sums.iter().enumerate() {
-        if *sum > best.0 {
-            best = (*sum, first_row + i);
-        }
-    }
-    (best.0, u32::try_from(best.1).expect("a vocabulary fits 32 bits"))
-}
-
-/// One head of K and V of one row, with the query heads that share it.
-struct FinishHead<'a> {
-    rows: &'a Rows,
-    shape: &'a AttentionShape,
-    weights: &'a AttentionWeights<CpuOperations>,
-    /// What Q and K of the row are multiplied with, where all heads are normed together.
-    joint: Option<[f32; 2]>,
-    ropes: &'a RopeTables,
-    layer: usize,
-    pool: &'a CachePool,
-    row: usize,
-    head: usize,
-}
-
-impl FinishHead<'_> {
-    /// Norm, RoPE and store.
-    ///
-    /// # Safety
-    /// No other member has this row and head.
-    unsafe fn run(&self, queries: &mut [f32], key: &mut [f32], value: &[f32], out: &mut [f32]) {
-        let dim = self.shape.head_dim;
-        let angles = self.ropes.at(self.shape.rope, self.rows.positions[self.row] as usize);
-        let first_query = self.head * self.shape.group();
-        let finish = |head: &mut [f32], index: usize, norm: Option<&Vec<f32>>, joint: Option<f32>| {
-            if let Some(norm) = norm {
-                let factor = joint.unwrap_or_else(|| norm_factor(head, self.shape.norm_eps));
-                let norm = if joint.is_some() { &norm[index * dim..(index + 1) * dim] } else { norm };
-                head.iter_mut().zip(norm).for_each(|(x, weight)| *x = *x * factor * weight);
-            }
-            if let Some((cosines, sines)) = angles {
-                rotate(head, cosines, sines);
-            }
-        };
-        let norms = self.weights.head_norms.as_ref();
-        for (index, query) in queries.chunks_exact_mut(dim).enumerate() {
-            finish(query, first_query + index, norms.map(|norms| &norms.0), self.joint.map(|joint| joint[0]));
-        }
-        out.copy_from_slice(queries);
-        finish(key, self.head, norms.map(|norms| &norms.1), self.joint.map(|joint| joint[1]));
-        let slot = self.rows.slot(self.row);
-        let vectors = [&*key, value];
-        with_element!(self.pool.shape.dtype, E => {
-            let scales = if E::SCALED { vectors.map(kv_format::scale_of) } else { [1.0; 2] };
-            // SAFETY: `E` is the pool's dtype; the slot and head are this unit's.
-            unsafe { self.pool.write::<E>(self.layer, slot, self.head, vectors, scales) };
-        });
-    }
-}
-
-/// `1 / √(mean(x²) + ε)`.
-fn norm_factor(values: &[f32], eps: f32) -> f32 {
-    let mean = values.iter().map(|x| x * x).sum::<f32>() / values.len() as f32;
-    1.0 / (mean + eps).sqrt()
 }

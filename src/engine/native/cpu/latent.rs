@@ -202,10 +202,11 @@ impl LatentOperations for CpuOperations {
                     unsafe { values.copy_from_nonoverlapping(sums.as_ptr(), valid_rows(value, place)) };
                 }
             };
+            let packed = |i: usize| writer.row(i);
             // SAFETY: the rows were packed before the barrier, in the width and precision of both matrices.
             unsafe {
-                linear::multiply(&kernels, worker, MULTIPLY, key, &writer, count, store_keys);
-                linear::multiply(&kernels, worker, NORM, value, &writer, count, store_values);
+                linear::multiply(&kernels, worker, MULTIPLY, key, count, packed, store_keys);
+                linear::multiply(&kernels, worker, NORM, value, count, packed, store_values);
             }
         });
         let bytes = |pool: &CachePool| count * pool.shape.position_bytes();

@@ -96,23 +96,22 @@ impl FusedMatrix {
     }
 }
 
-/// Does a member's share of `matrix · rows`. `finish(first_panel, row, sums)` gets the sums of neighbouring panels: `sums[i]` are the sixteen
+/// Does a member's share of `matrix · rows`, of which `row` is where the i-th is packed. `finish(first_panel, row, sums)` gets the sums of neighbouring panels: `sums[i]` are the sixteen
 /// rows of panel `first_panel + i`; of two interleaved parts the first half is of the first part.
 ///
 /// # Safety
-/// The rows behind `inputs` are packed and not written meanwhile, in the precision and width of the matrix; the set is available.
+/// The rows are packed and not written meanwhile, in the precision and width of the matrix; the set is available.
 pub unsafe fn multiply(
     kernels: &KernelChoice,
     worker: &Worker<'_>,
     phase: usize,
     matrix: &FusedMatrix,
-    inputs: &InputWriter,
     rows: usize,
+    row: impl Fn(usize) -> InputRow,
     mut finish: impl FnMut(usize, usize, &[[f32; LANES]]),
 ) {
     let panels = matrix.panels();
     let per_unit = matrix.panels_per_unit(panels, worker.count);
-    let row = |i: usize| inputs.row(i);
     let tiling = Tiling::new(kernels, matrix, rows, &row);
     worker.parallel_for(phase, panels.div_ceil(per_unit), |unit| {
         let first = unit * per_unit;
@@ -120,6 +119,9 @@ pub unsafe fn multiply(
         unsafe { tiling.run(first..(first + per_unit).min(panels), &row, &mut finish) };
     });
 }
+
+/// Rows that each member packs for itself: that takes it less time than a barrier, and their bytes from another processor.
+const PACKED_BY_EACH: usize = 1;
 
 /// A product of so many rows with a matrix, and the room in which they are packed for it.
 #[derive(Clone, Copy)]
@@ -131,8 +133,12 @@ pub struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// Does a member's share: packs rows, of which `row` is the i-th, normed first where there is a norm, and behind a barrier multiplies them as
-    /// [`multiply`] does.
+    /// Packed rows that a product of so many needs room for.
+    pub fn packed_rows(rows: usize, members: usize) -> usize {
+        if rows <= PACKED_BY_EACH { rows * members } else { rows }
+    }
+
+    /// Does a member's share: packs rows, of which `row` is the i-th, normed first where there is a norm, and multiplies them as [`multiply`] does.
     ///
     /// # Safety
     /// The room is for such rows, and nothing else uses it meanwhile; the set is available.
@@ -144,13 +150,18 @@ impl Product<'_> {
         finish: impl FnMut(usize, usize, &[[f32; LANES]]),
     ) {
         let Self { kernels, matrix, inputs, rows } = self;
-        worker.parallel_for(PREPARE, *rows, |i| {
-            // SAFETY: members have different rows; the rest is the caller's promise.
-            unsafe { inputs.pack(kernels.general, i, row(i), norm) };
-        });
-        worker.barrier();
-        // SAFETY: the rows were packed before the barrier, for this matrix.
-        unsafe { multiply(kernels, worker, MULTIPLY, matrix, inputs, *rows, finish) };
+        let by_each = *rows <= PACKED_BY_EACH;
+        let first = if by_each { worker.index * rows } else { 0 };
+        // SAFETY: members have different rows of the room; the rest is the caller's promise.
+        let pack = |i: usize| unsafe { inputs.pack(kernels.general, first + i, row(i), norm) };
+        if by_each {
+            (0..*rows).for_each(pack);
+        } else {
+            worker.parallel_for(PREPARE, *rows, pack);
+            worker.barrier();
+        }
+        // SAFETY: the rows were packed by this member or before the barrier, for this matrix.
+        unsafe { multiply(kernels, worker, MULTIPLY, matrix, *rows, |i| inputs.row(first + i), finish) };
     }
 }
 

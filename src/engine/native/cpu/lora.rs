@@ -55,10 +55,14 @@ impl Added<'_> {
     /// Nothing to add.
     pub(super) const NONE: Self = Added { values: &[], width: 0 };
 
+    pub(super) fn is_none(&self) -> bool {
+        self.width == 0
+    }
+
     /// Adds to the outputs from `first` on of a row.
     #[inline]
     pub(super) fn add(&self, row: usize, first: usize, out: &mut [f32]) {
-        if self.width > 0 {
+        if !self.is_none() {
             let at = row * self.width + first;
             let delta = &self.values[at..at + out.len()];
             out.iter_mut().zip(delta).for_each(|(out, delta)| *out += delta);

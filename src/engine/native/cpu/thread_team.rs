@@ -5,13 +5,17 @@
 //! units: each member has a contiguous range of its own (whose memory it touched first), and takes units of others when that is
 //! done, so that a slow core does not delay the step. Results do not depend on which member does a unit, nor on how many do: a team that
 //! may shrink leaves out members whose processor another program takes.
+//!
+//! A job of some microseconds is as long as some ten transfers of a cache line between two processors. So what one member writes and another
+//! waits for is one line, and the counters of a job are not reset for the next: they carry its number.
 #![expect(unsafe_code, reason = "a job borrowed from the caller is shared with the members")]
 
 mod preemption;
 
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -40,64 +44,91 @@ const LEFT_OUT: usize = usize::MAX;
 #[repr(align(128))]
 struct Counter(AtomicUsize);
 
+/// The number of a job, or of a barrier within one, on a cache line that one member writes and another waits for.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Signal(AtomicU64);
+
+/// Units taken of a member's range, and the job in which that was, in one number.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Tickets(AtomicU64);
+
+/// Bits of the units of a range in [`Tickets`], and of the barriers of a job in [`Signal`].
+const UNIT_BITS: u32 = 24;
+const UNITS: u64 = (1 << UNIT_BITS) - 1;
+const BARRIER_BITS: u32 = 24;
+
+impl Tickets {
+    /// The next units of so many in a job: half of those that are left, since an instruction that takes some waits until all that this processor has
+    /// stored has reached the caches.
+    fn take(&self, job: u64, units: usize) -> Option<Range<usize>> {
+        let mut last = self.0.load(Ordering::Relaxed);
+        loop {
+            // What was taken in an earlier job does not count.
+            let taken = if last >> UNIT_BITS == job { (last & UNITS) as usize } else { 0 };
+            if taken >= units {
+                return None;
+            }
+            let end = taken + (units - taken).div_ceil(2);
+            let next = job << UNIT_BITS | end as u64;
+            match self.0.compare_exchange_weak(last, next, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(taken..end),
+                Err(changed) => last = changed,
+            }
+        }
+    }
+}
+
 type Job<'a> = dyn Fn(&Worker<'_>) + Sync + 'a;
+
+/// What the caller writes for the members, all on one cache line.
+#[derive(Default)]
+#[repr(align(128))]
+struct Posted {
+    /// Twice the number of the current job: a change to an even number starts one. Odd while `places` change.
+    epoch: AtomicU64,
+    /// Members of the current job.
+    present: AtomicUsize,
+    job: UnsafeCell<Option<&'static Job<'static>>>,
+}
 
 /// State shared by the members.
 struct Shared {
     members: usize,
-    /// Twice the number of the current job: a change to an even number starts one. Odd while `places` change.
-    epoch: Counter,
-    /// Members of the current job.
-    present: Counter,
+    posted: Posted,
     /// Each member's index within the current job, or [`LEFT_OUT`].
     places: Vec<Counter>,
     /// The system's number of each member's thread, 0 until it has started.
     threads: Vec<AtomicU32>,
     /// Waits so long that a member may have lost its processor.
     long_waits: Counter,
-    /// Members still at the current job.
-    busy: Counter,
+    /// The epoch of the last job that the member at each place is done with.
+    done: Vec<Signal>,
     parked: Counter,
-    barrier: Barrier,
-    /// Units taken so far from each member's range, per phase.
-    taken: Vec<[Counter; PHASES]>,
+    /// Rounds of a barrier of all members.
+    rounds: usize,
+    /// The last barrier at which a member has heard of others, for each place and round.
+    arrived: Vec<Signal>,
+    /// For each place and phase.
+    taken: Vec<[Tickets; PHASES]>,
     stop: AtomicBool,
-    job: UnsafeCell<Option<&'static Job<'static>>>,
 }
 
 impl Shared {
     /// Starts the next job. For the caller alone.
-    fn next_epoch(&self) {
-        let last = self.epoch.0.load(Ordering::Relaxed);
-        self.epoch.0.store((last | 1).wrapping_add(1), Ordering::SeqCst);
+    fn next_epoch(&self) -> u64 {
+        let next = (self.posted.epoch.load(Ordering::Relaxed) | 1).wrapping_add(1);
+        self.posted.epoch.store(next, Ordering::SeqCst);
+        next
     }
 }
 
-// SAFETY: `job` is written only by the caller while no member runs (`busy` is 0), before the release store of `epoch` that
-// members acquire; everything else is atomic.
+// SAFETY: `job` is written only by the caller while no member runs (all are `done`), before the store of `epoch` that members acquire;
+// everything else is atomic.
 unsafe impl Sync for Shared {}
 // SAFETY: the reference in `job` is only used while `Team::run` keeps its referent alive.
 unsafe impl Send for Shared {}
-
-/// A barrier for members that are all running: it spins.
-#[derive(Debug, Default)]
-struct Barrier {
-    arrived: Counter,
-    generation: Counter,
-}
-
-impl Barrier {
-    /// Waits for so many members. Whether it took long.
-    fn wait(&self, members: usize) -> bool {
-        let generation = self.generation.0.load(Ordering::Acquire);
-        if self.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == members {
-            self.arrived.0.store(0, Ordering::Relaxed);
-            self.generation.0.store(generation.wrapping_add(1), Ordering::Release);
-            return false;
-        }
-        spin_until(|| self.generation.0.load(Ordering::Acquire) != generation)
-    }
-}
 
 /// Waits for what another thread does. Whether it took so long that this thread has yielded its processor.
 pub(in crate::engine::native) fn spin_until(ready: impl Fn() -> bool) -> bool {
@@ -114,11 +145,13 @@ pub(in crate::engine::native) fn spin_until(ready: impl Fn() -> bool) -> bool {
 }
 
 /// One member within a job.
-#[derive(Clone, Copy)]
 pub struct Worker<'a> {
     pub index: usize,
     pub count: usize,
     shared: &'a Shared,
+    job: u64,
+    /// Barriers of this job so far.
+    barriers: Cell<u64>,
 }
 
 impl std::fmt::Debug for Worker<'_> {
@@ -127,34 +160,63 @@ impl std::fmt::Debug for Worker<'_> {
     }
 }
 
-impl Worker<'_> {
+impl<'a> Worker<'a> {
+    /// The member at a place in the job of an epoch.
+    fn new(shared: &'a Shared, index: usize, count: usize, epoch: u64) -> Self {
+        Self { index, count, shared, job: epoch / 2, barriers: Cell::new(0) }
+    }
+
     /// Waits for all members.
+    ///
+    /// In each round a member tells another, twice as far away as in the round before, that it is there and whom it has heard of: after as many
+    /// rounds as the number of members has bits, all have heard of all.
+    ///
+    /// # Panics
+    /// After 2²⁴ barriers in one job.
     pub fn barrier(&self) {
-        if self.count > 1 && self.shared.barrier.wait(self.count) {
+        let count = self.barriers.get() + 1;
+        assert!(count < 1 << BARRIER_BITS, "a job has fewer barriers");
+        self.barriers.set(count);
+        let number = self.job << BARRIER_BITS | count;
+        let mut waited = false;
+        let signal =
+            |member: usize, round: usize| &self.shared.arrived[member * self.shared.rounds + round].0;
+        for round in 0..rounds_of_barrier(self.count) {
+            let other = (self.index + (1 << round)) % self.count;
+            signal(other, round).store(number, Ordering::Release);
+            // Whoever tells this one may be at the next barrier already.
+            let heard = signal(self.index, round);
+            waited |= spin_until(|| heard.load(Ordering::Acquire) >= number);
+        }
+        if waited {
             self.shared.long_waits.0.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Does units `0..units` together with the other members, each once.
+    ///
+    /// # Panics
+    /// When a member's range is of 2²⁴ units or more.
     pub fn parallel_for(&self, phase: usize, units: usize, mut unit: impl FnMut(usize)) {
         for offset in 0..self.count {
             let owner = (self.index + offset) % self.count;
             let range = owned(owner, self.count, units);
-            let taken = &self.shared.taken[owner][phase].0;
-            // Read before it is added to, so that members do not write the counter of a finished range again.
-            while taken.load(Ordering::Relaxed) < range.len() {
-                let next = taken.fetch_add(1, Ordering::Relaxed);
-                if next >= range.len() {
-                    break;
-                }
-                unit(range.start + next);
+            assert!(range.len() < 1 << UNIT_BITS, "a member's range has fewer units");
+            let taken = &self.shared.taken[owner][phase];
+            while let Some(next) = taken.take(self.job, range.len()) {
+                next.for_each(|next| unit(range.start + next));
             }
         }
     }
 }
 
+/// Bits that count the members before the last.
+fn rounds_of_barrier(members: usize) -> usize {
+    (usize::BITS - (members - 1).leading_zeros()) as usize
+}
+
 /// The units that a member does first: those whose memory it touched first.
-pub fn owned(member: usize, members: usize, units: usize) -> std::ops::Range<usize> {
+pub fn owned(member: usize, members: usize, units: usize) -> Range<usize> {
     units * member / members..units * (member + 1) / members
 }
 
@@ -204,17 +266,16 @@ impl Team {
         let members = members.max(1);
         let shared = Arc::new(Shared {
             members,
-            epoch: Counter::default(),
-            present: Counter::default(),
+            posted: Posted::default(),
             places: (0..members).map(|place| Counter(place.into())).collect(),
             threads: (0..members).map(|_| AtomicU32::new(0)).collect(),
             long_waits: Counter::default(),
-            busy: Counter::default(),
+            done: (0..members).map(|_| Signal::default()).collect(),
             parked: Counter::default(),
-            barrier: Barrier::default(),
+            rounds: rounds_of_barrier(members),
+            arrived: (0..members * rounds_of_barrier(members)).map(|_| Signal::default()).collect(),
             taken: (0..members).map(|_| Default::default()).collect(),
             stop: AtomicBool::new(false),
-            job: UnsafeCell::new(None),
         });
         let mut team = Self {
             shared,
@@ -260,28 +321,21 @@ impl Team {
         }
         self.take_places();
         let shared = &*self.shared;
-        for taken in &shared.taken {
-            for counter in taken {
-                counter.0.store(0, Ordering::Relaxed);
-            }
-        }
         let count = self.present;
         if count == 1 {
             // Nobody else has a place: whoever has just lost one goes to sleep.
-            shared.next_epoch();
-            job(&Worker { index: 0, count, shared });
+            job(&Worker::new(shared, 0, count, shared.next_epoch()));
             return;
         }
-        // SAFETY: only the lifetime changes. Members use the reference between the store of `epoch` and their decrement of
-        // `busy`, and this function returns after `busy` has reached 0, so the borrow outlives every use.
+        // SAFETY: only the lifetime changes. Members use the reference between the store of `epoch` and that of `done`, and this function
+        // returns after all of them have stored it, so the borrow outlives every use.
         let pointer = unsafe { std::mem::transmute::<&Job<'_>, &'static Job<'static>>(job) };
-        // SAFETY: no member runs: `busy` is 0 at the end of every job, and `&mut self` excludes a second caller.
-        unsafe { *shared.job.get() = Some(pointer) };
-        shared.present.0.store(count, Ordering::Relaxed);
-        shared.busy.0.store(count - 1, Ordering::Relaxed);
+        // SAFETY: no member runs: all were done at the end of the last job, and `&mut self` excludes a second caller.
+        unsafe { *shared.posted.job.get() = Some(pointer) };
+        shared.posted.present.store(count, Ordering::Relaxed);
         // Sequentially consistent with the member's `parked` increment and its last load of `epoch`: either it reads the new epoch, or
         // this reads it as parked.
-        shared.next_epoch();
+        let epoch = shared.next_epoch();
         if shared.parked.0.load(Ordering::SeqCst) > 0 {
             for (thread, place) in self.threads.iter().zip(&shared.places[1..]) {
                 if place.0.load(Ordering::Relaxed) != LEFT_OUT {
@@ -290,13 +344,15 @@ impl Team {
             }
         }
         let own = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            job(&Worker { index: 0, count, shared });
+            job(&Worker::new(shared, 0, count, epoch));
         }));
         if own.is_err() {
             // The others may wait at a barrier for this one: nothing can continue.
             std::process::abort();
         }
-        let waited = spin_until(|| shared.busy.0.load(Ordering::Acquire) == 0);
+        let waited = shared.done[1..count]
+            .iter()
+            .fold(false, |waited, done| spin_until(|| done.0.load(Ordering::Acquire) == epoch) | waited);
         if waited || shared.long_waits.0.load(Ordering::Relaxed) > 0 {
             shared.long_waits.0.store(0, Ordering::Relaxed);
             self.look();
@@ -331,7 +387,7 @@ impl Team {
         let shared = &*self.shared;
         // A member that reads its place between two equal even epochs has the place of that epoch's job: with a new place it acquires the odd
         // epoch before it, and with an even epoch the places before that.
-        shared.epoch.0.fetch_or(1, Ordering::SeqCst);
+        shared.posted.epoch.fetch_or(1, Ordering::SeqCst);
         for ((member, place), thread) in self.attendance.iter().zip(&shared.places[1..]).zip(&self.threads) {
             let new = if member.is_present() { self.present } else { LEFT_OUT };
             self.present += usize::from(member.is_present());
@@ -364,13 +420,13 @@ fn member(shared: &Shared, index: usize, processor: Option<usize>) {
     shared.threads[index].store(thread_number(), Ordering::Relaxed);
     let mut seen = 0;
     loop {
-        let index = next_job(shared, index, &mut seen);
+        let place = next_job(shared, index, &mut seen);
         if shared.stop.load(Ordering::SeqCst) {
             return;
         }
-        // SAFETY: the caller wrote the job before the epoch that was just acquired, and keeps it alive until `busy` is 0.
-        let job = unsafe { *shared.job.get() };
-        let worker = Worker { index, count: shared.present.0.load(Ordering::Relaxed), shared };
+        // SAFETY: the caller wrote the job before the epoch that was just acquired, and keeps it alive until this member is done.
+        let job = unsafe { *shared.posted.job.get() };
+        let worker = Worker::new(shared, place, shared.posted.present.load(Ordering::Relaxed), seen);
         if let Some(job) = job {
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(&worker)));
             if done.is_err() {
@@ -378,18 +434,18 @@ fn member(shared: &Shared, index: usize, processor: Option<usize>) {
                 std::process::abort();
             }
         }
-        shared.busy.0.fetch_sub(1, Ordering::AcqRel);
+        shared.done[place].0.store(seen, Ordering::Release);
     }
 }
 
 /// Waits for a job after that of the epoch `seen` in which this member has a place: spinning at first, then parked. Any place when the team stops.
-fn next_job(shared: &Shared, member: usize, seen: &mut usize) -> usize {
+fn next_job(shared: &Shared, member: usize, seen: &mut u64) -> usize {
     let mut spins = 0u32;
     loop {
-        let epoch = shared.epoch.0.load(Ordering::Acquire);
+        let epoch = shared.posted.epoch.load(Ordering::Acquire);
         if epoch != *seen && epoch.is_multiple_of(2) {
             let place = shared.places[member].0.load(Ordering::Acquire);
-            if shared.epoch.0.load(Ordering::Acquire) != epoch {
+            if shared.posted.epoch.load(Ordering::Acquire) != epoch {
                 continue;
             }
             *seen = epoch;
@@ -406,7 +462,7 @@ fn next_job(shared: &Shared, member: usize, seen: &mut usize) -> usize {
             continue;
         }
         shared.parked.0.fetch_add(1, Ordering::SeqCst);
-        if shared.epoch.0.load(Ordering::SeqCst) == *seen {
+        if shared.posted.epoch.load(Ordering::SeqCst) == *seen {
             std::thread::park();
         }
         shared.parked.0.fetch_sub(1, Ordering::SeqCst);
@@ -484,7 +540,7 @@ impl<T> DisjointSlice<T> {
     /// # Panics
     /// When the part is not within the slice.
     #[expect(clippy::mut_from_ref, reason = "the caller promises that parts do not overlap")]
-    pub unsafe fn part(&self, range: std::ops::Range<usize>) -> &mut [T] {
+    pub unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "a part lies within its slice");
         // SAFETY: within the slice as asserted; exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
@@ -528,6 +584,39 @@ mod tests {
                 assert!(second.iter().all(|s| s.load(Ordering::Relaxed) == units as u64));
             }
         }
+    }
+
+    #[test]
+    fn nobody_passes_a_barrier_before_all_have_come() {
+        for members in [2, 3, 4, 5, 8, 9] {
+            let mut team = Team::new(members).unwrap();
+            let arrived: Vec<AtomicU64> = (0..members).map(|_| AtomicU64::new(0)).collect();
+            for job in 0..20 {
+                team.run(&|worker| {
+                    for barrier in 0..50 {
+                        // One comes later than the others, at each barrier another one.
+                        if (worker.index + barrier) % members == 0 {
+                            std::thread::yield_now();
+                        }
+                        let number = job * 50 + barrier as u64 + 1;
+                        arrived[worker.index].store(number, Ordering::Relaxed);
+                        worker.barrier();
+                        assert!(arrived.iter().all(|other| other.load(Ordering::Relaxed) >= number));
+                    }
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn units_are_taken_in_halves_and_once_in_each_job() {
+        let tickets = Tickets::default();
+        for job in [1, 2, 900] {
+            let taken: Vec<_> = std::iter::from_fn(|| tickets.take(job, 11)).collect();
+            assert_eq!(taken, [0..6, 6..9, 9..10, 10..11]);
+        }
+        assert_eq!(tickets.take(901, 0), None);
+        assert_eq!(tickets.take(901, 1), Some(0..1));
     }
 
     #[test]
