@@ -31,7 +31,7 @@ pub struct Args {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     gpus_per_instance: u64,
     /// Positions of a sequence, for the KV memory [default: prompt and output of the run].
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    #[arg(long, value_parser = super::shared_args::positions)]
     context: Option<u64>,
     /// Sequences at once in an instance [default: those that ran].
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]

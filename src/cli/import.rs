@@ -55,7 +55,7 @@ pub struct OverrideArgs {
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub batch: Option<u64>,
     /// Positions in the KV cache of a decode step.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
+    #[arg(long, value_parser = super::shared_args::positions)]
     pub context: Option<u64>,
 }
 

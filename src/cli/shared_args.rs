@@ -1,6 +1,7 @@
 //! Flags that several subcommands share.
 
 pub use crate::run::config::parse_dtypes;
+use crate::run::config::parse_length;
 
 use std::path::PathBuf;
 
@@ -96,6 +97,14 @@ pub struct DeviceArgs {
     /// Threads of a CPU engine [default: every core this process may use].
     #[arg(short, long, env = "HBMARK_THREADS", value_parser = threads)]
     pub threads: Option<u32>,
+}
+
+/// Reads a number of positions as lengths of `hbmark run` are written.
+pub fn positions(given: &str) -> Result<u64, String> {
+    const MOST: usize = 1_000_000_000;
+    let count = parse_length(given)?;
+    let limit = || format!("{given} is above {MOST}");
+    u64::try_from(count).ok().filter(|_| count <= MOST).ok_or_else(limit)
 }
 
 /// Reads a number of threads that this process has CPUs for: more of them only wait for each other.

@@ -56,7 +56,7 @@ pub enum ConfigError {
         "--{flag} `{given}` is not one of f32, bf16, f16, int8, fp8, int4, mxfp8, mxfp4, nvfp4, q8_0, q4_0, q4_k, q5_k, q6_k, gguf"
     )]
     Dtype { flag: String, given: String },
-    #[error("--engine `{given}` is unknown; this build has: {known}")]
+    #[error("--engine `{given}` is unknown; engines: {known}")]
     Engine { given: String, known: String },
     #[error("none of the engines {engines} has {phase} steps: {why}")]
     NoEngine { engines: String, phase: Phase, why: String },
@@ -387,7 +387,7 @@ mod tests {
         let error = parse_engines("stock,warp").unwrap_err().to_string();
         assert_eq!(
             error,
-            "--engine `warp` is unknown; this build has: stock, native, stock-graph, stock-pool, native-tp2 to native-tp64"
+            "--engine `warp` is unknown; engines: stock, native, stock-graph, stock-pool, native-tp2 to native-tp64"
         );
     }
 

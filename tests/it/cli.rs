@@ -57,7 +57,7 @@ fn lists_batches_and_contexts_are_checked_before_anything_runs() {
     refused(&["run", "--dtype", "f8"], "`f8` is not one of");
     refused(
         &["run", "--engine", "warp"],
-        "`warp` is unknown; this build has: stock, native, stock-graph, stock-pool",
+        "`warp` is unknown; engines: stock, native, stock-graph, stock-pool",
     );
     refused(&["run", "--device", "tpu"], "wanted cpu, cuda or cuda:N");
     refused(&["predict", "--gpu", "voodoo2"], "voodoo2");
@@ -88,7 +88,7 @@ fn what_no_engine_can_make_of_a_folder_is_refused_with_what_it_can() {
     }
     refused(
         &["logits", "--tokens", "1", "--engine", "warp"],
-        "`warp` is unknown; this build has: stock, native, stock-graph, stock-pool",
+        "`warp` is unknown; engines: stock, native, stock-graph, stock-pool",
     );
 }
 

@@ -1,8 +1,8 @@
 //! The native engine's operations on a CPU: threads, SIMD, packed weights, one pass over the weights per step.
 //!
 //! Enters: what [`Operations`] says. Leaves: the same, as fast as memory gives the weights. Each operation is one job of the
-//! [`thread_team`]: rows are normed and rounded by all members (`packed_activations`), a barrier, panels of weights are streamed (`linear`), and
-//! the member that has the sums of a panel finishes them: adds, activates, stores.
+//! [`thread_team`]: rows are normed and rounded by all members (`packed_activations`) before a barrier, or the only one by each; panels of
+//! weights are streamed (`linear`), and the member that has the sums of a panel finishes them: adds, activates, stores.
 #![expect(unsafe_code, reason = "members write shared buffers at places that do not overlap")]
 
 mod attention;
@@ -25,7 +25,7 @@ use attention::{Attention, AttentionPlan};
 use cache::with_element;
 use experts::RoutedRows;
 use finished_heads::{FinishHead, norm_factor};
-use gates::store_activated;
+use gates::{GatedRow, store_activated};
 use huge_pages::Arena;
 use largest_logits::LargestLogits;
 use linear::Product;
@@ -479,16 +479,9 @@ impl Operations for CpuOperations {
         let out = DisjointSlice::new(&mut out.values);
         self.team.run(&|worker: &Worker<'_>| {
             let activate = |first: usize, row: usize, sums: &[[f32; LANES]]| {
-                let adapt = |column: usize, gate: &mut [f32], up: &mut [f32]| {
-                    delta.add(row, column, gate);
-                    delta.add(row, width + column, up);
-                };
-                let adapt = Some(&adapt).filter(|_| !delta.is_none());
-                let at = row * width;
-                // SAFETY: members have different panels.
-                let out = |column: usize, count: usize| unsafe { out.part(at + column..at + column + count) };
-                // SAFETY: the set is this processor's.
-                unsafe { store_activated(kernels.general, gate, weights, first, sums, adapt, out) };
+                let row = GatedRow { out, at: row * width, added: &delta, row, width };
+                // SAFETY: members have different panels; the set is this processor's.
+                unsafe { store_activated(kernels.general, gate, weights, first, sums, &row) };
             };
             // SAFETY: room was made for this matrix; the set is this processor's.
             unsafe { product.run(worker, |row| hidden.row(row), norm, activate) };
@@ -530,7 +523,7 @@ impl Operations for CpuOperations {
                         unsafe { bend(kernels.general, out, 1.0 / cap, cap) };
                         logits = out;
                     }
-                    // SAFETY: this member alone has its part.
+                    // SAFETY: the buffer is borrowed for this job, and this thread is this member.
                     unsafe { largest.meet(worker.index, output, at, logits) };
                 }
             };

@@ -48,7 +48,7 @@ pub(super) fn links() -> &'static [LinkRow] {
 }
 
 /// The data sheet of a device, by its short name (`h100-sxm`) or a product name (`NVIDIA H100 80GB HBM3`), whatever the
-/// case, spaces, dashes and the vendor. A part of a name is enough where only one row has it (`4090`).
+/// case, spaces, dashes and the vendor. Whole words of a name are enough where only one row has them (`4090`, `A100 PCIe 80GB`).
 ///
 /// # Errors
 /// When no row matches, or more than one does; both list the names.
@@ -67,14 +67,59 @@ pub fn find(name: &str) -> Result<&'static DeviceSpec, DeviceError> {
     if let Some(spec) = by_alias(&asked) {
         return Ok(spec);
     }
-    let part =
-        |spec: &&DeviceSpec| plain(&spec.name).contains(&asked) || plain(&spec.product).contains(&asked);
-    let candidates: Vec<_> = all().iter().filter(part).filter(|_| asked.len() > 1).collect();
+    let part = Part::of(name);
+    let candidates: Vec<_> = all().iter().filter(|spec| asked.len() > 1 && part.fits(spec)).collect();
     match candidates.as_slice() {
         [spec] => Ok(spec),
         [] => Err(DeviceError::Unknown { asked: name.to_owned(), known: names(all()) }),
         _ => Err(DeviceError::Ambiguous { asked: name.to_owned(), candidates: names(candidates) }),
     }
+}
+
+/// A part of a name: the chip, and in what form or with how much memory.
+struct Part {
+    chip: String,
+    forms: Vec<String>,
+}
+
+impl Part {
+    fn of(name: &str) -> Self {
+        let (forms, chip): (Vec<_>, Vec<_>) = words(name).partition(|word| {
+            let gigabytes = word.strip_suffix("gb").is_some_and(|size| size.parse::<u32>().is_ok());
+            gigabytes || ["sxm", "pcie", "nvl"].iter().any(|form| word.starts_with(form))
+        });
+        Self { chip: chip.concat(), forms }
+    }
+
+    /// Whether a row has the chip, which may not end within a word: an L40 is no L40S. Every row has its memory among its words.
+    fn fits(&self, spec: &DeviceSpec) -> bool {
+        let names = [&spec.name, &spec.product];
+        let memory = format!("{}gb", spec.memory_bytes.0 >> 30);
+        let form = |form: &String| {
+            let same = |word: String| word == *form || (word.starts_with("sxm") && form.starts_with("sxm"));
+            *form == memory || names.iter().flat_map(|name| words(name)).any(same)
+        };
+        names.iter().any(|name| has_words(name, &self.chip)) && self.forms.iter().all(form)
+    }
+}
+
+/// Whether words of a name in a row are the ones asked for, written without spaces.
+fn has_words(name: &str, asked: &str) -> bool {
+    let words: Vec<String> = words(name).collect();
+    (0..words.len()).any(|first| {
+        let mut row = String::new();
+        words[first..].iter().any(|word| {
+            row.push_str(word);
+            row == asked
+        })
+    })
+}
+
+/// Runs of letters and digits, lower case.
+fn words(name: &str) -> impl Iterator<Item = String> {
+    name.split(|c: char| !c.is_ascii_alphanumeric())
+        .filter(|word| !word.is_empty())
+        .map(str::to_ascii_lowercase)
 }
 
 /// Whether a name that has no data sheet mentions a row's chip (`8x H100`): `None` where it mentions no GPU at all.
@@ -168,8 +213,21 @@ mod tests {
             ("RTX PRO 6000", "rtx-pro-6000"),
             ("GB10", "gb10"),
             ("MI355X", "mi355x"),
+            ("RTX4090", "rtx-4090"),
+            ("A100 PCIe 80GB", "a100-80-pcie"),
+            ("A100 SXM5 80GB", "a100-80-sxm"),
+            ("H100 NVL 94GB", "h100-nvl"),
+            ("L40S 48GB", "l40s"),
         ] {
             assert_eq!(name_of(asked), row, "{asked}");
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_word_is_another_device() {
+        for asked in ["L40", "NVIDIA L40", "rtx-509", "A1", "H10", "RTX 6000", "MI300", "80GB", "SXM"] {
+            let error = find(asked).expect_err(asked);
+            assert!(matches!(error, DeviceError::Unknown { .. }), "{asked}: {error}");
         }
     }
 
@@ -195,9 +253,14 @@ mod tests {
     #[test]
     fn a_name_that_fits_several_rows_asks_which() {
         let error = find("a100").expect_err("four rows").to_string();
-        for (asked, candidates) in
-            [("H100", "h100-sxm, h100-pcie, h100-nvl"), ("GH200", "gh200-96, gh200-144")]
-        {
+        for (asked, candidates) in [
+            ("H100", "h100-sxm, h100-pcie, h100-nvl"),
+            ("H100 80GB", "h100-sxm, h100-pcie"),
+            ("GH200", "gh200-96, gh200-144"),
+            ("A100 80GB", "a100-80-sxm, a100-80-pcie"),
+            ("a100-80gb", "a100-80-sxm, a100-80-pcie"),
+            ("A100 SXM", "a100-40-sxm, a100-80-sxm"),
+        ] {
             let error = find(asked).expect_err("several rows").to_string();
             assert_eq!(error, format!("`{asked}` could be {candidates}; name one of them"));
         }

@@ -91,11 +91,22 @@ pub(in crate::ledger) fn summary(request: &Request<'_>) -> ModelSummary {
 
 /// That arithmetic has no floor.
 pub(in crate::ledger) fn peak_note(request: &Request<'_>, roof: &Roof) -> Option<String> {
-    roof.peak.is_none().then(|| {
-        format!(
+    let Some(peak) = &roof.peak else {
+        return Some(format!(
             "the data sheet of {} has no matrix-product peak for {}: only memory floors are predicted, and a prefill is \
              slower than its floor",
             request.device.product, request.weights
+        ));
+    };
+    let int8 = request.device.dense_flops_per_s.get("int8").copied()?;
+    let weight_only = matches!(request.weights, Dtype::Int8 | Dtype::Int4) && int8 > peak.rate.0;
+    weight_only.then(|| {
+        format!(
+            "{} weights are taken as weight-only, multiplied in {}: an engine that rounds activations to int8 too (W8A8) may be up to {:.0} times as \
+             fast where a floor is compute",
+            request.weights,
+            peak.dtype,
+            int8 / peak.rate.0
         )
     })
 }

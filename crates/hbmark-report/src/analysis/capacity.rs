@@ -165,7 +165,7 @@ pub enum CapacityError {
         "{clause}: a saved result keeps p50, p75, p90, p95, p99 and p99.9 and the objectives it was run with; ask for one of those, or run again with this --slo"
     )]
     UnknownPercentile { clause: String },
-    #[error("no rate that was tried is shown to meet the objectives: {}", reasons.join("; "))]
+    #[error("no rate that was tried is shown to meet the objectives:\n  {}", reasons.join("\n  "))]
     NothingHolds { reasons: Vec<String> },
 }
 

@@ -101,7 +101,7 @@ pub(super) fn explain_prediction(report: &Report) -> Vec<Finding> {
         findings.push(Finding {
             rule: term.rule().to_owned(),
             severity: Severity::Ok,
-            symptom: "a floor by the data sheet: no engine is faster, and nothing was measured".to_owned(),
+            symptom: format!("{}, and nothing was measured", meaning(&cells)),
             regime: term.regime().to_owned(),
             evidence,
             next: term.next().to_owned(),
@@ -110,6 +110,17 @@ pub(super) fn explain_prediction(report: &Report) -> Vec<Finding> {
         });
     }
     findings
+}
+
+/// What a predicted time promises.
+fn meaning(cells: &[&CellResult]) -> &'static str {
+    if cells.iter().any(|cell| cell.group.is_some()) {
+        "the floors of each GPU and its collectives added up: engines that overlap the two may be faster"
+    } else if cells.iter().any(|cell| cell.distinct_experts.is_some()) {
+        "an expectation by the data sheet: a step that meets fewer experts is faster"
+    } else {
+        "a floor by the data sheet: no engine with products in these formats is faster"
+    }
 }
 
 /// Where another term takes over, if it does.

@@ -23,6 +23,8 @@ const SLAB_BYTES: usize = 32 << 20;
 
 /// What is touched at a time: the smallest page.
 const PAGE: usize = 4096;
+/// Bytes that one thread touches at a time.
+const REGION: usize = 2 << 20;
 
 /// Blocks of all layers.
 #[derive(Debug)]
@@ -99,24 +101,27 @@ impl CachePool {
         Ok(before..self.slabs.len())
     }
 
-    fn pages_per_slab(&self) -> usize {
-        (self.blocks_per_slab * self.block_bytes()).div_ceil(PAGE)
+    fn slab_bytes(&self) -> usize {
+        self.blocks_per_slab * self.block_bytes()
     }
 
-    /// Pages of some slabs.
-    pub fn pages(&self, slabs: &Range<usize>) -> usize {
-        slabs.len() * self.pages_per_slab()
+    /// Regions of some slabs.
+    pub fn regions(&self, slabs: &Range<usize>) -> usize {
+        slabs.len() * self.slab_bytes().div_ceil(REGION)
     }
 
-    /// Writes to one page of new slabs, so that the system gives it now and not in the middle of a step.
+    /// Writes to all pages of one region of new slabs, so that the system gives them now and not in the middle of a step.
     ///
     /// # Panics
-    /// When there is no such page.
-    pub fn touch(&self, slabs: &Range<usize>, page: usize) {
-        let slab = &self.slabs[slabs.start + page / self.pages_per_slab()];
-        let offset = page % self.pages_per_slab() * PAGE;
-        // SAFETY: the offset lies within the slab, whose bytes are zero and in no block that is read or written yet.
-        unsafe { slab.as_ptr().cast_mut().add(offset).write_volatile(0) };
+    /// When there is no such region.
+    pub fn touch(&self, slabs: &Range<usize>, region: usize) {
+        let per_slab = self.slab_bytes().div_ceil(REGION);
+        let slab = &self.slabs[slabs.start + region / per_slab];
+        let first = region % per_slab * REGION;
+        for offset in (first..(first + REGION).min(self.slab_bytes())).step_by(PAGE) {
+            // SAFETY: the offset lies within the slab, whose bytes are zero and in no block that is read or written yet.
+            unsafe { slab.as_ptr().cast_mut().add(offset).write_volatile(0) };
+        }
     }
 
     /// The first element of K of a head in a block: `[block_size / 16][head_dim][16]`.

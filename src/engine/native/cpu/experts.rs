@@ -18,7 +18,7 @@ use super::super::ragged_batch::Rows;
 use super::super::shapes::{
     ExpertGroups, ExpertScores, ExpertShape, ExpertsMet, MAX_EXPERT_GROUPS, SMALLEST_SUM,
 };
-use super::gates::store_activated;
+use super::gates::{GatedRow, store_activated};
 use super::linear::{FusedMatrix, multiply_picked};
 use super::lora::Added;
 use super::packed_activations::PackedActivations;
@@ -304,11 +304,9 @@ impl ExpertOperations for CpuOperations {
             worker.barrier();
             // Columns of a row from `at` on.
             let store = |matrix: &FusedMatrix, first: usize, at: usize, sums: &[[f32; LANES]]| {
-                let adapt = None::<&fn(usize, &mut [f32], &mut [f32])>;
-                // SAFETY: members have different experts or panels, which write different columns.
-                let out = |column: usize, count: usize| unsafe { out.part(at + column..at + column + count) };
-                // SAFETY: the set is this processor's.
-                unsafe { store_activated(kernels.general, shape.gate, matrix, first, sums, adapt, out) };
+                let row = GatedRow { out, at, added: &Added::NONE, row: 0, width: 0 };
+                // SAFETY: members have different experts or panels, which write different columns; the set is this processor's.
+                unsafe { store_activated(kernels.general, shape.gate, matrix, first, sums, &row) };
             };
             worker.parallel_for(MULTIPLY, of_routed + shared_panels.div_ceil(per_unit), |unit| {
                 let unit_of =

@@ -7,32 +7,46 @@ use hbmark_cpu_kernels::elementwise::{clamped_swiglu_times, gelu_times, silu_tim
 use hbmark_cpu_kernels::simd::{InstructionSet, LANES};
 
 use super::linear::FusedMatrix;
+use super::lora::Added;
+use super::thread_team::DisjointSlice;
 use super::{bias_of, valid_rows};
 use crate::engine::native::shapes::{CLAMPED_SWIGLU_SLOPE, Gate};
 
-/// Stores `gate(gate) ∘ up` of panels from `first` on, as many of gate as of up behind them. `out` lends outputs, so many from a column on; `adapt`
-/// changes gate and up from a column on, biases already added, before they meet.
+/// Where gated sums of a row are stored, and what adapters add before.
+pub(super) struct GatedRow<'a> {
+    pub out: DisjointSlice<f32>,
+    /// Where the row's first column is stored.
+    pub at: usize,
+    pub added: &'a Added<'a>,
+    pub row: usize,
+    /// Columns between gate and up in what is added.
+    pub width: usize,
+}
+
+/// Stores `gate(gate) ∘ up` of panels from `first` on, as many of gate as of up behind them, biases and what adapters add included.
 ///
-/// Sums that nothing changes go through no copy: a vector that is read where it was written in pieces waits for all stores before it.
+/// Sums that nothing changes are not copied: a copy in pieces that is then read whole waits until the pieces are in the cache (store forwarding
+/// fails), behind all stores before them.
 ///
 /// # Safety
-/// The set is available.
-pub(super) unsafe fn store_activated<'o>(
+/// The set is available, and nothing else touches these columns of the row.
+pub(super) unsafe fn store_activated(
     set: InstructionSet,
     gate: Gate,
     weights: &FusedMatrix,
     first: usize,
     sums: &[[f32; LANES]],
-    adapt: Option<&impl Fn(usize, &mut [f32], &mut [f32])>,
-    out: impl Fn(usize, usize) -> &'o mut [f32],
+    row: &GatedRow<'_>,
 ) {
     let (gates, ups) = sums.split_at(sums.len() / 2);
     for (i, (gates, ups)) in gates.iter().zip(ups).enumerate() {
         let (of_gate, of_up) = (weights.place(first + i), weights.place(first + sums.len() / 2 + i));
         let column = of_gate.panel * LANES;
-        let out = out(column, valid_rows(weights, of_gate));
+        let (start, valid) = (row.at + column, valid_rows(weights, of_gate));
+        // SAFETY: the caller's promise.
+        let out = unsafe { row.out.part(start..start + valid) };
         let biases = [bias_of(weights, of_gate), bias_of(weights, of_up)];
-        if let (Ok(out), [[], []], None) = (<&mut [f32; LANES]>::try_from(&mut *out), biases, adapt) {
+        if let (Some(out), [[], []], true) = (out.first_chunk_mut(), biases, row.added.is_none()) {
             // SAFETY: the caller's promise.
             unsafe { activate(set, gate, gates, ups, out) };
             continue;
@@ -41,12 +55,11 @@ pub(super) unsafe fn store_activated<'o>(
         for (sums, bias) in [&mut gates, &mut ups].into_iter().zip(biases) {
             sums.iter_mut().zip(bias).for_each(|(sum, bias)| *sum += bias);
         }
-        if let Some(adapt) = adapt {
-            adapt(column, &mut gates[..out.len()], &mut ups[..out.len()]);
-        }
+        row.added.add(row.row, column, &mut gates[..valid]);
+        row.added.add(row.row, row.width + column, &mut ups[..valid]);
         // SAFETY: the caller's promise.
         unsafe { activate(set, gate, &gates, &ups, &mut products) };
-        out.copy_from_slice(&products[..out.len()]);
+        out.copy_from_slice(&products[..valid]);
     }
 }
 

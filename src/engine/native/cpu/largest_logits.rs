@@ -5,8 +5,8 @@
 
 use super::thread_team::DisjointSlice;
 
-/// Entries between those of two members: no cache line has both.
-const APART: usize = 16;
+/// Entries between those of two members, 128 bytes: no cache line has parts of both.
+const APART: usize = 8;
 
 /// A logit and its token.
 type Logit = (f32, usize);
@@ -31,7 +31,7 @@ pub(super) struct LargestOfMembers {
 impl LargestLogits {
     /// Forgets all, and lends room for so many sequences to a team.
     pub(super) fn begin(&mut self, members: usize, sequences: usize) -> LargestOfMembers {
-        self.stride = sequences.next_multiple_of(APART);
+        self.stride = sequences + APART;
         self.met.clear();
         self.met.resize(members * self.stride, NONE);
         LargestOfMembers { met: DisjointSlice::new(&mut self.met), stride: self.stride }
@@ -53,7 +53,10 @@ impl LargestOfMembers {
     /// A member meets logits of a sequence, those of tokens from `first` on.
     ///
     /// # Safety
-    /// The buffer is still borrowed, and this is called for one member on one thread.
+    /// The buffer is still borrowed, the sequence and the member are of those it is for, and no two threads are one member.
+    ///
+    /// # Panics
+    /// Where the buffer ends before such a member.
     pub(super) unsafe fn meet(&self, member: usize, sequence: usize, first: usize, logits: &[f32]) {
         let largest = largest(logits);
         let at = member * self.stride + sequence;
@@ -69,12 +72,12 @@ impl LargestOfMembers {
     }
 }
 
-/// Whether a logit is to be taken for another.
+/// Whether a logit is taken instead of another.
 fn precedes(one: Logit, other: Logit) -> bool {
     one.0 > other.0 || (one.0 >= other.0 && one.1 < other.1)
 }
 
-/// What is no number is not the largest.
+/// The largest. NaN is passed over; −∞ where there is nothing else.
 fn largest(logits: &[f32]) -> f32 {
     let above = |most: f32, logit: f32| if logit > most { logit } else { most };
     let (chunks, rest) = logits.as_chunks::<4>();
@@ -114,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_not_taken() {
+    fn nan_is_not_taken() {
         assert_eq!(token(&[(0, 8, &[f32::NAN, 1.0, f32::NAN]), (1, 16, &[f32::NAN; 17])]), 9);
         assert_eq!(token(&[(0, 8, &[f32::NAN; 3]), (1, 16, &[f32::NEG_INFINITY; 2])]), 0);
     }

@@ -113,15 +113,16 @@ pub unsafe fn multiply(
     let panels = matrix.panels();
     let per_unit = matrix.panels_per_unit(panels, worker.count);
     let tiling = Tiling::new(kernels, matrix, rows, &row);
-    worker.parallel_for(phase, panels.div_ceil(per_unit), |unit| {
+    let most = if rows <= MAX_ROWS { SHORT_UNITS } else { 1 };
+    worker.parallel_for_short(phase, panels.div_ceil(per_unit), most, |unit| {
         let first = unit * per_unit;
         // SAFETY: the caller's promise.
         unsafe { tiling.run(first..(first + per_unit).min(panels), &row, &mut finish) };
     });
 }
 
-/// Rows that each member packs for itself: that takes it less time than a barrier, and their bytes from another processor.
-const PACKED_BY_EACH: usize = 1;
+/// Units of a few rows that a member takes at a time.
+const SHORT_UNITS: usize = 8;
 
 /// A product of so many rows with a matrix, and the room in which they are packed for it.
 #[derive(Clone, Copy)]
@@ -133,15 +134,17 @@ pub struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// Packed rows that a product of so many needs room for.
+    /// Packed rows that a product of so many needs room for: with one, the others would wait for the member that packs it. So each packs a copy, and
+    /// there is no barrier, and no line to fetch from another processor.
     pub fn packed_rows(rows: usize, members: usize) -> usize {
-        if rows <= PACKED_BY_EACH { rows * members } else { rows }
+        if rows == 1 { members } else { rows }
     }
 
-    /// Does a member's share: packs rows, of which `row` is the i-th, normed first where there is a norm, and multiplies them as [`multiply`] does.
+    /// Does a member's share: packs rows, of which `row` is the i-th, normed first where there is a norm, and multiplies them as
+    /// [`multiply`] does.
     ///
     /// # Safety
-    /// The room is for such rows, and nothing else uses it meanwhile; the set is available.
+    /// The room is for [`Self::packed_rows`] of this team, and nothing else uses it meanwhile; the set is available.
     pub unsafe fn run<'r>(
         &self,
         worker: &Worker<'_>,
@@ -150,12 +153,11 @@ impl Product<'_> {
         finish: impl FnMut(usize, usize, &[[f32; LANES]]),
     ) {
         let Self { kernels, matrix, inputs, rows } = self;
-        let by_each = *rows <= PACKED_BY_EACH;
-        let first = if by_each { worker.index * rows } else { 0 };
+        let first = if *rows == 1 { worker.index } else { 0 };
         // SAFETY: members have different rows of the room; the rest is the caller's promise.
         let pack = |i: usize| unsafe { inputs.pack(kernels.general, first + i, row(i), norm) };
-        if by_each {
-            (0..*rows).for_each(pack);
+        if *rows == 1 {
+            pack(0);
         } else {
             worker.parallel_for(PREPARE, *rows, pack);
             worker.barrier();

@@ -6,7 +6,7 @@
 
 use hbmark_cpu_kernels::rows::{InputRow, pack_floats, pack_pairs, pack_quads};
 use hbmark_cpu_kernels::simd::InstructionSet;
-use hbmark_cpu_kernels::tiles::{GROUP, Precision};
+use hbmark_cpu_kernels::tiles::{GROUP, LINE, Precision};
 
 use super::thread_team::DisjointSlice;
 
@@ -59,6 +59,11 @@ impl InputShape {
     }
 }
 
+/// Words between rows of so many: members write neighbouring rows at a time, and no cache line has parts of two.
+fn apart(words: usize) -> usize {
+    words + LINE / size_of::<u32>()
+}
+
 /// Where members write packed rows.
 #[derive(Debug, Clone, Copy)]
 pub struct InputWriter {
@@ -72,9 +77,9 @@ impl PackedActivations {
     /// Makes room for rows of a shape and lends it to a team.
     pub fn writer(&mut self, shape: InputShape) -> InputWriter {
         let grow = |have: usize, need: usize| need.max(have);
-        self.words.resize(grow(self.words.len(), shape.rows * shape.words()), 0);
-        self.scales.resize(grow(self.scales.len(), shape.rows * shape.groups()), 0.0);
-        self.sums.resize(grow(self.sums.len(), shape.rows * shape.halves()), 0);
+        self.words.resize(grow(self.words.len(), shape.rows * apart(shape.words())), 0);
+        self.scales.resize(grow(self.scales.len(), shape.rows * apart(shape.groups())), 0.0);
+        self.sums.resize(grow(self.sums.len(), shape.rows * apart(shape.halves())), 0);
         self.shape = shape;
         InputWriter {
             words: DisjointSlice::new(&mut self.words),
@@ -100,12 +105,13 @@ impl InputWriter {
             "a row of the shape that was made room for"
         );
         assert!(norm.is_none_or(|(weights, _)| weights.len() == values.len()), "a norm as wide as its row");
+        let of_row = |count: usize| row * apart(count)..row * apart(count) + count;
         // SAFETY: rows do not overlap, and no other member has this one.
         let (words, scales, sums) = unsafe {
             (
-                self.words.part(row * shape.words()..(row + 1) * shape.words()),
-                self.scales.part(row * shape.groups()..(row + 1) * shape.groups()),
-                self.sums.part(row * shape.halves()..(row + 1) * shape.halves()),
+                self.words.part(of_row(shape.words())),
+                self.scales.part(of_row(shape.groups())),
+                self.sums.part(of_row(shape.halves())),
             )
         };
         // SAFETY: the set is available.
@@ -124,13 +130,10 @@ impl InputWriter {
     /// When the row is not within the shape.
     pub fn row(&self, row: usize) -> InputRow {
         assert!(row < self.shape.rows, "a row of the shape that was made room for");
-        // SAFETY: after the barrier no member writes; only pointers are taken here.
-        unsafe {
-            InputRow {
-                words: self.words.whole()[row * self.shape.words()..].as_ptr(),
-                scales: self.scales.whole()[row * self.shape.groups()..].as_ptr(),
-                sums: self.sums.whole()[row * self.shape.halves()..].as_ptr(),
-            }
+        InputRow {
+            words: self.words.at(row * apart(self.shape.words())),
+            scales: self.scales.at(row * apart(self.shape.groups())),
+            sums: self.sums.at(row * apart(self.shape.halves())),
         }
     }
 }

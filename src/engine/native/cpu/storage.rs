@@ -109,7 +109,7 @@ impl Storage for CpuOperations {
             // Each member touches its own part, so that the memory is local to it.
             let pool = &*pool;
             self.team.run_on_all(&|worker: &Worker<'_>| {
-                worker.parallel_for(PREPARE, pool.pages(&new), |page| pool.touch(&new, page));
+                worker.parallel_for(PREPARE, pool.regions(&new), |region| pool.touch(&new, region));
             });
         }
         Ok(())

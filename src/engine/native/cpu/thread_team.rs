@@ -3,7 +3,7 @@
 //! Enters: a job, a function of the worker that runs it. Leaves: nothing, when all members are done with it. No thread is spawned per operation: members
 //! spin for the next job for a while and park when none comes. The caller is a member too. Work of a job is divided into
 //! units: each member has a contiguous range of its own (whose memory it touched first), and takes units of others when that is
-//! done, so that a slow core does not delay the step. Results do not depend on which member does a unit, nor on how many do: a team that
+//! done, so that a slow core delays the step little. Results do not depend on which member does a unit, nor on how many do: a team that
 //! may shrink leaves out members whose processor another program takes.
 //!
 //! A job of some microseconds is as long as some ten transfers of a cache line between two processors. So what one member writes and another
@@ -44,7 +44,7 @@ const LEFT_OUT: usize = usize::MAX;
 #[repr(align(128))]
 struct Counter(AtomicUsize);
 
-/// The number of a job, or of a barrier within one, on a cache line that one member writes and another waits for.
+/// The epoch of a job, or the number of a barrier, on a cache line that one member writes and another waits for.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Signal(AtomicU64);
@@ -54,24 +54,25 @@ struct Signal(AtomicU64);
 #[repr(align(128))]
 struct Tickets(AtomicU64);
 
-/// Bits of the units of a range in [`Tickets`], and of the barriers of a job in [`Signal`].
-const UNIT_BITS: u32 = 24;
-const UNITS: u64 = (1 << UNIT_BITS) - 1;
-const BARRIER_BITS: u32 = 24;
+/// Bits of a number behind that of the job: units of a range that were taken, or barriers so far.
+const COUNT_BITS: u32 = 24;
+const COUNTS: u64 = (1 << COUNT_BITS) - 1;
+
+/// Jobs that a team runs: years of the shortest ones.
+const MOST_JOBS: u64 = 1 << (u64::BITS - COUNT_BITS);
 
 impl Tickets {
-    /// The next units of so many in a job: half of those that are left, since an instruction that takes some waits until all that this processor has
-    /// stored has reached the caches.
-    fn take(&self, job: u64, units: usize) -> Option<Range<usize>> {
+    /// The next units of so many in a job: half of those that are left, and no more than `most`.
+    fn take(&self, job: u64, units: usize, most: usize) -> Option<Range<usize>> {
         let mut last = self.0.load(Ordering::Relaxed);
         loop {
             // What was taken in an earlier job does not count.
-            let taken = if last >> UNIT_BITS == job { (last & UNITS) as usize } else { 0 };
+            let taken = if last >> COUNT_BITS == job { (last & COUNTS) as usize } else { 0 };
             if taken >= units {
                 return None;
             }
-            let end = taken + (units - taken).div_ceil(2);
-            let next = job << UNIT_BITS | end as u64;
+            let end = taken + (units - taken).div_ceil(2).min(most);
+            let next = job << COUNT_BITS | end as u64;
             match self.0.compare_exchange_weak(last, next, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => return Some(taken..end),
                 Err(changed) => last = changed,
@@ -118,7 +119,8 @@ struct Shared {
 impl Shared {
     /// Starts the next job. For the caller alone.
     fn next_epoch(&self) -> u64 {
-        let next = (self.posted.epoch.load(Ordering::Relaxed) | 1).wrapping_add(1);
+        let next = (self.posted.epoch.load(Ordering::Relaxed) | 1) + 1;
+        assert!(next / 2 < MOST_JOBS, "the number of a job fits beside a count");
         self.posted.epoch.store(next, Ordering::SeqCst);
         next
     }
@@ -168,16 +170,16 @@ impl<'a> Worker<'a> {
 
     /// Waits for all members.
     ///
-    /// In each round a member tells another, twice as far away as in the round before, that it is there and whom it has heard of: after as many
-    /// rounds as the number of members has bits, all have heard of all.
+    /// A dissemination barrier: in each round a member tells another, twice as far away as in the round before, that it is there and whom it has
+    /// heard of. After log₂ rounds, rounded up, all have heard of all.
     ///
     /// # Panics
     /// After 2²⁴ barriers in one job.
     pub fn barrier(&self) {
         let count = self.barriers.get() + 1;
-        assert!(count < 1 << BARRIER_BITS, "a job has fewer barriers");
+        assert!(count <= COUNTS, "a job has fewer barriers");
         self.barriers.set(count);
-        let number = self.job << BARRIER_BITS | count;
+        let number = self.job << COUNT_BITS | count;
         let mut waited = false;
         let signal =
             |member: usize, round: usize| &self.shared.arrived[member * self.shared.rounds + round].0;
@@ -193,26 +195,32 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Does units `0..units` together with the other members, each once.
+    /// Does units `0..units` together with the other members, each once. A phase is for one such loop of a job.
     ///
     /// # Panics
     /// When a member's range is of 2²⁴ units or more.
-    pub fn parallel_for(&self, phase: usize, units: usize, mut unit: impl FnMut(usize)) {
+    pub fn parallel_for(&self, phase: usize, units: usize, unit: impl FnMut(usize)) {
+        self.parallel_for_short(phase, units, 1, unit);
+    }
+
+    /// As [`Self::parallel_for`] for units so short that taking one costs a part of it: up to `most` are taken at a time. A locked instruction waits
+    /// until this processor's store buffer is empty, and what it holds may go to lines that another processor has.
+    pub fn parallel_for_short(&self, phase: usize, units: usize, most: usize, mut unit: impl FnMut(usize)) {
         for offset in 0..self.count {
             let owner = (self.index + offset) % self.count;
             let range = owned(owner, self.count, units);
-            assert!(range.len() < 1 << UNIT_BITS, "a member's range has fewer units");
+            assert!(range.len() as u64 <= COUNTS, "a member's range has fewer units");
             let taken = &self.shared.taken[owner][phase];
-            while let Some(next) = taken.take(self.job, range.len()) {
+            while let Some(next) = taken.take(self.job, range.len(), most) {
                 next.for_each(|next| unit(range.start + next));
             }
         }
     }
 }
 
-/// Bits that count the members before the last.
+/// Rounds of a barrier: log₂ of the members, rounded up.
 fn rounds_of_barrier(members: usize) -> usize {
-    (usize::BITS - (members - 1).leading_zeros()) as usize
+    members.next_power_of_two().ilog2() as usize
 }
 
 /// The units that a member does first: those whose memory it touched first.
@@ -546,6 +554,15 @@ impl<T> DisjointSlice<T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 
+    /// Where an element is, or the end.
+    ///
+    /// # Panics
+    /// When it is behind the end.
+    pub fn at(&self, index: usize) -> *const T {
+        assert!(index <= self.len, "an element lies within its slice");
+        self.start.wrapping_add(index).cast_const()
+    }
+
     /// The whole slice, after a barrier after which it is not written.
     ///
     /// # Safety
@@ -609,14 +626,24 @@ mod tests {
     }
 
     #[test]
-    fn units_are_taken_in_halves_and_once_in_each_job() {
+    fn units_are_taken_once_in_each_job_and_fewer_at_the_end() {
         let tickets = Tickets::default();
-        for job in [1, 2, 900] {
-            let taken: Vec<_> = std::iter::from_fn(|| tickets.take(job, 11)).collect();
-            assert_eq!(taken, [0..6, 6..9, 9..10, 10..11]);
+        let all = |job, most| -> Vec<_> { std::iter::from_fn(|| tickets.take(job, 11, most)).collect() };
+        for job in [1, 2, 900, MOST_JOBS - 1] {
+            assert_eq!(all(job, 4), [0..4, 4..8, 8..10, 10..11]);
         }
-        assert_eq!(tickets.take(901, 0), None);
-        assert_eq!(tickets.take(901, 1), Some(0..1));
+        assert_eq!(all(1, usize::MAX), [0..6, 6..9, 9..10, 10..11]);
+        assert_eq!(all(2, 1).len(), 11);
+        assert_eq!(tickets.take(901, 0, 1), None);
+        assert_eq!(tickets.take(901, 1, 1), Some(0..1));
+    }
+
+    #[test]
+    #[should_panic(expected = "fits beside a count")]
+    fn the_number_of_a_job_does_not_wrap() {
+        let mut team = Team::new(1).unwrap();
+        team.shared.posted.epoch.store(2 * MOST_JOBS - 2, Ordering::Relaxed);
+        team.run(&|_| {});
     }
 
     #[test]

@@ -210,7 +210,7 @@ impl<'a> Rates<'a> {
             let reasons = self.groups.iter().map(|g| format!("{}/s {}", number(g.tried.rate), g.tried.why));
             let unknown =
                 self.unknown.iter().map(|(rate, why)| format!("{}/s not run: {why}", number(*rate)));
-            return Err(CapacityError::NothingHolds { reasons: unknown.chain(reasons).collect() });
+            return Err(CapacityError::NothingHolds { reasons: reasons.chain(unknown).collect() });
         };
         Ok(Accepted { rate: group.tried.rate, runs: group.runs.clone() })
     }

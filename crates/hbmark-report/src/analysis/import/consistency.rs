@@ -102,12 +102,12 @@ fn spread(row: &ForeignRow, metric: Metric) -> Option<Cause> {
     Some(broken(
         Rule::Spread,
         format!(
-            "{} {} of {} is further from the mean of {:.3} than a standard deviation of {:.3} allows",
+            "{} {} of {} is further from the mean of {} than a standard deviation of {} allows",
             metric.title(),
             far.statistic,
             shown(far),
-            mean / 1e6,
-            deviation / 1e6
+            precise(mean),
+            precise(deviation)
         ),
     ))
 }
@@ -240,7 +240,9 @@ fn concurrency(row: &ForeignRow) -> Option<Cause> {
         }
         _ if always_waiting && at_once < BUSY => Some(broken(
             Rule::Concurrency,
-            format!("{law}, and there were always some: are its times in another unit?"),
+            format!(
+                "{law}, and requests were always waiting: its latencies are too short for its rate, or in another unit"
+            ),
         )),
         _ => None,
     }

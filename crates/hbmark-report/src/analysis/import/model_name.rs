@@ -161,6 +161,15 @@ fn tokens(name: &str) -> impl Iterator<Item = String> {
     words.into_iter()
 }
 
+/// A name as its owner wrote it, without the tuning at its end: `Llama-3.1-8B` of `meta-llama/Llama-3.1-8B-Instruct`.
+pub(super) fn without_tuning(name: &str) -> String {
+    let own = name.rsplit('/').next().unwrap_or(name);
+    let tuned = ["-instruct", "-chat", "-it"];
+    let lower = own.to_ascii_lowercase();
+    let end = tuned.iter().find_map(|end| lower.strip_suffix(end)).map_or(own.len(), str::len);
+    own[..end].to_owned()
+}
+
 /// Letters and digits without owner, tuning and storage.
 fn plain(name: &str) -> Vec<String> {
     tokens(name)

@@ -271,11 +271,20 @@ fn a_decode_stands_on_the_roofline_of_its_own_batch_and_context() {
 
 #[test]
 fn what_is_missing_is_asked_for_and_not_guessed() {
-    let result = one("vllm-serve-2025-03-detailed.json");
-    let imported = Imported::new(result, &UserOverrides::default());
-    let flags: Vec<&str> = imported.missing().iter().map(|m| m.flag.as_str()).collect();
-    assert_eq!(flags, ["--model", "--gpu", "--dtype"]);
-    assert!(imported.missing()[0].hint.contains("Llama-3.1-8B"), "{:?}", imported.missing());
+    let asked = |model: Option<&str>| {
+        let mut result = one("vllm-serve-2025-03-detailed.json");
+        for row in model.map(|_| &mut result.rows).into_iter().flatten() {
+            row.setup.model = model.map(str::to_owned);
+        }
+        let imported = Imported::new(result, &UserOverrides::default());
+        imported.missing().iter().map(|m| (m.flag.clone(), m.hint.clone())).collect::<Vec<_>>()
+    };
+    let flags = |asked: &[(String, String)]| asked.iter().map(|(flag, _)| flag.clone()).collect::<Vec<_>>();
+    // The file's model is a tuning of a shape that ships with the program.
+    assert_eq!(flags(&asked(None)), ["--gpu", "--dtype"]);
+    let longer = asked(Some("acme/Llama-3.1-8B-Instruct-Longer"));
+    assert_eq!(flags(&longer), ["--model", "--gpu", "--dtype"]);
+    assert!(longer[0].1.contains("Llama-3.1-8B"), "{longer:?}");
     // A GPU that could be two products is asked for by naming both.
     let mut row = one("optimum-benchmark.json").rows.remove(0);
     row.setup.gpu = Some("A100".to_owned());

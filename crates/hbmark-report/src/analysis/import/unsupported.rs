@@ -34,6 +34,10 @@ const OBJECTS: &[(&[&str], &str)] = &[
 
 const TABLES: &[(&[&str], &str)] = &[
     (
+        &["============ Serving Benchmark Result ============"],
+        "what `vllm bench serve` (or SGLang's bench_serving) prints, not its result; give the JSON of --save-result (--output-file)",
+    ),
+    (
         &["TIMESTAMP", "ContextTokens"],
         "recorded traffic, not a result; `hbmark serve --trace FILE` replays it",
     ),

@@ -165,7 +165,7 @@ fn section(document: &mut Document, imported: &Imported, alone: bool) {
     );
     let missing = imported.missing();
     if !missing.is_empty() {
-        document.heading("to hold the decode rows against the roofline, say");
+        document.heading("to compare decode rows with the roofline, add");
         let asked = missing.iter().map(|m| (m.flag.clone(), m.hint.clone()));
         document.blocks.push(Block::KeyValues(asked.collect()));
     }

@@ -7,6 +7,7 @@
 use crate::analysis::words::{counted, said};
 use std::collections::BTreeMap;
 
+use super::comparison::differing;
 use super::run::{device_line, protocol_text, status_word};
 use super::serving::{Standing, held, latencies, met_objectives, reasons, standing, validity};
 use crate::analysis::capacity::{Capacity, CapacityPart, number};
@@ -438,7 +439,7 @@ pub fn of_comparison(comparison: &Comparison) -> Document {
     page.section("Not decided", all.iter().filter(|(_, e)| !decided(e)).map(|(n, e)| effect(n, e)));
     page.section(
         "What differs",
-        comparison.differences.iter().map(|d| format!("{}: {} against {}", d.key, said(&d.a), said(&d.b))),
+        (!comparison.differences.is_empty()).then(|| differing(&comparison.differences, "default")),
     );
     page.section("Mind", comparison.remarks.iter().chain(&comparison.limits).cloned());
     let end = match (comparison.method, comparison.rounds) {

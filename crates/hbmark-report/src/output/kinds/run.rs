@@ -75,7 +75,8 @@ impl Kind for Report {
             document.heading("cold (once per process)");
             document.table(cold(self));
         }
-        document.section("this machine, this run", self.warnings.iter().cloned());
+        let notes = if self.kind == ReportKind::Predict { "notes" } else { "this machine, this run" };
+        document.section(notes, self.warnings.iter().cloned());
         document.sheet = Some(sheet(&self.cells));
         document
     }

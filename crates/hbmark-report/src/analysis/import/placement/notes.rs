@@ -60,6 +60,10 @@ impl PlacementNotes {
         if let Some(preset) = presets::find(named) {
             return Some(Cow::Owned(preset.architecture));
         }
+        if let Some(preset) = presets::find(&model_name::without_tuning(named)) {
+            self.assume(format!("`{named}` has the shape of {}", preset.name));
+            return Some(Cow::Owned(preset.architecture));
+        }
         let near = match presets::unknown(named) {
             ModelError::UnknownModel { suggestions, .. } if !suggestions.is_empty() => {
                 format!("; shapes of like names: {}", suggestions.join(", "))
@@ -106,7 +110,9 @@ impl PlacementNotes {
         let gpus = gpus.max(1);
         if gpus > 1 {
             self.assume(format!(
-                "the bandwidth of {gpus} GPUs together; what they send each other is not in the floor"
+                "the bandwidth of {gpus} GPUs ({}) together; what they send each other, and what each of them holds of K, V or latents that the \
+                 others hold too, is not in the floor: `hbmark predict --tp {gpus}` has both",
+                one.name
             ));
         }
         Some((times(one, gpus), gpus))
