@@ -58,7 +58,7 @@ struct Tickets(AtomicU64);
 const COUNT_BITS: u32 = 24;
 const COUNTS: u64 = (1 << COUNT_BITS) - 1;
 
-/// Jobs that a team runs: years of the shortest ones.
+/// Jobs that a team runs.
 const MOST_JOBS: u64 = 1 << (u64::BITS - COUNT_BITS);
 
 impl Tickets {
@@ -120,7 +120,6 @@ impl Shared {
     /// Starts the next job. For the caller alone.
     fn next_epoch(&self) -> u64 {
         let next = (self.posted.epoch.load(Ordering::Relaxed) | 1) + 1;
-        assert!(next / 2 < MOST_JOBS, "the number of a job fits beside a count");
         self.posted.epoch.store(next, Ordering::SeqCst);
         next
     }
@@ -322,7 +321,12 @@ impl Team {
     /// Runs a job on all members, or on all that have their processors in a team that may shrink, and returns when all are done.
     ///
     /// A job that panics ends the process: the other members may wait at a barrier for the one that panicked.
+    ///
+    /// # Panics
+    /// After 2⁴⁰ jobs: years of the shortest ones.
     pub fn run(&mut self, job: &Job<'_>) {
+        let last = self.shared.posted.epoch.load(Ordering::Relaxed) / 2;
+        assert!(last + 1 < MOST_JOBS, "the number of a job fits beside a count");
         if self.present < self.shared.members {
             let now = Instant::now();
             self.changed |= self.attendance.iter_mut().fold(false, |any, member| member.returns(now) | any);

@@ -240,7 +240,7 @@ fn results_that_cannot_carry_it_are_refused_with_what_they_lack() {
         (result.validity, result.reasons) = (Validity::Saturated, vec![Cause::other("planted")]);
     }
     let error = refused(&saturated).to_string();
-    assert!(error.contains("2/s saturated: planted; 8/s saturated: planted"), "{error}");
+    assert!(error.contains("2/s saturated: planted\n  8/s saturated: planted"), "{error}");
     let mut no_slo = swept();
     no_slo.points.iter_mut().filter_map(|p| p.result.as_mut()).for_each(|r| r.slo.clear());
     assert_eq!(refused(&no_slo), CapacityError::NoObjectives);
