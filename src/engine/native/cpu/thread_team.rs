@@ -10,6 +10,7 @@
 //! waits for is one line, and the counters of a job are not reset for the next: they carry its number.
 #![expect(unsafe_code, reason = "a job borrowed from the caller is shared with the members")]
 
+mod disjoint_slice;
 mod preemption;
 
 use std::cell::{Cell, UnsafeCell};
@@ -23,6 +24,8 @@ use std::time::{Duration, Instant};
 use rustix::thread::CpuSet;
 
 use preemption::{Attendance, RunDelay};
+
+pub use disjoint_slice::DisjointSlice;
 
 /// Phases of one job with shared work; each has its own counters.
 pub const PHASES: usize = 4;
@@ -515,66 +518,6 @@ pub fn pin(processor: usize) -> std::io::Result<()> {
     #[cfg(not(target_os = "linux"))]
     let _ = processor;
     Ok(())
-}
-
-/// A slice that members write at places that do not overlap.
-#[derive(Debug)]
-pub struct DisjointSlice<T> {
-    start: *mut T,
-    len: usize,
-}
-
-// Copies are further handles under the same contract, whatever the elements are.
-impl<T> Clone for DisjointSlice<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for DisjointSlice<T> {}
-
-// SAFETY: by the contract of `part`, no two members touch the same element.
-unsafe impl<T: Send> Send for DisjointSlice<T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Sync for DisjointSlice<T> {}
-
-impl<T> DisjointSlice<T> {
-    /// Wraps a slice for the duration of a job.
-    pub fn new(slice: &mut [T]) -> Self {
-        Self { start: slice.as_mut_ptr(), len: slice.len() }
-    }
-
-    /// A part of the slice.
-    ///
-    /// # Safety
-    /// The slice must still be borrowed by the job's caller, and no other live part may overlap this one.
-    ///
-    /// # Panics
-    /// When the part is not within the slice.
-    #[expect(clippy::mut_from_ref, reason = "the caller promises that parts do not overlap")]
-    pub unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
-        assert!(range.start <= range.end && range.end <= self.len, "a part lies within its slice");
-        // SAFETY: within the slice as asserted; exclusive by the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
-    }
-
-    /// Where an element is, or the end.
-    ///
-    /// # Panics
-    /// When it is behind the end.
-    pub fn at(&self, index: usize) -> *const T {
-        assert!(index <= self.len, "an element lies within its slice");
-        self.start.wrapping_add(index).cast_const()
-    }
-
-    /// The whole slice, after a barrier after which it is not written.
-    ///
-    /// # Safety
-    /// No part may be written while this is alive.
-    pub unsafe fn whole(&self) -> &[T] {
-        // SAFETY: the slice lives as long as the job; it is not written, by the caller's promise.
-        unsafe { std::slice::from_raw_parts(self.start, self.len) }
-    }
 }
 
 #[cfg(test)]
