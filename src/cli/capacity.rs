@@ -31,8 +31,8 @@ pub struct Args {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     gpus_per_instance: u64,
     /// Positions of a sequence, for the KV memory [default: prompt and output of the run].
-    #[arg(long, value_parser = super::shared_args::positions)]
-    context: Option<u64>,
+    #[arg(long, value_parser = super::shared_args::length_within(1..=1_000_000_000))]
+    context: Option<usize>,
     /// Sequences at once in an instance [default: those that ran].
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     concurrency: Option<u64>,
@@ -132,8 +132,12 @@ pub fn serving_result(file: &Path) -> anyhow::Result<ServeReport> {
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let question = args.prices.question(args.target_rate, args.headroom, args.gpus_per_instance)?;
-    let question =
-        Question { slo: args.slo.clone(), context: args.context, concurrency: args.concurrency, ..question };
+    let question = Question {
+        slo: args.slo.clone(),
+        context: args.context.map(|context| context as u64),
+        concurrency: args.concurrency,
+        ..question
+    };
     let report = serving_result(&args.file)?;
     let answer = capacity::capacity(&report, &question)
         .with_context(|| format!("{} cannot say what an instance carries", args.file.display()))?;

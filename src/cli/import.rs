@@ -55,8 +55,8 @@ pub struct OverrideArgs {
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub batch: Option<u64>,
     /// Positions in the KV cache of a decode step.
-    #[arg(long, value_parser = super::shared_args::positions)]
-    pub context: Option<u64>,
+    #[arg(long, value_parser = super::shared_args::length_within(0..=100_000_000))]
+    pub context: Option<usize>,
 }
 
 impl OverrideArgs {
@@ -76,7 +76,7 @@ impl OverrideArgs {
             dtype: self.dtype,
             kv_dtype: self.kv_dtype,
             batch: self.batch,
-            context: self.context,
+            context: self.context.map(|context| context as u64),
         })
     }
 

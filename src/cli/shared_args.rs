@@ -1,9 +1,11 @@
 //! Flags that several subcommands share.
 
 pub use crate::run::config::parse_dtypes;
-use crate::run::config::parse_length;
 
+use std::fmt::Display;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
@@ -99,12 +101,31 @@ pub struct DeviceArgs {
     pub threads: Option<u32>,
 }
 
-/// Reads a number of positions as lengths of `hbmark run` are written.
-pub fn positions(given: &str) -> Result<u64, String> {
-    const MOST: usize = 1_000_000_000;
-    let count = parse_length(given)?;
-    let limit = || format!("{given} is above {MOST}");
-    u64::try_from(count).ok().filter(|_| count <= MOST).ok_or_else(limit)
+/// Reads a number within bounds, both of them allowed.
+pub fn within<T>(
+    bounds: RangeInclusive<T>,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
+where
+    T: FromStr<Err: Display> + PartialOrd + Display + Clone + Send + Sync + 'static,
+{
+    move |given| {
+        let (least, most) = (bounds.start(), bounds.end());
+        let value: T = given.parse().map_err(|problem: T::Err| {
+            format!("{given} is not a number between {least} and {most}: {problem}")
+        })?;
+        if bounds.contains(&value) {
+            return Ok(value);
+        }
+        Err(format!("{given} is not between {least} and {most}; give a number in that range"))
+    }
+}
+
+/// Reads a length within bounds, such as 4096 or 4k.
+pub fn length_within(
+    bounds: RangeInclusive<usize>,
+) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
+    let within = within(bounds);
+    move |given| within(&config::parse_length(given)?.to_string())
 }
 
 /// Reads a number of threads that this process has CPUs for: more of them only wait for each other.

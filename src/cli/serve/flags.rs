@@ -1,10 +1,7 @@
 //! The flags that modes of `hbmark serve` share, in groups.
 
-use std::fmt::Display;
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::str::FromStr;
 
 use clap::{ArgAction, Args};
 
@@ -13,7 +10,8 @@ use super::server::ServerArgs;
 use super::speculation::SpeculationArgs;
 use super::vllm_names::VllmNames;
 use crate::cli::benchmark::WorkerArgs;
-use crate::cli::shared_args::{DeviceArgs, ModelArgs, OutputArgs, parse_dtypes};
+pub(super) use crate::cli::shared_args::within;
+use crate::cli::shared_args::{DeviceArgs, ModelArgs, OutputArgs, length_within, parse_dtypes};
 use crate::run::config::{self, ConfigError};
 use crate::serve::structured_output::{Grammar, StructuredError};
 use crate::serve::{Mode, SchedulerOptions, ServeConfig, VirtualSource, requests_within};
@@ -43,28 +41,9 @@ const MAX_REQUESTS: usize = 10_000_000;
 /// Beyond this a number of tokens or requests is one.
 const MAX_COUNT: usize = 1_000_000_000;
 
-/// Reads a number within bounds, both of them allowed.
-pub(super) fn within<T>(
-    bounds: RangeInclusive<T>,
-) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
-where
-    T: FromStr<Err: Display> + PartialOrd + Display + Clone + Send + Sync + 'static,
-{
-    move |given| {
-        let (least, most) = (bounds.start(), bounds.end());
-        let value: T = given.parse().map_err(|problem: T::Err| {
-            format!("{given} is not a number between {least} and {most}: {problem}")
-        })?;
-        if bounds.contains(&value) {
-            return Ok(value);
-        }
-        Err(format!("{given} is not between {least} and {most}; give a number in that range"))
-    }
-}
-
 /// Reads a number of tokens, such as 4096 or 4k.
 fn tokens(given: &str) -> Result<usize, String> {
-    within(1..=MAX_COUNT)(&config::parse_length(given)?.to_string())
+    length_within(1..=MAX_COUNT)(given)
 }
 
 /// Reads requests per second.

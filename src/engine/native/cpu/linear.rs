@@ -96,8 +96,8 @@ impl FusedMatrix {
     }
 }
 
-/// Does a member's share of `matrix · rows`, of which `row` is where the i-th is packed. `finish(first_panel, row, sums)` gets the sums of neighbouring panels: `sums[i]` are the sixteen
-/// rows of panel `first_panel + i`; of two interleaved parts the first half is of the first part.
+/// Does a member's share of `matrix · rows`, of which `row` is where the i-th is packed. `finish(first_panel, row, sums)` gets the sums of
+/// neighbouring panels: `sums[i]` are the sixteen rows of panel `first_panel + i`; of two interleaved parts the first half is of the first part.
 ///
 /// # Safety
 /// The rows are packed and not written meanwhile, in the precision and width of the matrix; the set is available.

@@ -161,19 +161,20 @@ fn tokens(name: &str) -> impl Iterator<Item = String> {
     words.into_iter()
 }
 
+/// Words for what a model was trained further for: its shape stays.
+const TUNINGS: [&str; 3] = ["instruct", "chat", "it"];
+
 /// A name as its owner wrote it, without the tuning at its end: `Llama-3.1-8B` of `meta-llama/Llama-3.1-8B-Instruct`.
-pub(super) fn without_tuning(name: &str) -> String {
+pub(super) fn without_tuning(name: &str) -> &str {
     let own = name.rsplit('/').next().unwrap_or(name);
-    let tuned = ["-instruct", "-chat", "-it"];
-    let lower = own.to_ascii_lowercase();
-    let end = tuned.iter().find_map(|end| lower.strip_suffix(end)).map_or(own.len(), str::len);
-    own[..end].to_owned()
+    let tuned = |end: &str| TUNINGS.iter().any(|tuning| tuning.eq_ignore_ascii_case(end));
+    own.rsplit_once('-').filter(|(_, end)| tuned(end)).map_or(own, |(shape, _)| shape)
 }
 
 /// Letters and digits without owner, tuning and storage.
 fn plain(name: &str) -> Vec<String> {
     tokens(name)
-        .filter(|t| !matches!(t.as_str(), "instruct" | "chat" | "it" | "hf" | "base" | "meta"))
+        .filter(|t| !TUNINGS.contains(&t.as_str()) && !matches!(t.as_str(), "hf" | "base" | "meta"))
         .collect()
 }
 

@@ -60,7 +60,7 @@ impl PlacementNotes {
         if let Some(preset) = presets::find(named) {
             return Some(Cow::Owned(preset.architecture));
         }
-        if let Some(preset) = presets::find(&model_name::without_tuning(named)) {
+        if let Some(preset) = presets::find(model_name::without_tuning(named)) {
             self.assume(format!("`{named}` has the shape of {}", preset.name));
             return Some(Cow::Owned(preset.architecture));
         }
