@@ -23,7 +23,7 @@ pub const SUPER_BLOCK: usize = 256;
 /// Bytes of a header: 32 values of f16.
 pub const HEADER: usize = 64;
 
-/// Where the codes of a block of 256 columns begin: behind 6-bit scales and two f16 ones of each row, or 16 scales of 8 bits.
+/// Bytes of lines before the codes of a block of 256 columns: 6-bit scales and two f16 ones of each row, or 16 scales of 8 bits.
 pub const SUPER_HEADER: usize = 4 * HEADER;
 
 /// Columns between two headers of q8_0 and q4_0: two groups, so that every load is aligned.
@@ -32,11 +32,11 @@ const Q_BLOCK: usize = 2 * GROUP;
 /// Bytes of a vector, and of a line of a processor's caches: four of each row of a panel.
 pub const LINE: usize = 4 * LANES;
 
-/// Bytes that a tile prefetches ahead: the processor's own prefetch does not keep up on a single stream.
+/// Bytes that a tile of a single panel prefetches ahead: the processor's own prefetch does not keep up on a single stream.
 const AHEAD: usize = 2048;
 
-/// Likewise for lines that are read once, which a non-temporal prefetch brings into the first cache alone.
-const AHEAD_ONCE: usize = 4096;
+/// Bytes that an integer tile prefetches ahead of each line it loads. Half of it is too near where memory takes longest to answer.
+const LINES_AHEAD: usize = 8192;
 
 /// Sums of an integer tile, panels times rows: unpacking weights costs it more than a row does.
 const INTEGER_SUMS: usize = 8;
@@ -106,11 +106,11 @@ impl PackedFormat {
         }
     }
 
-    /// Bytes from a line of a panel to its next one. Lines of [`NEIGHBOURS`] panels alternate where a panel is whole lines, so that a tile of them
-    /// reads one stream.
+    /// Bytes from a line of a panel to its next one within a block. Where lines of [`NEIGHBOURS`] panels alternate, a tile of them reads one
+    /// stream; what blocks have beyond whole lines comes before the lines of both.
     pub const fn line_stride(self) -> usize {
         match self {
-            Self::Q8_0 | Self::Q4_0 | Self::Q4K | Self::Q5K => NEIGHBOURS * LINE,
+            Self::Q8_0 | Self::Q4_0 | Self::Q4K | Self::Q5K | Self::Q6K => NEIGHBOURS * LINE,
             _ => LINE,
         }
     }
@@ -194,6 +194,8 @@ pub struct TileWork<'a> {
     /// Columns with padding.
     pub columns: usize,
     pub panels: [*const u8; MAX_PANELS],
+    /// Which of its [`NEIGHBOURS`] each panel is: of q6_k alone.
+    pub places: [usize; MAX_PANELS],
     /// Of integer tiles alone: they prefetch.
     pub read: PanelRead,
     /// What all values of each panel's matrix are multiplied with: of nvfp4 alone.
@@ -297,6 +299,7 @@ unsafe fn quads<const P: usize, const B: usize>(
 struct Tile<'a, const P: usize, const B: usize> {
     columns: usize,
     weights: &'a [*const u8; P],
+    places: &'a [usize; P],
     read: PanelRead,
     factors: &'a [f32; P],
     rows: &'a [InputRow; B],
@@ -310,6 +313,7 @@ impl<'a, const P: usize, const B: usize> Tile<'a, P, B> {
         Self {
             columns: work.columns,
             weights: work.panels.first_chunk().expect("no more than MAX_PANELS"),
+            places: work.places.first_chunk().expect("no more than MAX_PANELS"),
             read: work.read,
             factors: work.factors.first_chunk().expect("no more than MAX_PANELS"),
             rows: work.rows.first_chunk().expect("no more than MAX_ROWS"),
@@ -462,25 +466,15 @@ impl Lines {
         nth(panel, self.first.wrapping_add(line), self.stride)
     }
 
-    /// Prefetches what comes behind so many lines of each panel.
+    /// Prefetches what comes behind a line of each panel. Beside the load of that line and not many at a time, which would wait for each other.
     #[inline(always)]
-    fn prefetch<const P: usize>(self, panels: &[*const u8; P], lines: usize) {
-        match self.read {
-            PanelRead::Only => self.prefetch_by::<true, AHEAD_ONCE, P>(panels, lines),
-            PanelRead::First => self.prefetch_by::<false, AHEAD, P>(panels, lines),
-            PanelRead::Later => {}
-        }
-    }
-
-    #[inline(always)]
-    fn prefetch_by<const ONCE: bool, const BYTES: usize, const P: usize>(
-        self,
-        panels: &[*const u8; P],
-        lines: usize,
-    ) {
-        for line in 0..lines {
-            for panel in panels {
-                prefetch::<ONCE, _>(self.at(*panel, line).wrapping_add(BYTES));
+    fn prefetch<const P: usize>(self, panels: &[*const u8; P], line: usize) {
+        for panel in panels {
+            let ahead = self.at(*panel, line).wrapping_add(LINES_AHEAD);
+            match self.read {
+                PanelRead::Only => prefetch::<true, _>(ahead),
+                PanelRead::First => prefetch::<false, _>(ahead),
+                PanelRead::Later => {}
             }
         }
     }
@@ -494,7 +488,6 @@ unsafe fn bytes_group<S: Simd, const P: usize, const B: usize>(
     rows: &[InputRow; B],
     group: usize,
 ) -> [[S::Ints; P]; B] {
-    lines.prefetch(weights, GROUP / 4);
     // SAFETY: the caller's promise: a group of each panel from a line on, and of each row.
     unsafe {
         let mut sums = [[S::splat_int(0); P]; B];
@@ -502,6 +495,7 @@ unsafe fn bytes_group<S: Simd, const P: usize, const B: usize>(
             *sums = [S::splat_int(-BYTE_OFFSET * row.sum(group)); P];
         }
         for quad in 0..GROUP / 4 {
+            lines.prefetch(weights, quad);
             let w: [S::Packed; P] = each!(S::splat_packed(0), |p| S::load_packed(lines.at(weights[p], quad)));
             for (sums, row) in sums.iter_mut().zip(rows) {
                 let x = S::splat_packed(*nth(row.words, group, GROUP / 4).add(quad));
@@ -551,7 +545,6 @@ unsafe fn codes<
     half: usize,
     offset: i32,
 ) -> [[S::Ints; P]; B] {
-    lines.prefetch(weights, OCTETS + HIGH.min(1));
     // SAFETY: the caller's promise: octets of each panel from a line on, and of each row.
     unsafe {
         let mut sums = [[S::splat_int(0); P]; B];
@@ -566,6 +559,7 @@ unsafe fn codes<
         // Loops and no closures: a closure as large as this one is not inlined, and has no instruction set of its own.
         let mut high = [[S::splat_packed(0); 2]; P];
         if HIGH > 0 {
+            lines.prefetch(weights, 0);
             for (high, from) in high.iter_mut().zip(weights) {
                 let bits = S::load_packed(lines.at(*from, 0));
                 *high = [bits, S::shift_left(bits, 4)];
@@ -574,6 +568,7 @@ unsafe fn codes<
         let (mask, step) = (0x1010_1010 * ((1u32 << HIGH) - 1), HIGH as u32);
         for octet in 0..OCTETS {
             let down = step * octet as u32;
+            lines.prefetch(weights, octet + HIGH.min(1));
             let mut w = [[S::splat_packed(0); 2]; P];
             for ((w, from), high) in w.iter_mut().zip(weights).zip(high) {
                 let packed = S::load_packed(lines.at(*from, octet + HIGH.min(1)));
@@ -666,7 +661,9 @@ unsafe fn block_scales<S: Simd, const P: usize>(
     lines: Lines,
     group: usize,
 ) -> [S::Floats; P] {
-    lines.prefetch(weights, 1);
+    if group.is_multiple_of(2) {
+        lines.prefetch(weights, 0);
+    }
     // SAFETY: the caller's promise: a header of each panel at the first line.
     unsafe { each!(S::zero(), |p| S::load_f16(lines.at(weights[p], 0).add(group % 2 * (HEADER / 2)).cast())) }
 }
@@ -830,7 +827,9 @@ unsafe fn ranges_tile<S: Simd, const HIGH: usize, const P: usize, const B: usize
         let mut sums = [[S::zero(); P]; B];
         for block in 0..columns / SUPER_BLOCK {
             let lines = lines.from(block * (header_lines + GROUPS * group_lines));
-            lines.prefetch(weights, header_lines);
+            for line in 0..header_lines {
+                lines.prefetch(weights, line);
+            }
             let d: [S::Floats; P] = each!(S::zero(), |p| S::load_f16(lines.at(weights[p], 0).cast()));
             let d_min: [S::Floats; P] =
                 each!(S::zero(), |p| S::load_f16(lines.at(weights[p], 0).add(HEADER / 2).cast()));
@@ -882,24 +881,34 @@ dispatch! { fn tile_ranges[const HIGH: usize, const P: usize, const B: usize][HI
 unsafe fn q6_k_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>) {
     const HALVES: usize = 2 * SUPER_BLOCK / GROUP;
     const HALF_BYTES: usize = 3 * LINE;
-    const SCALES_AT: usize = SUPER_HEADER + HALVES * HALF_BYTES;
-    let Tile { columns, weights, rows, .. } = tile;
+    const SCALES: usize = HEADER / 2;
+    let Tile { columns, weights, places, rows, .. } = tile;
     let lines = tile.lines(PackedFormat::Q6K);
 
-    // SAFETY: a block of every panel is sixteen bytes of scales of each row, sixteen half groups of codes and sixteen scales.
+    // SAFETY: a block of every panel is sixteen bytes of scales of each row, sixteen half groups of codes and sixteen scales, which are before
+    // the lines of both panels.
     unsafe {
         let mut sums = [[S::zero(); P]; B];
         for block in 0..columns / SUPER_BLOCK {
             let from: [*const u8; P] =
-                std::array::from_fn(|p| nth(weights[p], block, SCALES_AT + HEADER / 2));
-            let d: [S::Floats; P] = each!(S::zero(), |p| S::load_f16(from[p].add(SCALES_AT).cast()));
+                std::array::from_fn(|p| nth(weights[p], block, NEIGHBOURS * PackedFormat::Q6K.block_bytes()));
+            // A line before those of the first of the neighbours.
+            let scales: [*const u8; P] = std::array::from_fn(|p| {
+                from[p].wrapping_sub(LINE).wrapping_sub(places[p].wrapping_mul(LINE - SCALES))
+            });
+            lines.prefetch(&scales, 0);
+            let d: [S::Floats; P] = each!(S::zero(), |p| S::load_f16(scales[p].cast()));
             let mut offsets = d;
             for offset in &mut offsets {
                 *offset = S::mul(*offset, S::splat(-SCALE_OFFSET));
             }
-            for four in 0..HALVES / 4 {
-                let mut bytes: [S::Packed; P] =
-                    each!(S::splat_packed(0), |p| S::load_packed(lines.at(from[p], four)));
+            // All of them before any code: lines that are loaded out of their order come at four fifths of the rate.
+            let mut of_fours = [[S::splat_packed(0); P]; HALVES / 4];
+            for (four, bytes) in of_fours.iter_mut().enumerate() {
+                lines.prefetch(&from, four);
+                *bytes = each!(S::splat_packed(0), |p| S::load_packed(lines.at(from[p], four)));
+            }
+            for (four, mut bytes) in of_fours.into_iter().enumerate() {
                 for index in 0..4 {
                     let within = 4 * four + index;
                     let half = block * HALVES + within;

@@ -83,10 +83,11 @@ impl FusedMatrix {
         self.places[index]
     }
 
-    fn panel(&self, index: usize) -> (&PackedMatrix, *const u8) {
+    /// The part of a panel, its first line, and which of its neighbours it is.
+    fn panel(&self, index: usize) -> (&PackedMatrix, *const u8, usize) {
         let place = self.place(index);
         let matrix = &self.parts[place.part];
-        (matrix, matrix.packed_bytes()[place.first_line..].as_ptr())
+        (matrix, matrix.packed_bytes()[place.first_line..].as_ptr(), place.panel % NEIGHBOURS)
     }
 
     /// Panels that a unit of work has, of so many that a job has in all.
@@ -323,9 +324,10 @@ impl<'a> Tiling<'a> {
             }
             let work = TileWork {
                 columns: lead.padded_columns(),
-                panels: tile.map(|(_, lines)| lines),
+                panels: tile.map(|(_, lines, _)| lines),
+                places: tile.map(|(.., place)| place),
                 read: rows.read,
-                factors: tile.map(|(part, _)| part.factor),
+                factors: tile.map(|(part, ..)| part.factor),
                 rows: &rows.packed,
                 out: sums.as_mut_ptr().cast(),
                 slot: start - panels.start,
@@ -349,14 +351,15 @@ pub unsafe fn few_tiles(
     inputs: &InputWriter,
     rows: usize,
 ) -> f32 {
-    let width = matrix.format.panels(set, rows);
+    let (width, last) = (matrix.format.panels(set, rows), matrix.panels() - 1);
     let tile_rows = matrix.format.most_rows(set, width).min(rows.next_power_of_two());
     let mut sums: [Sums; MAX_ROWS] = [[[0.0; LANES]; SLOTS]; MAX_ROWS];
     for panel in (0..MAX_PANELS).step_by(width) {
         for row in (0..rows).step_by(tile_rows) {
             let work = TileWork {
                 columns: matrix.padded_columns(),
-                panels: std::array::from_fn(|i| matrix.panel((panel + i).min(matrix.panels() - 1))),
+                panels: std::array::from_fn(|i| matrix.panel((panel + i).min(last))),
+                places: std::array::from_fn(|i| (panel + i).min(last) % NEIGHBOURS),
                 read: if row == 0 { PanelRead::First } else { PanelRead::Later },
                 factors: [matrix.factor; MAX_PANELS],
                 rows: &std::array::from_fn(|i| inputs.row((row + i).min(rows - 1))),

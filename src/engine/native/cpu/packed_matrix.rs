@@ -17,12 +17,14 @@
 //! | nvfp4 | as mxfp4, with 16 scales for every 16 columns; the scale of the matrix is beside it |
 //! | int4 | per group: as q4_0 without scales; then for every group 16 scales, f16, and 16 zeros where not all are 8 |
 //! | q4_k, q5_k | per 256 columns: 16 scales and 16 scales of minima, f16; 3 × 16 × 4 bytes of 6-bit scales and minima as in a file; then per 32 columns the fifth bits, 16 × 4 bytes, and the others as q4_0 |
-//! | q6_k | per 256 columns: 4 × 16 quads of (scale + 128); then per 16 columns the two high bits, 16 × 4 bytes, and the low four as q4_0; at the end 16 scales, f16 |
+//! | q6_k | per 256 columns: 16 scales, f16; 4 × 16 quads of (scale + 128); then per 16 columns the two high bits, 16 × 4 bytes, and the low four as q4_0 |
 //!
-//! In q8_0, q4_0, q4_k and q5_k the lines of two neighbouring panels alternate, 64 bytes of one and 64 of the other, so that a tile of both reads one
-//! stream.
+//! In q8_0, q4_0 and the blocks of 256 the lines of two neighbouring panels alternate, 64 bytes of one and 64 of the other, so that a tile of both
+//! reads one stream. Of q6_k the scales of both make the first line of a block.
 //!
 //! Every format takes the bytes of the file it comes from and no more, but for rows and columns that are filled up to whole panels and blocks.
+
+use std::ops::Range;
 
 use half::f16;
 use hbmark_cpu_kernels::simd::LANES;
@@ -90,12 +92,26 @@ fn format_of(stored: &StoredMatrix) -> Result<PackedFormat, EngineError> {
 }
 
 /// The most bytes of a block of a format whose panels' lines alternate.
-const MAX_BLOCK: usize = PackedFormat::Q5K.block_bytes();
+const MAX_BLOCK: usize = PackedFormat::Q6K.block_bytes();
 
 /// Where a panel's first line is in the bytes of its matrix.
 fn first_line(format: PackedFormat, panel_bytes: usize, panel: usize) -> usize {
     let neighbours = format.line_stride() / LINE;
-    panel / neighbours * neighbours * panel_bytes + panel % neighbours * LINE
+    let before_lines = if neighbours > 1 { neighbours * (format.block_bytes() % LINE) } else { 0 };
+    panel / neighbours * neighbours * panel_bytes + before_lines + panel % neighbours * LINE
+}
+
+/// The pieces of a block of a panel whose lines alternate with its neighbours': their places in the block and in the packed bytes, from the
+/// beginning of all that neighbours have of the block. What a block has beyond whole lines comes first.
+fn pieces(format: PackedFormat, panel: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
+    let (stride, first) = (format.line_stride(), format.block_bytes() % LINE);
+    let (neighbours, lines) = (stride / LINE, format.block_bytes() / LINE);
+    let place = panel % neighbours;
+    let lines = (0..lines).map(move |line| {
+        let from = first + line * LINE;
+        (from..from + LINE, neighbours * first + line * stride + place * LINE)
+    });
+    std::iter::once((0..first, place * first)).chain(lines)
 }
 
 /// A matrix `[rows, columns]` in panels of sixteen rows.
@@ -152,9 +168,13 @@ impl PackedMatrix {
             for panel in 0..panels {
                 own.fill(0);
                 pack(panel, &mut own);
-                let from = first_line(format, panel_bytes, panel);
-                let lines = bytes[from..].chunks_mut(format.line_stride());
-                lines.zip(own.chunks_exact(LINE)).for_each(|(to, line)| to[..LINE].copy_from_slice(line));
+                let of_neighbours = &mut bytes[panel / neighbours * neighbours * panel_bytes..];
+                let blocks = of_neighbours.chunks_exact_mut(neighbours * format.block_bytes());
+                for (packed, block) in blocks.zip(own.chunks_exact(format.block_bytes())) {
+                    for (piece, to) in pieces(format, panel) {
+                        packed[to..to + piece.len()].copy_from_slice(&block[piece]);
+                    }
+                }
             }
         }
         let factor =
@@ -170,7 +190,7 @@ impl PackedMatrix {
 
     /// The first line of a panel; the next are [`PackedFormat::line_stride`] apart.
     pub fn panel(&self, panel: usize) -> *const u8 {
-        self.lines(panel).as_ptr()
+        self.packed_bytes()[self.first_line(panel)..].as_ptr()
     }
 
     /// Where a panel's first line is in [`packed_bytes`](Self::packed_bytes).
@@ -181,11 +201,6 @@ impl PackedMatrix {
     /// All panels as they are packed.
     pub fn packed_bytes(&self) -> &[u8] {
         self.region.bytes()
-    }
-
-    /// The bytes from a panel's first line on, in which it has one line of every [`PackedFormat::line_stride`] bytes.
-    fn lines(&self, panel: usize) -> &[u8] {
-        &self.packed_bytes()[self.first_line(panel)..]
     }
 
     /// Bytes that one pass over the matrix reads.
@@ -201,16 +216,20 @@ impl PackedMatrix {
 
     /// Unpacks a row into `out`, as f32.
     pub fn row(&self, row: usize, out: &mut [f32]) {
-        let (lines, lane, stride) = (self.lines(row / LANES), row % LANES, self.format.line_stride());
-        if stride == LINE {
-            return self.unpack(&lines[..self.panel_bytes], lane, out);
+        let (panel, lane, format) = (row / LANES, row % LANES, self.format);
+        let neighbours = format.line_stride() / LINE;
+        let of_neighbours = &self.packed_bytes()[panel / neighbours * neighbours * self.panel_bytes..];
+        if neighbours == 1 {
+            return self.unpack(&of_neighbours[..self.panel_bytes], lane, out);
         }
-        let mut lines = lines.chunks(stride);
         let mut block = [0; MAX_BLOCK];
-        let block = &mut block[..self.format.block_bytes()];
-        for out in out[..self.columns].chunks_mut(self.format.block_columns()) {
-            let block_lines = block.chunks_exact_mut(LINE).zip(&mut lines);
-            block_lines.for_each(|(to, line)| to.copy_from_slice(&line[..LINE]));
+        let block = &mut block[..format.block_bytes()];
+        let blocks = of_neighbours.chunks_exact(neighbours * format.block_bytes());
+        for (packed, out) in blocks.zip(out[..self.columns].chunks_mut(format.block_columns())) {
+            for (piece, from) in pieces(format, panel) {
+                let length = piece.len();
+                block[piece].copy_from_slice(&packed[from..from + length]);
+            }
             self.unpack(block, lane, out);
         }
     }
@@ -306,7 +325,7 @@ fn span(format: SuperBlock) -> usize {
 fn code_place(format: SuperBlock, column: usize, lane: usize) -> (usize, bool, usize, usize) {
     let (span, bits) = (span(format), format.high_bits());
     let (high_vectors, within) = (bits.min(1), column % span);
-    let at = SUPER_HEADER + column / span * (high_vectors * LINE + span * LANES / 2);
+    let at = lines_at(format) + SUPER_HEADER + column / span * (high_vectors * LINE + span * LANES / 2);
     let (index, is_high) = half_byte(within, lane);
     // The first octet of columns has the bits that need no shift: a kernel moves them down by `bits` for each octet.
     let shift = bits * (within / 8) + if is_high { 0 } else { 4 };
@@ -315,13 +334,14 @@ fn code_place(format: SuperBlock, column: usize, lane: usize) -> (usize, bool, u
 
 /// Where byte `index` of a row's scales is in a block of 256.
 fn scale_place(format: SuperBlock, index: usize, lane: usize) -> usize {
-    let first = if format == SuperBlock::Q6K { 0 } else { HEADER };
+    // Behind the f16 scales of the rows, which those of the minima follow.
+    let first = if format == SuperBlock::Q6K { HEADER / 2 } else { HEADER };
     first + quad(index, lane)
 }
 
-/// Where the f16 scales of the rows are in a block of 256; those of the minima come next.
-fn block_scales_at(format: SuperBlock) -> usize {
-    if format == SuperBlock::Q6K { format.bytes() * LANES - 2 * LANES } else { 0 }
+/// Where whole lines begin in a block of 256: what is before them is in a line with that of the neighbour.
+fn lines_at(format: SuperBlock) -> usize {
+    format.bytes() * LANES % LINE
 }
 
 /// One value of a block of 256 columns of sixteen rows.
@@ -331,14 +351,13 @@ fn super_value(format: SuperBlock, block: &[u8], column: usize, lane: usize) -> 
     if format.high_bits() > 0 {
         code |= (block[above] >> shift & ((1 << format.high_bits()) - 1)) << 4;
     }
-    let scales = &block[block_scales_at(format)..];
-    let d = header(scales, 0, lane);
+    let d = header(block, 0, lane);
     let byte = |index| block[scale_place(format, index, lane)];
     if format == SuperBlock::Q6K {
         return d * (f32::from(byte(column / span(format))) - 128.0) * (f32::from(code) - 32.0);
     }
     let (scale, min) = scale_and_min(&std::array::from_fn::<u8, 12, _>(byte), column / GROUP);
-    d * f32::from(scale) * f32::from(code) - header(scales, 1, lane) * f32::from(min)
+    d * f32::from(scale) * f32::from(code) - header(block, 1, lane) * f32::from(min)
 }
 
 /// Writes one block of 256 columns into its lane of a zeroed block of a panel.
@@ -355,7 +374,7 @@ fn pack_super(format: SuperBlock, stored: &[u8], lane: usize, block: &mut [u8]) 
         block[scale_place(format, index, lane)] = byte ^ sign;
     }
     let [d, d_min] = format.block_scales(stored).map(f16::to_le_bytes);
-    let at = block_scales_at(format) + 2 * lane;
+    let at = 2 * lane;
     block[at..at + 2].copy_from_slice(&d);
     if format != SuperBlock::Q6K {
         block[at + 2 * LANES..at + 2 * LANES + 2].copy_from_slice(&d_min);
