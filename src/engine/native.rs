@@ -62,7 +62,7 @@ pub const DEFAULT_BLOCK_SIZE: usize = 64;
 const MAX_BATCH: usize = 4096;
 
 fn refuse<T>(what: impl Into<String>, why: impl Into<String>) -> Result<T, EngineError> {
-    Err(EngineError::Unsupported { engine: NAME.into(), what: what.into(), why: why.into() })
+    Err(EngineError::unsupported(NAME, what, why))
 }
 
 /// What the engine can do with an architecture.

@@ -88,22 +88,19 @@ fn capabilities_of(
         stock::candle_dtype(dtype)?;
     }
     if model.architecture.experts.is_some() && !on_host {
-        return Err(EngineError::Unsupported {
-            engine: kind.name().into(),
-            what: format!("mixtures of experts on {device}"),
-            why: "candle routes them on the host, with copies to it in every layer; choose --device cpu, or the native engine".into(),
-        });
+        return Err(EngineError::unsupported(
+            kind.name(),
+            format!("mixtures of experts on {device}"),
+            "candle routes them on the host, with copies to it in every layer; choose --device cpu, or the native engine",
+        ));
     }
     let limits = stock::limits(&model.architecture, dtype, model.is_gguf())?;
     Ok(stock::capabilities(kind, limits, &device.to_string(), on_host))
 }
 
 fn known(engine: &str) -> Result<EngineKind, EngineError> {
-    EngineKind::of(engine).ok_or_else(|| EngineError::Unsupported {
-        engine: engine.into(),
-        what: "anything".into(),
-        why: "it is not in this build".into(),
-    })
+    EngineKind::of(engine)
+        .ok_or_else(|| EngineError::unsupported(engine, "anything", "it is not in this build"))
 }
 
 /// The dtype that is sensible for an engine where none is asked for: the native engine streams bf16 on a CPU, where candle's
@@ -143,11 +140,11 @@ pub fn check_kv_dtype(
         Some(asked) if asked != own && EngineKind::of(engine) == Some(EngineKind::Native) => {
             native::check_kv_dtype(&model.architecture, dtype, device, asked)
         }
-        Some(asked) if asked != own => Err(EngineError::Unsupported {
-            engine: engine.into(),
-            what: format!("a KV cache in {asked}"),
-            why: format!("candle keeps it in {own} beside weights in {dtype}; the native engine has others"),
-        }),
+        Some(asked) if asked != own => Err(EngineError::unsupported(
+            engine,
+            format!("a KV cache in {asked}"),
+            format!("candle keeps it in {own} beside weights in {dtype}; the native engine has others"),
+        )),
         _ => Ok(()),
     }
 }

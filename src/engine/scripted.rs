@@ -276,11 +276,7 @@ impl CapturableSession for ScriptedSession {
     fn record(&mut self, batch: &StepBatch) -> Result<StepBatch, EngineError> {
         match self.replay {
             Some(_) => Ok(batch.clone()),
-            None => Err(EngineError::Unsupported {
-                engine: "scripted".into(),
-                what: "a recorded step".into(),
-                why: "its script has none".into(),
-            }),
+            None => Err(EngineError::unsupported("scripted", "a recorded step", "its script has none")),
         }
     }
 
@@ -308,11 +304,11 @@ impl Session for ScriptedSession {
             let length = self.lengths.entry(sequence.sequence).or_insert(0);
             // A caller with block tables manages the cache: a prefix may be another sequence's.
             if sequence.start_position > *length && sequence.block_table.is_empty() {
-                return Err(EngineError::Unsupported {
-                    engine: "scripted".into(),
-                    what: format!("a step at position {}", sequence.start_position),
-                    why: format!("sequence {} holds {length} positions", sequence.sequence.0),
-                });
+                return Err(EngineError::unsupported(
+                    "scripted",
+                    format!("a step at position {}", sequence.start_position),
+                    format!("sequence {} holds {length} positions", sequence.sequence.0),
+                ));
             }
             *length = sequence.start_position + sequence.tokens.len();
         }

@@ -34,11 +34,7 @@ pub fn check_device(kind: EngineKind, device: DeviceChoice) -> Result<(), Engine
         (EngineKind::StockGraph, DeviceChoice::Cpu) => "launches are a GPU's; run `stock`",
         _ => return Ok(()),
     };
-    Err(EngineError::Unsupported {
-        engine: kind.name().into(),
-        what: "steps on a CPU".into(),
-        why: why.into(),
-    })
+    Err(EngineError::unsupported(kind.name(), "steps on a CPU", why))
 }
 
 /// The KV of sequences that advance together, now and before their last step.
@@ -124,7 +120,7 @@ impl StockSession {
     }
 
     fn refuse<T>(what: String, why: String) -> Result<T, EngineError> {
-        Err(EngineError::Unsupported { engine: "stock".into(), what, why })
+        Err(EngineError::unsupported("stock", what, why))
     }
 
     /// Checks that a batch is uniform and inside the limits; returns tokens per sequence and the position.
@@ -308,7 +304,7 @@ const FLOATS_ONLY: &str =
     "candle's float models run f32, bf16 and f16; its quantised ones take their weights from a GGUF file";
 
 fn unsupported(dtype: Dtype, why: String) -> EngineError {
-    EngineError::Unsupported { engine: "stock".into(), what: format!("dtype {dtype}"), why }
+    EngineError::unsupported("stock", format!("dtype {dtype}"), why)
 }
 
 #[cfg(test)]

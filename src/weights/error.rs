@@ -80,6 +80,10 @@ pub enum OpenError {
     )]
     OtherLayout { how: String, error: Box<WeightsError> },
 
+    /// The hub gave no model of a name that is like those of shipped shapes.
+    #[error("{error}; shapes of like names come with hbmark: {}", shapes.join(", "))]
+    LikeShapes { error: Box<WeightsError>, shapes: Vec<String> },
+
     /// The weights cannot be loaded.
     #[error(transparent)]
     Weights(#[from] WeightsError),

@@ -149,7 +149,12 @@ fn open_with(
     if !spec.contains('/') {
         return Err(presets::unknown(spec).into());
     }
-    let folder = fetch(&HubConfig::from_env()?)?;
+    let folder = fetch(&HubConfig::from_env()?).map_err(|error| match presets::unknown(spec) {
+        ModelError::UnknownModel { suggestions: shapes, .. } if !shapes.is_empty() => {
+            OpenError::LikeShapes { error: Box::new(error), shapes }
+        }
+        _ => error.into(),
+    })?;
     open_folder(&folder, Some(spec.to_owned()))
 }
 

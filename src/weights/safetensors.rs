@@ -453,7 +453,7 @@ impl Source<'_> {
             return Err(self.stored_otherwise(Dtype::F32));
         }
         match self.dtype() {
-            DType::F32 => self.read(|bytes| T::of_f32(f32::from_le_bytes(bytes))),
+            DType::F32 => self.read(|bytes| T::narrow(f32::from_le_bytes(bytes))),
             DType::BF16 => self.read(|bytes| T::of_bf16(bf16::from_le_bytes(bytes))),
             _ => self.read(|bytes| T::of_f16(f16::from_le_bytes(bytes))),
         }

@@ -10,6 +10,7 @@ mod super_block;
 mod transposed;
 
 use half::{bf16, f16};
+use hbmark_cpu_kernels::element::Element;
 use hbmark_cpu_kernels::{e2m1, e4m3, e8m0};
 
 use hbmark_core::model::{Dtype, Format, ModuleStorage, NVFP4_GROUP, Scales, TensorInfo};
@@ -548,52 +549,30 @@ fn widen<T: Copy>(out: &mut [f32], values: &[T], value: impl Fn(T) -> f32) {
 
 /// Whether no value is NaN or infinite. Looks at all of them: without an early end it is fast enough to go with every read.
 pub(crate) fn all_finite<T: PlainFloat>(values: &[T]) -> bool {
-    values.iter().fold(true, |all, value| all & value.is_a_number())
+    values.iter().fold(true, |all, value| all & value.widen().is_finite())
 }
 
 /// A plain float that a matrix can be kept in.
-pub(crate) trait PlainFloat: candle_core::WithDType {
-    fn of_f32(value: f32) -> Self;
+pub(crate) trait PlainFloat: candle_core::WithDType + Element {
     fn of_f16(value: f16) -> Self {
-        Self::of_f32(value.to_f32())
+        Self::narrow(value.to_f32())
     }
     fn of_bf16(value: bf16) -> Self {
-        Self::of_f32(value.to_f32())
+        Self::narrow(value.to_f32())
     }
-    fn widened(self) -> f32;
-    /// Neither infinite nor NaN.
-    fn is_a_number(&self) -> bool;
     /// The values as the data of a matrix.
     fn data(values: Vec<Self>) -> StoredData;
 }
 
 impl PlainFloat for f32 {
-    fn of_f32(value: f32) -> Self {
-        value
-    }
-    fn widened(self) -> f32 {
-        self
-    }
-    fn is_a_number(&self) -> bool {
-        self.is_finite()
-    }
     fn data(values: Vec<Self>) -> StoredData {
         StoredData::F32(values)
     }
 }
 
 impl PlainFloat for f16 {
-    fn of_f32(value: f32) -> Self {
-        Self::from_f32(value)
-    }
     fn of_f16(value: f16) -> Self {
         value
-    }
-    fn widened(self) -> f32 {
-        self.to_f32()
-    }
-    fn is_a_number(&self) -> bool {
-        self.is_finite()
     }
     fn data(values: Vec<Self>) -> StoredData {
         StoredData::F16(values)
@@ -601,17 +580,8 @@ impl PlainFloat for f16 {
 }
 
 impl PlainFloat for bf16 {
-    fn of_f32(value: f32) -> Self {
-        Self::from_f32(value)
-    }
     fn of_bf16(value: bf16) -> Self {
         value
-    }
-    fn widened(self) -> f32 {
-        self.to_f32()
-    }
-    fn is_a_number(&self) -> bool {
-        self.is_finite()
     }
     fn data(values: Vec<Self>) -> StoredData {
         StoredData::Bf16(values)

@@ -160,7 +160,7 @@ impl TensorPlan {
     /// A tensor in the storage that the plan has for it.
     fn tensor<T: PlainFloat>(&self, info: &TensorInfo, values: Vec<T>) -> StoredTensor {
         let Some((rows, columns)) = info.rows_and_columns(self.experts_by_input) else {
-            return StoredTensor::Vector(values.into_iter().map(T::widened).collect());
+            return StoredTensor::Vector(values.into_iter().map(T::widen).collect());
         };
         let matrix = StoredMatrix { rows, columns, data: T::data(values) };
         let packing = Packing::of_tensor(info, self.int4_group, self.formats.as_ref())

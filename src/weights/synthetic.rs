@@ -135,7 +135,7 @@ impl<T: PlainFloat> HostGenerator<T> {
     }
 
     fn on_threads(seed: u64, threads: usize) -> Self {
-        let table = |mean| NormalTable::new(mean, T::of_f32);
+        let table = |mean| NormalTable::new(mean, T::narrow);
         Self { around_zero: table(0.0), around_one: table(1.0), seed, threads }
     }
 

@@ -33,15 +33,10 @@ struct Queue {
 
 /// A prefill takes a millisecond a token, a decode 10 ms and another for each sequence.
 fn model() -> StepModel {
-    StepModel::Calibrated(Calibration {
-        looped: false,
-        prefill: vec![(1.0, 1e6), (1001.0, 1001e6)],
-        decode: vec![(1.0, 11e6), (101.0, 111e6)],
-        base_context: 0.0,
-        ns_per_decode_position: 0.0,
-        ns_per_prefill_pair: 0.0,
-        mixed: 1.0,
-    })
+    StepModel::Calibrated(Calibration::of(
+        vec![(1.0, 1e6), (1001.0, 1001e6)],
+        vec![(1.0, 11e6), (101.0, 111e6)],
+    ))
 }
 
 fn queues() -> [Queue; 4] {

@@ -56,13 +56,8 @@ mod tests {
 
     fn model() -> Calibration {
         Calibration {
-            looped: false,
-            prefill: vec![(1.0, 100.0), (101.0, 1100.0)],
-            decode: vec![(1.0, 100.0), (11.0, 200.0)],
-            base_context: 0.0,
             ns_per_decode_position: 1.0,
-            ns_per_prefill_pair: 0.0,
-            mixed: 1.0,
+            ..Calibration::of(vec![(1.0, 100.0), (101.0, 1100.0)], vec![(1.0, 100.0), (11.0, 200.0)])
         }
     }
 

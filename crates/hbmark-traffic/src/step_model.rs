@@ -102,6 +102,19 @@ fn interpolate(points: &[(f64, f64)], x: f64) -> f64 {
 }
 
 impl Calibration {
+    /// One in which neither positions nor mixtures cost anything more.
+    pub fn of(prefill: Vec<(f64, f64)>, decode: Vec<(f64, f64)>) -> Self {
+        Self {
+            looped: false,
+            prefill,
+            decode,
+            base_context: 0.0,
+            ns_per_decode_position: 0.0,
+            ns_per_prefill_pair: 0.0,
+            mixed: 1.0,
+        }
+    }
+
     /// Halfway between this and a later one: for a run between the two.
     pub fn halfway(&self, after: &Self) -> Self {
         let line = |before: &[(f64, f64)], after: &[(f64, f64)]| {

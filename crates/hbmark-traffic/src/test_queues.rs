@@ -225,15 +225,10 @@ pub fn spec(offered: Offered) -> PointSpec {
 
 /// The point on the virtual clock: a prefill of n tokens takes n ms, a decode of n sequences 10 ms and n.
 pub fn simulated(spec: &PointSpec) -> (Run, ServeResult) {
-    let model = StepModel::Calibrated(Calibration {
-        looped: false,
-        prefill: vec![(1.0, 1e6), (101.0, 101e6)],
-        decode: vec![(1.0, 11e6), (11.0, 21e6)],
-        base_context: 0.0,
-        ns_per_decode_position: 0.0,
-        ns_per_prefill_pair: 0.0,
-        mixed: 1.0,
-    });
+    let model = StepModel::Calibrated(Calibration::of(
+        vec![(1.0, 1e6), (101.0, 101e6)],
+        vec![(1.0, 11e6), (11.0, 21e6)],
+    ));
     let (plan, measured) = spec.plan().unwrap();
     let traffic = spec.traffic(&plan, measured, 1000, &[]);
     let run = simulate(&model, spec, &traffic, &mut |_| {}).unwrap();

@@ -45,10 +45,9 @@ impl RankShapes {
         check(architecture)?;
         let inventory = model.inventory(dtype);
         let group = Group { tensor: ranks, ..Group::ONE };
-        let refused = |problem: hbmark_core::ledger::GroupError| EngineError::Unsupported {
-            engine: super::NAME.into(),
-            what: format!("a tensor parallel group of {ranks}"),
-            why: problem.to_string(),
+        let refused = |problem: hbmark_core::ledger::GroupError| {
+            let what = format!("a tensor parallel group of {ranks}");
+            EngineError::unsupported(super::NAME, what, problem.to_string())
         };
         let mut shapes = Self {
             architectures: Vec::with_capacity(ranks),

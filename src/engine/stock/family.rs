@@ -7,11 +7,13 @@ use std::collections::HashMap;
 
 use candle_core::quantized::gguf_file;
 use candle_core::{DType, Device, Result as CandleResult, Tensor};
-use candle_nn::{Activation, VarBuilder};
+use candle_nn::VarBuilder;
 use candle_transformers::models::{
     llama, mistral, mixtral, olmo2, phi3, quantized_llama, quantized_qwen3, qwen2, qwen2_moe, qwen3,
     qwen3_moe,
 };
+use serde::de::DeserializeOwned;
+use serde_json::{Value as Json, json};
 
 use crate::engine::EngineError;
 use hbmark_core::model::{Architecture, Biases, Dtype, Family, Mixer, Mixture, RopeScaling, Routing};
@@ -77,7 +79,7 @@ pub fn limits(architecture: &Architecture, dtype: Dtype, quantized: bool) -> Res
 }
 
 fn refuse<T>(what: String, why: &str) -> Result<T, EngineError> {
-    Err(EngineError::Unsupported { engine: "stock".into(), what, why: why.into() })
+    Err(EngineError::unsupported("stock", what, why))
 }
 
 /// Checks that candle has the family, in this dtype and build.
@@ -241,17 +243,27 @@ impl StockModel {
                 let model = llama::Llama::load(builder, &config)?;
                 Self::Llama { model: std::sync::Arc::new(model), cache: Box::new(cache) }
             }
-            Family::Mistral => Self::Mistral(Box::new(mistral::Model::new(&mistral_config(a), builder)?)),
-            Family::Qwen2 => Self::Qwen2(Box::new(qwen2::ModelForCausalLM::new(&qwen2_config(a), builder)?)),
-            Family::Qwen3 => Self::Qwen3(Box::new(qwen3::ModelForCausalLM::new(&qwen3_config(a), builder)?)),
-            Family::Phi3 => Self::Phi3(Box::new(phi3::Model::new(&phi3_config(a), builder)?)),
-            Family::Olmo2 => Self::Olmo2(Box::new(olmo2::Model::new(&olmo2_config(a), builder)?)),
+            Family::Mistral => {
+                let config = config(a, &json!({ "sliding_window": a.window(0) }))?;
+                Self::Mistral(Box::new(mistral::Model::new(&config, builder)?))
+            }
+            Family::Qwen2 => {
+                let config = config(a, &json!({ "sliding_window": widest_window(a) }))?;
+                Self::Qwen2(Box::new(qwen2::ModelForCausalLM::new(&config, builder)?))
+            }
+            Family::Qwen3 => {
+                Self::Qwen3(Box::new(qwen3::ModelForCausalLM::new(&config(a, &json!({}))?, builder)?))
+            }
+            Family::Phi3 => Self::Phi3(Box::new(phi3::Model::new(&config(a, &json!({}))?, builder)?)),
+            Family::Olmo2 => Self::Olmo2(Box::new(olmo2::Model::new(&config(a, &json!({}))?, builder)?)),
             Family::Mixtral => Self::Mixtral(Box::new(mixtral::Model::new(&mixtral_config(a)?, builder)?)),
             Family::Qwen2Moe => {
-                Self::Qwen2Moe(Box::new(qwen2_moe::Model::new(&qwen2_moe_config(a)?, builder)?))
+                let config = qwen_moe_config(a, Some(widest_window(a)))?;
+                Self::Qwen2Moe(Box::new(qwen2_moe::Model::new(&config, builder)?))
             }
             Family::Qwen3Moe => {
-                Self::Qwen3Moe(Box::new(qwen3_moe::ModelForCausalLM::new(&qwen3_moe_config(a)?, builder)?))
+                let config = qwen_moe_config(a, None)?;
+                Self::Qwen3Moe(Box::new(qwen3_moe::ModelForCausalLM::new(&config, builder)?))
             }
             other => candle_core::bail!("no stock model for {other:?}"),
         })
@@ -337,103 +349,36 @@ fn llama_config(a: &Architecture) -> llama::Config {
     }
 }
 
-fn mistral_config(a: &Architecture) -> mistral::Config {
-    mistral::Config {
-        vocab_size: a.vocab_size,
-        hidden_size: a.hidden_size,
-        intermediate_size: a.ffn_size,
-        num_hidden_layers: a.layers,
-        num_attention_heads: a.heads,
-        head_dim: Some(a.head_dim),
-        num_key_value_heads: a.kv_heads,
-        hidden_act: Activation::Silu,
-        max_position_embeddings: a.max_positions,
-        rms_norm_eps: a.norm_eps,
-        rope_theta: a.rope.theta,
-        sliding_window: a.window(0),
-        use_flash_attn: false,
-    }
+/// candle masks by the window even where the config says that it is not used. [`limits`] keeps every context inside it, so the widest one is
+/// always right.
+fn widest_window(a: &Architecture) -> usize {
+    a.max_positions
 }
 
-fn qwen2_config(a: &Architecture) -> qwen2::Config {
-    qwen2::Config {
-        vocab_size: a.vocab_size,
-        hidden_size: a.hidden_size,
-        intermediate_size: a.ffn_size,
-        num_hidden_layers: a.layers,
-        num_attention_heads: a.heads,
-        num_key_value_heads: a.kv_heads,
-        max_position_embeddings: a.max_positions,
-        // candle masks by this number even where the config says the window is not used. `limits` keeps every context
-        // inside the window, so the widest one is always right.
-        sliding_window: a.max_positions,
-        max_window_layers: a.layers,
-        tie_word_embeddings: a.tied_head,
-        rope_theta: a.rope.theta,
-        rms_norm_eps: a.norm_eps,
-        use_sliding_window: false,
-        hidden_act: Activation::Silu,
+/// A config of candle's as it reads it from a config.json, with what a family has more; it takes the keys it knows.
+fn config<T: DeserializeOwned>(a: &Architecture, more: &Json) -> CandleResult<T> {
+    let mut config = json!({
+        "vocab_size": a.vocab_size,
+        "hidden_size": a.hidden_size,
+        "intermediate_size": a.ffn_size,
+        "num_hidden_layers": a.layers,
+        "num_attention_heads": a.heads,
+        "num_key_value_heads": a.kv_heads,
+        "head_dim": a.head_dim,
+        "attention_bias": a.biases.qkv,
+        "hidden_act": "silu",
+        "max_position_embeddings": a.max_positions,
+        "rms_norm_eps": a.norm_eps,
+        "rope_theta": a.rope.theta,
+        "tie_word_embeddings": a.tied_head,
+        "use_sliding_window": false,
+        "max_window_layers": a.layers,
+        "use_flash_attn": false,
+    });
+    for (key, value) in more.as_object().into_iter().flatten() {
+        config[key] = value.clone();
     }
-}
-
-fn qwen3_config(a: &Architecture) -> qwen3::Config {
-    qwen3::Config {
-        vocab_size: a.vocab_size,
-        hidden_size: a.hidden_size,
-        intermediate_size: a.ffn_size,
-        num_hidden_layers: a.layers,
-        num_attention_heads: a.heads,
-        head_dim: a.head_dim,
-        attention_bias: a.biases.qkv,
-        num_key_value_heads: a.kv_heads,
-        max_position_embeddings: a.max_positions,
-        sliding_window: None,
-        max_window_layers: a.layers,
-        tie_word_embeddings: a.tied_head,
-        rope_theta: a.rope.theta,
-        rms_norm_eps: a.norm_eps,
-        use_sliding_window: false,
-        hidden_act: Activation::Silu,
-    }
-}
-
-fn phi3_config(a: &Architecture) -> phi3::Config {
-    phi3::Config {
-        vocab_size: a.vocab_size,
-        hidden_act: Activation::Silu,
-        hidden_size: a.hidden_size,
-        intermediate_size: a.ffn_size,
-        num_hidden_layers: a.layers,
-        num_attention_heads: a.heads,
-        num_key_value_heads: a.kv_heads,
-        rms_norm_eps: a.norm_eps,
-        rope_theta: a.rope.theta,
-        bos_token_id: None,
-        eos_token_id: None,
-        rope_scaling: None,
-        max_position_embeddings: a.max_positions,
-        original_max_position_embeddings: None,
-        partial_rotary_factor: None,
-        tie_word_embeddings: a.tied_head,
-    }
-}
-
-fn olmo2_config(a: &Architecture) -> olmo2::Config {
-    olmo2::Config {
-        vocab_size: a.vocab_size,
-        hidden_size: a.hidden_size,
-        intermediate_size: a.ffn_size,
-        attention_bias: a.biases.qkv,
-        num_hidden_layers: a.layers,
-        num_attention_heads: a.heads,
-        num_key_value_heads: a.kv_heads,
-        rms_norm_eps: a.norm_eps,
-        hidden_act: Activation::Silu,
-        max_position_embeddings: a.max_positions,
-        rope_theta: a.rope.theta,
-        tie_word_embeddings: a.tied_head,
-        clip_qkv: None,
-    }
+    serde_json::from_value(config).map_err(candle_core::Error::wrap)
 }
 
 /// The experts that layers have, the step of these layers, and whether shares are renormalised.
@@ -448,80 +393,29 @@ fn mixture(a: &Architecture) -> CandleResult<(Mixture, usize, bool)> {
     }
 }
 
-/// candle keeps the fields of this one to itself, but reads them.
 fn mixtral_config(a: &Architecture) -> CandleResult<mixtral::Config> {
     let (mixture, ..) = mixture(a)?;
-    let config = serde_json::json!({
-        "vocab_size": a.vocab_size,
-        "hidden_size": a.hidden_size,
+    let more = json!({
         "intermediate_size": mixture.width,
-        "num_hidden_layers": a.layers,
-        "num_attention_heads": a.heads,
-        "num_key_value_heads": a.kv_heads,
-        "hidden_act": "silu",
-        "max_position_embeddings": a.max_positions,
-        "rms_norm_eps": a.norm_eps,
-        "rope_theta": a.rope.theta,
-        // `limits` keeps every context inside a window.
-        "sliding_window": a.max_positions,
+        "sliding_window": widest_window(a),
         "num_experts_per_tok": mixture.per_token,
         "num_local_experts": mixture.count,
-        "use_flash_attn": false,
     });
-    serde_json::from_value(config).map_err(candle_core::Error::wrap)
+    config(a, &more)
 }
 
-fn qwen2_moe_config(a: &Architecture) -> CandleResult<qwen2_moe::Config> {
+fn qwen_moe_config<T: DeserializeOwned>(a: &Architecture, sliding_window: Option<usize>) -> CandleResult<T> {
     let (mixture, step, renormalised) = mixture(a)?;
-    Ok(qwen2_moe::Config {
-        vocab_size: a.vocab_size,
-        hidden_size: a.hidden_size,
-        intermediate_size: a.ffn_size,
-        num_hidden_layers: a.layers,
-        num_attention_heads: a.heads,
-        num_key_value_heads: a.kv_heads,
-        max_position_embeddings: a.max_positions,
-        sliding_window: a.max_positions,
-        max_window_layers: a.layers,
-        tie_word_embeddings: a.tied_head,
-        rope_theta: a.rope.theta,
-        rms_norm_eps: a.norm_eps,
-        use_sliding_window: false,
-        hidden_act: Activation::Silu,
-        decoder_sparse_step: step,
-        moe_intermediate_size: mixture.width,
-        shared_expert_intermediate_size: mixture.shared_width,
-        num_experts_per_tok: mixture.per_token,
-        num_experts: mixture.count,
-        norm_topk_prob: renormalised,
-    })
-}
-
-fn qwen3_moe_config(a: &Architecture) -> CandleResult<qwen3_moe::Config> {
-    let (mixture, step, renormalised) = mixture(a)?;
-    Ok(qwen3_moe::Config {
-        vocab_size: a.vocab_size,
-        hidden_size: a.hidden_size,
-        intermediate_size: a.ffn_size,
-        num_hidden_layers: a.layers,
-        num_attention_heads: a.heads,
-        head_dim: a.head_dim,
-        attention_bias: a.biases.qkv,
-        num_key_value_heads: a.kv_heads,
-        max_position_embeddings: a.max_positions,
-        sliding_window: None,
-        max_window_layers: a.layers,
-        tie_word_embeddings: a.tied_head,
-        rope_theta: a.rope.theta,
-        rms_norm_eps: a.norm_eps,
-        use_sliding_window: false,
-        hidden_act: Activation::Silu,
-        decoder_sparse_step: step,
-        moe_intermediate_size: mixture.width,
-        num_experts_per_tok: mixture.per_token,
-        num_experts: mixture.count,
-        norm_topk_prob: renormalised,
-    })
+    let more = json!({
+        "sliding_window": sliding_window,
+        "decoder_sparse_step": step,
+        "moe_intermediate_size": mixture.width,
+        "shared_expert_intermediate_size": mixture.shared_width,
+        "num_experts_per_tok": mixture.per_token,
+        "num_experts": mixture.count,
+        "norm_topk_prob": renormalised,
+    });
+    config(a, &more)
 }
 
 #[cfg(test)]

@@ -61,13 +61,10 @@ impl KernelChoice {
 
     fn named(name: &str, available: &[InstructionSet]) -> Result<Self, EngineError> {
         let found = available.iter().find(|set| set.id() == name);
-        found.map(|set| Self::forced(*set)).ok_or_else(|| EngineError::Unsupported {
-            engine: "native".into(),
-            what: format!("{FORCED}={name}"),
-            why: format!(
-                "this processor has {}",
-                available.iter().map(|set| set.id()).collect::<Vec<_>>().join(", ")
-            ),
+        let others = || available.iter().map(|set| set.id()).collect::<Vec<_>>().join(", ");
+        found.map(|set| Self::forced(*set)).ok_or_else(|| {
+            let why = format!("this processor has {}", others());
+            EngineError::unsupported("native", format!("{FORCED}={name}"), why)
         })
     }
 
