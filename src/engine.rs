@@ -294,11 +294,11 @@ pub fn lora(session: &mut dyn Session) -> Result<&mut dyn LoraSession, EngineErr
 }
 
 fn no_adapters(engine: &str, device: &str) -> EngineError {
-    EngineError::Unsupported {
-        engine: engine.into(),
-        what: format!("LoRA adapters on {device}"),
-        why: "only the native engine on a CPU adds them; choose --engine native --device cpu".into(),
-    }
+    EngineError::unsupported(
+        engine,
+        format!("LoRA adapters on {device}"),
+        "only the native engine on a CPU adds them; choose --engine native --device cpu",
+    )
 }
 
 /// Checks, before anything is loaded, that an engine supports LoRA adapters on a device.
@@ -326,11 +326,11 @@ pub fn check_logits(capabilities: &Capabilities, batch: &StepBatch) -> Result<()
 
 /// That an engine does not give what speculative decoding needs.
 pub fn no_verify_steps(engine: &str) -> EngineError {
-    EngineError::Unsupported {
-        engine: engine.into(),
-        what: "verify steps".into(),
-        why: "it computes the logits of the last token of each sequence alone; choose --engine native".into(),
-    }
+    EngineError::unsupported(
+        engine,
+        "verify steps",
+        "it computes the logits of the last token of each sequence alone; choose --engine native",
+    )
 }
 
 /// Why an engine could not open or step.
@@ -367,6 +367,11 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// That an engine does not do something, and why.
+    pub fn unsupported(engine: &str, what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self::Unsupported { engine: engine.to_owned(), what: what.into(), why: why.into() }
+    }
+
     /// The same as data, for a result.
     pub fn cause(&self) -> Cause {
         match self {

@@ -6,7 +6,8 @@ use clap::Args as ClapArgs;
 
 use super::import::OverrideArgs;
 use super::{Outcome, print_result};
-use hbmark_report::analysis::{Cost, Opened, of_comparison, of_foreign, open};
+use hbmark_report::analysis::import::Imported;
+use hbmark_report::analysis::{Cost, Opened, explain_import, of_comparison, open};
 use hbmark_report::output::Format;
 
 #[derive(Debug, ClapArgs)]
@@ -58,7 +59,8 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         Opened::Foreign(results) => {
             let model = args.said.model()?;
             let given = args.said.given(model.as_ref())?;
-            results.iter().flat_map(|result| of_foreign(result, &given, None).findings()).collect()
+            let imported = results.into_iter().map(|result| Imported::new(result, &given));
+            imported.flat_map(|imported| explain_import(&imported, &given)).collect()
         }
     };
     print_result(found.as_slice(), args.format)?;

@@ -6,8 +6,8 @@ use clap::Args as ClapArgs;
 
 use super::{Outcome, print_result};
 use crate::weights::{self, OpenModel};
-use hbmark_core::ledger::devices;
 use hbmark_core::model::Dtype;
+use hbmark_core::result::DeviceSpec;
 use hbmark_report::analysis::import::{ForeignFormat, ForeignResult, Imported, UserOverrides};
 use hbmark_report::analysis::opened;
 use hbmark_report::output::{Aliases, Format};
@@ -39,9 +39,9 @@ pub struct OverrideArgs {
     /// The model that ran: a name (`hbmark models`), a folder with a config.json, a hub id or a GGUF file; no weights are read.
     #[arg(long)]
     pub model: Option<String>,
-    /// The GPU it ran on, of the datasheet table (`hbmark devices`).
-    #[arg(long)]
-    pub gpu: Option<String>,
+    /// The GPU it ran on, of the datasheet table (`hbmark devices`), or a file GPU.toml with the keys of a row of it.
+    #[arg(long, value_parser = super::shared_args::gpu)]
+    pub gpu: Option<DeviceSpec>,
     /// GPUs that held the model together.
     #[arg(long, visible_aliases = ["tensor-parallel-size", "tp"], value_parser = clap::value_parser!(u64).range(1..=4096))]
     pub gpus: Option<u64>,
@@ -66,12 +66,12 @@ impl OverrideArgs {
     }
 
     /// What was said, with the model that was opened.
-    pub fn given<'a>(&self, model: Option<&'a OpenModel>) -> anyhow::Result<UserOverrides<'a>> {
+    pub fn given<'a>(&'a self, model: Option<&'a OpenModel>) -> anyhow::Result<UserOverrides<'a>> {
         Ok(UserOverrides {
             model: model.map(|m| &m.architecture),
             model_name: model.map(|m| m.name.as_str()),
             model_dtype: model.map(|m| self.model_dtype(m)).transpose()?.flatten(),
-            gpu: self.gpu.as_deref().map(devices::find).transpose()?,
+            gpu: self.gpu.as_ref(),
             gpus: self.gpus,
             dtype: self.dtype,
             kv_dtype: self.kv_dtype,

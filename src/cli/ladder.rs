@@ -258,8 +258,12 @@ fn predicted(
             .find_map(|row| Some(presets::find(row.setup.model.as_deref()?)?.name.to_owned()))
             .context("say which model with --model")?,
     };
+    let device = match &args.said.gpu {
+        Some(said) => said,
+        None => devices::find(&external.device)?,
+    };
     let question = crate::run::predict::Question {
-        device: import::placement::times(devices::find(&external.device)?, external.gpus),
+        device: import::placement::times(device, external.gpus),
         dtypes: vec![cell.dtype],
         kv_dtype: args.said.kv_dtype.or(Some(external.cell.kv_dtype)),
         phases: vec![cell.phase],

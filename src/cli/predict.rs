@@ -4,13 +4,13 @@ use clap::Args as ClapArgs;
 use clap::builder::RangedU64ValueParser;
 
 use super::benchmark::command_line;
-use super::shared_args::parse_dtypes;
+use super::shared_args::{gpu, parse_dtypes};
 use super::{Outcome, print_result, say_doubt};
 use crate::run::config::{DEFAULT_MODEL, PhaseName, parse_axis, phases};
 use crate::weights;
-use hbmark_core::ledger::{ExpertRouting, Group, devices};
+use hbmark_core::ledger::{ExpertRouting, Group};
 use hbmark_core::model::Dtype;
-use hbmark_core::result::Status;
+use hbmark_core::result::{DeviceSpec, Status};
 use hbmark_report::analysis::import::UserOverrides;
 use hbmark_report::analysis::{FailOn, Opened};
 use hbmark_report::output::Format;
@@ -27,9 +27,9 @@ pub struct Args {
     /// Revision of a hub id.
     #[arg(long)]
     revision: Option<String>,
-    /// A GPU of the datasheet table (`hbmark devices`).
-    #[arg(long, default_value = "h100-sxm")]
-    gpu: String,
+    /// A GPU of the datasheet table (`hbmark devices`), or a file GPU.toml with the keys of a row of it.
+    #[arg(long, default_value = "h100-sxm", value_parser = gpu)]
+    gpu: DeviceSpec,
     /// Storage of the weights, comma-separated: f32, bf16, f16, int8, fp8, int4, mxfp8, mxfp4, nvfp4, q8_0, q4_0, q4_k, q5_k, q6_k, or gguf for
     /// a file's own [default: what the model's files state, tensor by tensor (headers, `quantization_config`), of a name of `hbmark models` what it is published in].
     #[arg(long)]
@@ -91,7 +91,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     say_doubt(&model);
     super::check_routing(args.expert_routing, &model)?;
     let question = crate::run::predict::Question {
-        device: devices::find(&args.gpu)?.clone(),
+        device: args.gpu.clone(),
         dtypes: match &args.dtype {
             Some(given) => parse_dtypes("dtype", given)?,
             None => vec![model.stored_dtype()],

@@ -11,6 +11,7 @@ pub mod compare;
 mod diagnose;
 mod diagnose_serving;
 mod evidence;
+mod explain_import;
 mod explain_prediction;
 mod fail_on;
 mod finding;
@@ -31,6 +32,7 @@ pub use checklist::{
 pub use collection::{Collection, CollectionError};
 pub use diagnose::{explain, rule_names};
 pub use diagnose_serving::{Cost, explain_serving, serving_rule_names};
+pub use explain_import::explain_import;
 pub use fail_on::{FailOn, failures, serving_failures};
 pub use ladder::{LadderError, ladders, with_external};
 pub use opened::{Opened, OpenedError, open};

@@ -11,17 +11,17 @@ use super::speculation::SpeculationArgs;
 use super::vllm_names::VllmNames;
 use crate::cli::benchmark::WorkerArgs;
 pub(super) use crate::cli::shared_args::within;
-use crate::cli::shared_args::{DeviceArgs, ModelArgs, OutputArgs, length_within, parse_dtypes};
+use crate::cli::shared_args::{DeviceArgs, ModelArgs, OutputArgs, gpu, length_within, parse_dtypes};
 use crate::run::config::{self, ConfigError};
 use crate::serve::structured_output::{Grammar, StructuredError};
 use crate::serve::{Mode, SchedulerOptions, ServeConfig, VirtualSource, requests_within};
 use crate::weights::{self, OpenModel};
 use hbmark_core::ledger::devices;
 use hbmark_core::model::Dtype;
-use hbmark_core::result::EngineKind;
 use hbmark_core::result::serving::{
     Arrivals, Offered, Policy, SchedulerConfig, Slo, SweepVariable, parse_span,
 };
+use hbmark_core::result::{DeviceSpec, EngineKind};
 use hbmark_core::units::Nanos;
 use hbmark_report::analysis::{FailOn, opened};
 use hbmark_traffic::arrivals::Burst;
@@ -113,9 +113,9 @@ pub(super) struct VirtualArgs {
     /// Run the scheduler on a virtual clock: step times from --gpu's data sheet or --from a saved run.
     #[arg(long = "virtual", conflicts_with_all = ["structured", "tokenizer"])]
     pub simulate: bool,
-    /// A GPU of the datasheet table (`hbmark devices`) [default: h100-sxm].
-    #[arg(long, conflicts_with = "from")]
-    gpu: Option<String>,
+    /// A GPU of the datasheet table (`hbmark devices`), or a file GPU.toml with the keys of a row of it [default: h100-sxm].
+    #[arg(long, conflicts_with = "from", value_parser = gpu)]
+    gpu: Option<DeviceSpec>,
     /// A result.json of `hbmark run` of the same model.
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
@@ -130,13 +130,14 @@ impl VirtualArgs {
             _ if !self.simulate => None,
             Some(path) => Some(VirtualSource::Saved(Box::new(opened::report(path)?))),
             None => {
-                if self.gpu.is_none() {
+                let default = || {
                     crate::cli::say(&format!(
                         "virtual clock: step times of {DEFAULT_GPU}; --gpu names another"
                     ));
-                }
-                let gpu = self.gpu.as_deref().unwrap_or(DEFAULT_GPU);
-                Some(VirtualSource::Datasheet(Box::new(devices::find(gpu)?.clone())))
+                    devices::find(DEFAULT_GPU).cloned()
+                };
+                let gpu = self.gpu.clone().map_or_else(default, Ok)?;
+                Some(VirtualSource::Datasheet(Box::new(gpu)))
             }
         })
     }

@@ -1,13 +1,15 @@
 //! The data-sheet table.
 //!
-//! Enters: `models/devices.toml`, built into the program. Leaves: the [`DeviceSpec`] for a name as a user types it or as NVML
-//! reports it.
+//! Enters: `models/devices.toml`, built into the program, or a file of the user's with the keys of one row. Leaves: the [`DeviceSpec`] for a
+//! name as a user types it or as NVML reports it.
 
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use serde::Deserialize;
 
 use super::links::LinkRow;
+use crate::input;
 use crate::result::DeviceSpec;
 
 static TABLE: &str = include_str!("../../models/devices.toml");
@@ -22,11 +24,28 @@ struct Table {
 /// Why a device has no data sheet.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    #[error("no data sheet for device `{asked}`; known devices: {known}")]
+    #[error(
+        "no data sheet for device `{asked}`; known devices: {known}; of another GPU give a file, GPU.toml, with the keys of a row"
+    )]
     Unknown { asked: String, known: String },
     #[error("`{asked}` could be {candidates}; name one of them")]
     Ambiguous { asked: String, candidates: String },
 }
+
+/// Why neither a device nor a file gave a data sheet.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DataSheetError {
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error("{} is no data sheet: {problem}", path.display())]
+    File { path: PathBuf, problem: String },
+}
+
+/// Bytes of a file with one data sheet: far more than a row has.
+const LARGEST_FILE: u64 = 64 << 10;
+
+/// The dtypes of which data sheets have peaks.
+const PEAKS: [&str; 6] = ["f32", "bf16", "f16", "fp8", "int8", "fp4"];
 
 fn table() -> &'static Table {
     static PARSED: OnceLock<Table> = OnceLock::new();
@@ -74,6 +93,45 @@ pub fn find(name: &str) -> Result<&'static DeviceSpec, DeviceError> {
         [] => Err(DeviceError::Unknown { asked: name.to_owned(), known: names(all()) }),
         _ => Err(DeviceError::Ambiguous { asked: name.to_owned(), candidates: names(candidates) }),
     }
+}
+
+/// The data sheet in a file whose name ends with `.toml`, otherwise that of a device's name.
+///
+/// # Errors
+/// As [`find`]; when the file cannot be read, or its keys or figures are not those of a device.
+pub fn find_or_read(name: &str) -> Result<DeviceSpec, DataSheetError> {
+    let path = Path::new(name);
+    if path.extension().is_none_or(|extension| extension != "toml") {
+        return Ok(find(name)?.clone());
+    }
+    let wrong = |problem: String| DataSheetError::File { path: path.to_path_buf(), problem };
+    let text = input::read_text(path, LARGEST_FILE).map_err(|error| wrong(error.to_string()))?;
+    let spec: DeviceSpec = toml::from_str(&text).map_err(|error| wrong(error.message().to_owned()))?;
+    match problem_of(&spec) {
+        None => Ok(spec),
+        Some(problem) => Err(wrong(problem)),
+    }
+}
+
+/// The first figure that no device has.
+fn problem_of(spec: &DeviceSpec) -> Option<String> {
+    let named = |key: &str, name: &str| name.trim().is_empty().then(|| format!("{key} is empty"));
+    let rate = |key: &str, value: f64| {
+        // A decimal point or a unit that was left out is a factor of a thousand.
+        let plausible = (1e9..1e18).contains(&value);
+        (!plausible).then(|| format!("{key} = {value:e} is not in 1e9 to 1e18, in units a second"))
+    };
+    let unknown = |dtype: &&String| !PEAKS.contains(&dtype.as_str());
+    let peak = spec.dense_flops_per_s.iter().find_map(|(dtype, peak)| rate(dtype, *peak));
+    named("name", &spec.name)
+        .or_else(|| named("source", &spec.source))
+        .or_else(|| rate("bandwidth_bytes_per_s", spec.bandwidth_bytes_per_s))
+        .or_else(|| (spec.memory_bytes.0 < 1 << 20).then(|| format!("memory_bytes is {}", spec.memory_bytes)))
+        .or_else(|| {
+            let dtype = spec.dense_flops_per_s.keys().find(unknown)?;
+            Some(format!("{dtype} has no peak in data sheets; they have {}", PEAKS.join(", ")))
+        })
+        .or(peak)
 }
 
 /// A part of a name: the chip, and in what form or with how much memory.
@@ -247,6 +305,7 @@ mod tests {
             error.starts_with("no data sheet for device `Radeon VII`; known devices: h100-sxm, "),
             "{error}"
         );
+        assert!(error.ends_with("of another GPU give a file, GPU.toml, with the keys of a row"), "{error}");
         assert!(find("").is_err());
     }
 
@@ -271,6 +330,41 @@ mod tests {
     }
 
     #[test]
+    fn a_file_with_the_keys_of_a_row_is_a_data_sheet_and_its_figures_are_checked() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("mine.toml");
+        let read = |text: &str| {
+            std::fs::write(&path, text).expect("it is writable");
+            find_or_read(path.to_str().expect("UTF-8"))
+        };
+        let row = |bandwidth: &str, peaks: &str| {
+            format!(
+                "name = 'mine'\nproduct = 'Mine 48GB'\nbandwidth_bytes_per_s = {bandwidth}\nmemory_bytes = 51_539_607_552\n\
+                 dense_flops_per_s = {{ {peaks} }}\nsource = 'a data sheet'\n"
+            )
+        };
+        let mine = read(&row("0.96e12", "bf16 = 362e12")).expect("a data sheet");
+        assert_eq!((mine.name.as_str(), mine.bandwidth_bytes_per_s, mine.l2_bytes), ("mine", 0.96e12, None));
+        for (bandwidth, peaks, problem) in [
+            ("960", "bf16 = 362e12", "bandwidth_bytes_per_s = 9.6e2 is not in 1e9 to 1e18"),
+            ("nan", "bf16 = 362e12", "bandwidth_bytes_per_s"),
+            ("0.96e12", "bf16 = 362", "bf16 = 3.62e2 is not in"),
+            ("0.96e12", "tf32 = 362e12", "tf32 has no peak in data sheets; they have f32,"),
+        ] {
+            let error = read(&row(bandwidth, peaks)).expect_err(problem).to_string();
+            assert!(error.contains("mine.toml is no data sheet: ") && error.contains(problem), "{error}");
+        }
+        let error = read("name = 'mine'").expect_err("keys are missing").to_string();
+        assert!(error.contains("missing field"), "{error}");
+        assert!(
+            read("bandwidth = 1").expect_err("no such key").to_string().contains("unknown field `bandwidth`")
+        );
+        let absent = find_or_read("absent.toml").expect_err("no such file").to_string();
+        assert!(absent.contains("absent.toml"), "{absent}");
+        assert_eq!(find_or_read("h200").expect("a row").name, "h200-sxm");
+    }
+
+    #[test]
     fn every_row_is_sane() {
         let mut seen = HashSet::new();
         for spec in all() {
@@ -285,11 +379,9 @@ mod tests {
             assert!(spec.source.len() > 20, "{name} has no source");
             let peak = |dtype: &str| spec.dense_flops_per_s.get(dtype).copied();
             for dtype in spec.dense_flops_per_s.keys() {
-                assert!(
-                    ["f32", "bf16", "f16", "fp8", "int8", "fp4"].contains(&dtype.as_str()),
-                    "{name}: {dtype}"
-                );
+                assert!(PEAKS.contains(&dtype.as_str()), "{name}: {dtype}");
             }
+            assert_eq!(problem_of(spec), None, "{name}");
             assert!(!spec.dense_flops_per_s.is_empty(), "{name} has no peak");
             assert_eq!(peak("bf16"), peak("f16"), "bf16 against f16 of {name}");
             // A vendor may publish a peak or two alone.

@@ -21,7 +21,7 @@ use hbmark_core::units::{Bytes, BytesPerSecond, Nanos, counted};
 
 /// Share of a step that the bytes at the ceiling must explain before it is called memory-bound. Above the half at which a cell's bound
 /// changes its name: between the two the other part is nearly as large, and neither name fits.
-const EXPLAINED: f64 = 0.6;
+pub(super) const EXPLAINED: f64 = 0.6;
 /// Growth of a step over a doubling or more of its batch that is still "the same time".
 const FLAT: f64 = 1.1;
 /// Growth of its floor from which a step that stays flat is one that does not follow its work.
