@@ -196,8 +196,11 @@ pub struct TileWork<'a> {
     pub panels: [*const u8; MAX_PANELS],
     /// Which of its [`NEIGHBOURS`] each panel is: of q6_k alone.
     pub places: [usize; MAX_PANELS],
-    /// Of integer tiles alone: they prefetch.
+    /// Of integer tiles alone, which prefetch: what of their own panels, and then of those of the next tile.
     pub read: PanelRead,
+    pub next: [*const u8; MAX_PANELS],
+    /// Bytes from the first line of a panel to the end of its last.
+    pub span: usize,
     /// What all values of each panel's matrix are multiplied with: of nvfp4 alone.
     pub factors: [f32; MAX_PANELS],
     pub rows: &'a [InputRow; MAX_ROWS],
@@ -301,6 +304,8 @@ struct Tile<'a, const P: usize, const B: usize> {
     weights: &'a [*const u8; P],
     places: &'a [usize; P],
     read: PanelRead,
+    next: &'a [*const u8; P],
+    span: usize,
     factors: &'a [f32; P],
     rows: &'a [InputRow; B],
     out: *mut Sums,
@@ -315,6 +320,8 @@ impl<'a, const P: usize, const B: usize> Tile<'a, P, B> {
             weights: work.panels.first_chunk().expect("no more than MAX_PANELS"),
             places: work.places.first_chunk().expect("no more than MAX_PANELS"),
             read: work.read,
+            next: work.next.first_chunk().expect("no more than MAX_PANELS"),
+            span: work.span,
             factors: work.factors.first_chunk().expect("no more than MAX_PANELS"),
             rows: work.rows.first_chunk().expect("no more than MAX_ROWS"),
             out: work.out,
@@ -323,8 +330,9 @@ impl<'a, const P: usize, const B: usize> Tile<'a, P, B> {
     }
 
     #[inline(always)]
-    fn lines(self, format: PackedFormat) -> Lines {
-        Lines { first: 0, stride: format.line_stride(), read: self.read }
+    fn lines(self, format: PackedFormat) -> Lines<'a, P> {
+        let Self { weights, next, span, read, .. } = self;
+        Lines { weights, next, span, read, first: 0, stride: format.line_stride() }
     }
 
     #[inline(always)]
@@ -448,32 +456,49 @@ const NIBBLE_OFFSET: i32 = 8;
 
 /// The lines of an integer tile's panels, from one of them on.
 #[derive(Clone, Copy)]
-struct Lines {
+struct Lines<'a, const P: usize> {
+    weights: &'a [*const u8; P],
+    next: &'a [*const u8; P],
+    span: usize,
+    read: PanelRead,
+    /// Bytes behind the first line of each panel.
     first: usize,
     stride: usize,
-    read: PanelRead,
 }
 
-impl Lines {
+impl<const P: usize> Lines<'_, P> {
     /// From a later line on.
     #[inline(always)]
     fn from(self, line: usize) -> Self {
-        Self { first: self.first.wrapping_add(line), ..self }
+        self.behind(line.wrapping_mul(self.stride))
+    }
+
+    /// From so many bytes on.
+    #[inline(always)]
+    fn behind(self, bytes: usize) -> Self {
+        Self { first: self.first.wrapping_add(bytes), ..self }
     }
 
     #[inline(always)]
-    fn at(self, panel: *const u8, line: usize) -> *const u8 {
-        nth(panel, self.first.wrapping_add(line), self.stride)
+    fn at(self, panel: usize, line: usize) -> *const u8 {
+        nth(self.weights[panel].wrapping_add(self.first), line, self.stride)
     }
 
     /// Prefetches what comes behind a line of each panel. Beside the load of that line and not many at a time, which would wait for each other.
     #[inline(always)]
-    fn prefetch<const P: usize>(self, panels: &[*const u8; P], line: usize) {
-        for panel in panels {
-            let ahead = self.at(*panel, line).wrapping_add(LINES_AHEAD);
+    fn prefetch(self, line: usize) {
+        for panel in 0..P {
+            // Behind the panel come lines that another tile, or another processor, reads.
+            let ahead = self.first.wrapping_add(line.wrapping_mul(self.stride)).wrapping_add(LINES_AHEAD);
+            let beyond = ahead.wrapping_sub(self.span);
+            let address = if ahead < self.span {
+                self.weights[panel].wrapping_add(ahead)
+            } else {
+                self.next[panel].wrapping_add(beyond)
+            };
             match self.read {
-                PanelRead::Only => prefetch::<true, _>(ahead),
-                PanelRead::First => prefetch::<false, _>(ahead),
+                PanelRead::Only => prefetch::<true, _>(address),
+                PanelRead::First => prefetch::<false, _>(address),
                 PanelRead::Later => {}
             }
         }
@@ -483,8 +508,7 @@ impl Lines {
 /// 32 columns of 8-bit weights, a line each four, × one row: `Σ (q + 128) · x − 128 · Σ x`, exact in 32 bits.
 #[inline(always)]
 unsafe fn bytes_group<S: Simd, const P: usize, const B: usize>(
-    weights: &[*const u8; P],
-    lines: Lines,
+    lines: Lines<'_, P>,
     rows: &[InputRow; B],
     group: usize,
 ) -> [[S::Ints; P]; B] {
@@ -495,8 +519,8 @@ unsafe fn bytes_group<S: Simd, const P: usize, const B: usize>(
             *sums = [S::splat_int(-BYTE_OFFSET * row.sum(group)); P];
         }
         for quad in 0..GROUP / 4 {
-            lines.prefetch(weights, quad);
-            let w: [S::Packed; P] = each!(S::splat_packed(0), |p| S::load_packed(lines.at(weights[p], quad)));
+            lines.prefetch(quad);
+            let w: [S::Packed; P] = each!(S::splat_packed(0), |p| S::load_packed(lines.at(p, quad)));
             for (sums, row) in sums.iter_mut().zip(rows) {
                 let x = S::splat_packed(*nth(row.words, group, GROUP / 4).add(quad));
                 for (sum, w) in sums.iter_mut().zip(w) {
@@ -539,8 +563,7 @@ unsafe fn codes<
     const P: usize,
     const B: usize,
 >(
-    weights: &[*const u8; P],
-    lines: Lines,
+    lines: Lines<'_, P>,
     rows: &[InputRow; B],
     half: usize,
     offset: i32,
@@ -559,19 +582,19 @@ unsafe fn codes<
         // Loops and no closures: a closure as large as this one is not inlined, and has no instruction set of its own.
         let mut high = [[S::splat_packed(0); 2]; P];
         if HIGH > 0 {
-            lines.prefetch(weights, 0);
-            for (high, from) in high.iter_mut().zip(weights) {
-                let bits = S::load_packed(lines.at(*from, 0));
+            lines.prefetch(0);
+            for (panel, high) in high.iter_mut().enumerate() {
+                let bits = S::load_packed(lines.at(panel, 0));
                 *high = [bits, S::shift_left(bits, 4)];
             }
         }
         let (mask, step) = (0x1010_1010 * ((1u32 << HIGH) - 1), HIGH as u32);
         for octet in 0..OCTETS {
             let down = step * octet as u32;
-            lines.prefetch(weights, octet + HIGH.min(1));
+            lines.prefetch(octet + HIGH.min(1));
             let mut w = [[S::splat_packed(0); 2]; P];
-            for ((w, from), high) in w.iter_mut().zip(weights).zip(high) {
-                let packed = S::load_packed(lines.at(*from, octet + HIGH.min(1)));
+            for (panel, (w, high)) in w.iter_mut().zip(high).enumerate() {
+                let packed = S::load_packed(lines.at(panel, octet + HIGH.min(1)));
                 *w = [S::low_halves(packed), S::high_halves(packed)];
                 if TABLE {
                     *w = [S::look_up(&E2M1, w[0]), S::look_up(&E2M1, w[1])];
@@ -597,14 +620,13 @@ unsafe fn codes<
 /// 32 columns of 4-bit weights × one row.
 #[inline(always)]
 unsafe fn nibbles_group<S: Simd, const TABLE: bool, const P: usize, const B: usize>(
-    weights: &[*const u8; P],
-    lines: Lines,
+    lines: Lines<'_, P>,
     rows: &[InputRow; B],
     group: usize,
     offset: i32,
 ) -> [[S::Ints; P]; B] {
     // SAFETY: the caller's promise: a group of each panel from a line on, and of each row.
-    unsafe { codes::<S, TABLE, 0, { GROUP / 8 }, P, B>(weights, lines, rows, 2 * group, offset) }
+    unsafe { codes::<S, TABLE, 0, { GROUP / 8 }, P, B>(lines, rows, 2 * group, offset) }
 }
 
 #[inline(always)]
@@ -616,7 +638,7 @@ unsafe fn int8_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
     unsafe {
         let mut sums = [[S::zero(); P]; B];
         for group in 0..columns / GROUP {
-            let products = bytes_group::<S, P, B>(weights, lines.from(group * GROUP / 4), rows, group);
+            let products = bytes_group::<S, P, B>(lines.from(group * GROUP / 4), rows, group);
             for ((sums, products), row) in sums.iter_mut().zip(products).zip(rows) {
                 let scale = S::splat(*row.scales.add(group));
                 for (sum, product) in sums.iter_mut().zip(products) {
@@ -656,31 +678,27 @@ unsafe fn add_scaled<S: Simd, const P: usize, const B: usize>(
 
 /// The scales of a group in the header of its block, which holds those of two groups.
 #[inline(always)]
-unsafe fn block_scales<S: Simd, const P: usize>(
-    weights: &[*const u8; P],
-    lines: Lines,
-    group: usize,
-) -> [S::Floats; P] {
+unsafe fn block_scales<S: Simd, const P: usize>(lines: Lines<'_, P>, group: usize) -> [S::Floats; P] {
     if group.is_multiple_of(2) {
-        lines.prefetch(weights, 0);
+        lines.prefetch(0);
     }
     // SAFETY: the caller's promise: a header of each panel at the first line.
-    unsafe { each!(S::zero(), |p| S::load_f16(lines.at(weights[p], 0).add(group % 2 * (HEADER / 2)).cast())) }
+    unsafe { each!(S::zero(), |p| S::load_f16(lines.at(p, 0).add(group % 2 * (HEADER / 2)).cast())) }
 }
 
 #[inline(always)]
 unsafe fn q8_0_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>) {
     const LINES: usize = GROUP / 4;
-    let Tile { columns, weights, rows, .. } = tile;
+    let Tile { columns, rows, .. } = tile;
     let lines = tile.lines(PackedFormat::Q8_0);
     // SAFETY: a block of every panel is a header of two times sixteen scales and two groups of bytes.
     unsafe {
         let mut sums = [[S::zero(); P]; B];
         for group in 0..columns / GROUP {
             let block = group / 2 * (1 + 2 * LINES);
-            let scales = block_scales::<S, P>(weights, lines.from(block), group);
+            let scales = block_scales::<S, P>(lines.from(block), group);
             let lines = lines.from(block + 1 + group % 2 * LINES);
-            let products = bytes_group::<S, P, B>(weights, lines, rows, group);
+            let products = bytes_group::<S, P, B>(lines, rows, group);
             add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
         }
         tile.store::<S>(sums);
@@ -691,16 +709,16 @@ dispatch! { fn tile_q8_0[const P: usize, const B: usize][P, B](tile: Tile<'_, P,
 #[inline(always)]
 unsafe fn q4_0_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B>) {
     const LINES: usize = GROUP / 8;
-    let Tile { columns, weights, rows, .. } = tile;
+    let Tile { columns, rows, .. } = tile;
     let lines = tile.lines(PackedFormat::Q4_0);
     // SAFETY: a block of every panel is a header of two times sixteen scales and two groups of half bytes.
     unsafe {
         let mut sums = [[S::zero(); P]; B];
         for group in 0..columns / GROUP {
             let block = group / 2 * (1 + 2 * LINES);
-            let scales = block_scales::<S, P>(weights, lines.from(block), group);
+            let scales = block_scales::<S, P>(lines.from(block), group);
             let lines = lines.from(block + 1 + group % 2 * LINES);
-            let products = nibbles_group::<S, false, P, B>(weights, lines, rows, group, NIBBLE_OFFSET);
+            let products = nibbles_group::<S, false, P, B>(lines, rows, group, NIBBLE_OFFSET);
             add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
         }
         tile.store::<S>(sums);
@@ -724,13 +742,8 @@ unsafe fn mxfp4_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, 
                 // The table has twice the values.
                 S::mul(S::load_powers(weights[p].add(at)), S::splat(0.5))
             });
-            let products = nibbles_group::<S, true, P, B>(
-                weights,
-                lines.from(group * CODES / LINE),
-                rows,
-                group,
-                E2M1_OFFSET,
-            );
+            let products =
+                nibbles_group::<S, true, P, B>(lines.from(group * CODES / LINE), rows, group, E2M1_OFFSET);
             add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
         }
         tile.store::<S>(sums);
@@ -752,7 +765,6 @@ unsafe fn nvfp4_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, 
             let at = halves * CODES + half * LANES;
             let scales: [S::Floats; P] = each!(S::zero(), |p| S::load_e4m3(weights[p].add(at)));
             let products = codes::<S, true, 0, { NVFP4_GROUP / 8 }, P, B>(
-                weights,
                 lines.from(half * CODES / LINE),
                 rows,
                 half,
@@ -788,13 +800,8 @@ unsafe fn int4_tile<S: Simd, const ZEROS: bool, const P: usize, const B: usize>(
             let scales_at = groups * CODES + group / (weight_group / GROUP) * int4_scales(ZEROS);
             let scales: [S::Floats; P] = each!(S::zero(), |p| S::load_f16(weights[p].add(scales_at).cast()));
             let offset = if ZEROS { 0 } else { NIBBLE_OFFSET };
-            let products = nibbles_group::<S, false, P, B>(
-                weights,
-                lines.from(group * CODES / LINE),
-                rows,
-                group,
-                offset,
-            );
+            let products =
+                nibbles_group::<S, false, P, B>(lines.from(group * CODES / LINE), rows, group, offset);
             if !ZEROS {
                 add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
                 continue;
@@ -819,7 +826,7 @@ dispatch! { fn tile_int4[const ZEROS: bool, const P: usize, const B: usize][ZERO
 #[inline(always)]
 unsafe fn ranges_tile<S: Simd, const HIGH: usize, const P: usize, const B: usize>(tile: Tile<'_, P, B>) {
     const GROUPS: usize = SUPER_BLOCK / GROUP;
-    let Tile { columns, weights, rows, .. } = tile;
+    let Tile { columns, rows, .. } = tile;
     let lines = tile.lines(if HIGH == 0 { PackedFormat::Q4K } else { PackedFormat::Q5K });
     let (header_lines, group_lines) = (SUPER_HEADER / LINE, GROUP / 8 + HIGH);
     // SAFETY: a block of every panel is a header of scales and eight groups of codes; rows have two sums per group.
@@ -828,22 +835,22 @@ unsafe fn ranges_tile<S: Simd, const HIGH: usize, const P: usize, const B: usize
         for block in 0..columns / SUPER_BLOCK {
             let lines = lines.from(block * (header_lines + GROUPS * group_lines));
             for line in 0..header_lines {
-                lines.prefetch(weights, line);
+                lines.prefetch(line);
             }
-            let d: [S::Floats; P] = each!(S::zero(), |p| S::load_f16(lines.at(weights[p], 0).cast()));
+            let d: [S::Floats; P] = each!(S::zero(), |p| S::load_f16(lines.at(p, 0).cast()));
             let d_min: [S::Floats; P] =
-                each!(S::zero(), |p| S::load_f16(lines.at(weights[p], 0).add(HEADER / 2).cast()));
+                each!(S::zero(), |p| S::load_f16(lines.at(p, 0).add(HEADER / 2).cast()));
             for half in 0..2 {
                 // The scales and the minima of four groups, a byte each.
                 let mut bytes = [[S::splat_packed(0); 2]; P];
-                for (bytes, from) in bytes.iter_mut().zip(weights) {
-                    let first = S::load_packed(lines.at(*from, 1));
-                    let second = S::load_packed(lines.at(*from, 2));
+                for (panel, bytes) in bytes.iter_mut().enumerate() {
+                    let first = S::load_packed(lines.at(panel, 1));
+                    let second = S::load_packed(lines.at(panel, 2));
                     if half == 0 {
                         bytes[0] = S::merge(bytes[0], first, 0x3f3f_3f3f);
                         bytes[1] = S::merge(bytes[1], second, 0x3f3f_3f3f);
                     } else {
-                        let low = S::load_packed(lines.at(*from, 3));
+                        let low = S::load_packed(lines.at(panel, 3));
                         bytes[0] = S::merge(S::low_halves(low), S::shift_right(first, 2), 0x3030_3030);
                         bytes[1] = S::merge(S::high_halves(low), S::shift_right(second, 2), 0x3030_3030);
                     }
@@ -859,8 +866,7 @@ unsafe fn ranges_tile<S: Simd, const HIGH: usize, const P: usize, const B: usize
                         *bytes = [S::shift_right(bytes[0], 8), S::shift_right(bytes[1], 8)];
                     }
                     let lines = lines.from(header_lines + within * group_lines);
-                    let products =
-                        codes::<S, false, HIGH, { GROUP / 8 }, P, B>(weights, lines, rows, 2 * group, 0);
+                    let products = codes::<S, false, HIGH, { GROUP / 8 }, P, B>(lines, rows, 2 * group, 0);
                     add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
                     for (sums, row) in sums.iter_mut().zip(rows) {
                         #[expect(clippy::cast_precision_loss, reason = "32 bytes sum to less than 2^13")]
@@ -882,7 +888,7 @@ unsafe fn q6_k_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
     const HALVES: usize = 2 * SUPER_BLOCK / GROUP;
     const HALF_BYTES: usize = 3 * LINE;
     const SCALES: usize = HEADER / 2;
-    let Tile { columns, weights, places, rows, .. } = tile;
+    let Tile { columns, places, rows, .. } = tile;
     let lines = tile.lines(PackedFormat::Q6K);
 
     // SAFETY: a block of every panel is sixteen bytes of scales of each row, sixteen half groups of codes and sixteen scales, which are before
@@ -890,13 +896,12 @@ unsafe fn q6_k_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
     unsafe {
         let mut sums = [[S::zero(); P]; B];
         for block in 0..columns / SUPER_BLOCK {
-            let from: [*const u8; P] =
-                std::array::from_fn(|p| nth(weights[p], block, NEIGHBOURS * PackedFormat::Q6K.block_bytes()));
+            let lines = lines.behind(block * NEIGHBOURS * PackedFormat::Q6K.block_bytes());
             // A line before those of the first of the neighbours.
             let scales: [*const u8; P] = std::array::from_fn(|p| {
-                from[p].wrapping_sub(LINE).wrapping_sub(places[p].wrapping_mul(LINE - SCALES))
+                lines.at(p, 0).wrapping_sub(LINE).wrapping_sub(places[p].wrapping_mul(LINE - SCALES))
             });
-            lines.prefetch(&scales, 0);
+            lines.behind(LINE.wrapping_neg()).prefetch(0);
             let d: [S::Floats; P] = each!(S::zero(), |p| S::load_f16(scales[p].cast()));
             let mut offsets = d;
             for offset in &mut offsets {
@@ -905,8 +910,8 @@ unsafe fn q6_k_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
             // All of them before any code: lines that are loaded out of their order come at four fifths of the rate.
             let mut of_fours = [[S::splat_packed(0); P]; HALVES / 4];
             for (four, bytes) in of_fours.iter_mut().enumerate() {
-                lines.prefetch(&from, four);
-                *bytes = each!(S::splat_packed(0), |p| S::load_packed(lines.at(from[p], four)));
+                lines.prefetch(four);
+                *bytes = each!(S::splat_packed(0), |p| S::load_packed(lines.at(p, four)));
             }
             for (four, mut bytes) in of_fours.into_iter().enumerate() {
                 for index in 0..4 {
@@ -920,7 +925,7 @@ unsafe fn q6_k_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
                     }
                     let lines = lines.from((SUPER_HEADER + within * HALF_BYTES) / LINE);
                     let products =
-                        codes::<S, false, 2, { GROUP / 16 }, P, B>(&from, lines, rows, half, SIX_BIT_OFFSET);
+                        codes::<S, false, 2, { GROUP / 16 }, P, B>(lines, rows, half, SIX_BIT_OFFSET);
                     add_scaled::<S, P, B>(&mut sums, products, &scales, rows, half / 2);
                 }
             }

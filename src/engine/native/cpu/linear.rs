@@ -305,6 +305,18 @@ impl<'a> Tiling<'a> {
         format.most_rows(self.kernels.of(format, self.rows), self.width(panels))
     }
 
+    /// The panels of the tile that a member does next, as far as it can be known; behind the last one its own.
+    fn next(
+        &self,
+        first: usize,
+        tile: &[(&PackedMatrix, *const u8, usize); MAX_PANELS],
+    ) -> [*const u8; MAX_PANELS] {
+        std::array::from_fn(|i| {
+            let next = first + i;
+            if next < self.matrix.panels() { self.matrix.panel(next).1 } else { tile[i].1 }
+        })
+    }
+
     /// Rows over neighbouring panels, those of one format together.
     unsafe fn strip(&self, panels: Range<usize>, rows: &TileRows, sums: &mut [MaybeUninit<Sums>; MAX_ROWS]) {
         let (matrix, width) = (self.matrix, self.width(panels.len()));
@@ -327,6 +339,8 @@ impl<'a> Tiling<'a> {
                 panels: tile.map(|(_, lines, _)| lines),
                 places: tile.map(|(.., place)| place),
                 read: rows.read,
+                next: self.next(start + count, &tile),
+                span: lead.span(),
                 factors: tile.map(|(part, ..)| part.factor),
                 rows: &rows.packed,
                 out: sums.as_mut_ptr().cast(),
@@ -361,6 +375,8 @@ pub unsafe fn few_tiles(
                 panels: std::array::from_fn(|i| matrix.panel((panel + i).min(last))),
                 places: std::array::from_fn(|i| (panel + i).min(last) % NEIGHBOURS),
                 read: if row == 0 { PanelRead::First } else { PanelRead::Later },
+                next: std::array::from_fn(|i| matrix.panel((panel + width + i).min(last))),
+                span: matrix.span(),
                 factors: [matrix.factor; MAX_PANELS],
                 rows: &std::array::from_fn(|i| inputs.row((row + i).min(rows - 1))),
                 out: sums.as_mut_ptr(),

@@ -193,6 +193,11 @@ impl PackedMatrix {
         self.packed_bytes()[self.first_line(panel)..].as_ptr()
     }
 
+    /// Bytes from the first line of a panel to the end of its last.
+    pub fn span(&self) -> usize {
+        self.format.line_stride() / LINE * self.panel_bytes
+    }
+
     /// Where a panel's first line is in [`packed_bytes`](Self::packed_bytes).
     pub fn first_line(&self, panel: usize) -> usize {
         first_line(self.format, self.panel_bytes, panel)
