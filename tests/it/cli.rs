@@ -34,6 +34,38 @@ fn an_unknown_model_is_named_with_suggestions() {
 }
 
 #[test]
+fn a_gpu_outside_the_table_is_a_file_wherever_a_gpu_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("mine.toml");
+    let sheet = "name = 'mine'\nproduct = 'Mine 48GB'\nbandwidth_bytes_per_s = 1e12\nmemory_bytes = 51_539_607_552\n\
+                 dense_flops_per_s = { bf16 = 362e12 }\nsource = 'a data sheet'\n";
+    std::fs::write(&file, sheet).unwrap();
+    let mine = path(&file);
+    let predicted = ["predict", "--gpu", mine, "--phase", "decode", "--batch", "1", "--context", "16"];
+    hbmark().args(predicted).assert().code(0).stdout(contains("1.00 TB/s"));
+    let of_another = [
+        "import",
+        &foreign("vllm-serve-0.25.json"),
+        "--gpu",
+        mine,
+        "--model",
+        "SmolLM2-135M",
+        "--dtype",
+        "bf16",
+    ];
+    hbmark().args(of_another).assert().stdout(contains("facebook/opt-125m"));
+    refused(&["predict", "--gpu", path(folder.path())], "no data sheet for device");
+    std::fs::write(&file, sheet.replace("1e12", "1000")).unwrap();
+    refused(&predicted, "bandwidth_bytes_per_s = 1e3 is not in 1e9 to 1e18");
+}
+
+#[test]
+fn another_programs_result_is_explained_by_its_distance_from_the_floor() {
+    let file = foreign("sglang-one-batch-server.jsonl");
+    hbmark().args(["explain", &file]).assert().code(0).stdout(contains("the floor of a token is not known"));
+}
+
+#[test]
 fn a_hub_id_without_a_network_says_so() {
     let cache = tempfile::tempdir().unwrap();
     hbmark()
