@@ -4,6 +4,8 @@
 //! sixteen sums. A step along the columns is P loads of weights and B of activations. The order of the sums depends on the columns only.
 #![expect(unsafe_code, reason = "kernels read packed weights and rows through pointers")]
 
+use std::ops::Range;
+
 use half::f16;
 
 use crate::element::Element;
@@ -40,6 +42,9 @@ const LINES_AHEAD: usize = 8192;
 
 /// Sums of an integer tile, panels times rows: unpacking weights costs it more than a row does.
 const INTEGER_SUMS: usize = 8;
+
+/// Rows of the largest of them.
+const MOST_INTEGER_ROWS: usize = INTEGER_SUMS / NEIGHBOURS;
 
 /// Panels of an integer tile at batch 1, and panels whose lines alternate.
 pub const NEIGHBOURS: usize = 2;
@@ -177,17 +182,6 @@ pub fn int4_scales(zeros: bool) -> usize {
 /// Sums of a row: sixteen for each panel.
 pub type Sums = [[f32; LANES]; SLOTS];
 
-/// Which read of its panels a tile does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PanelRead {
-    /// The only one: they should push nothing out of the caches.
-    Only,
-    /// The first: tiles of other rows follow.
-    First,
-    /// A later one: they are in the caches.
-    Later,
-}
-
 /// The arguments of a tile, of which it takes as many panels and rows as it has.
 #[derive(Debug, Clone, Copy)]
 pub struct TileWork<'a> {
@@ -196,8 +190,9 @@ pub struct TileWork<'a> {
     pub panels: [*const u8; MAX_PANELS],
     /// Which of its [`NEIGHBOURS`] each panel is: of q6_k alone.
     pub places: [usize; MAX_PANELS],
-    /// Of integer tiles alone, which prefetch: what of their own panels, and then of those of the next tile.
-    pub read: PanelRead,
+    /// Of integer tiles alone, which prefetch: a tile of other rows has read these panels before.
+    pub cached: bool,
+    /// Likewise: the panels of the next tile, whose lines come behind those of this one.
     pub next: [*const u8; MAX_PANELS],
     /// Bytes from the first line of a panel to the end of its last.
     pub span: usize,
@@ -303,7 +298,7 @@ struct Tile<'a, const P: usize, const B: usize> {
     columns: usize,
     weights: &'a [*const u8; P],
     places: &'a [usize; P],
-    read: PanelRead,
+    cached: bool,
     next: &'a [*const u8; P],
     span: usize,
     factors: &'a [f32; P],
@@ -319,7 +314,7 @@ impl<'a, const P: usize, const B: usize> Tile<'a, P, B> {
             columns: work.columns,
             weights: work.panels.first_chunk().expect("no more than MAX_PANELS"),
             places: work.places.first_chunk().expect("no more than MAX_PANELS"),
-            read: work.read,
+            cached: work.cached,
             next: work.next.first_chunk().expect("no more than MAX_PANELS"),
             span: work.span,
             factors: work.factors.first_chunk().expect("no more than MAX_PANELS"),
@@ -330,9 +325,9 @@ impl<'a, const P: usize, const B: usize> Tile<'a, P, B> {
     }
 
     #[inline(always)]
-    fn lines(self, format: PackedFormat) -> Lines<'a, P> {
-        let Self { weights, next, span, read, .. } = self;
-        Lines { weights, next, span, read, first: 0, stride: format.line_stride() }
+    fn lines(self, format: PackedFormat) -> Lines<'a, P, B> {
+        let Self { weights, next, span, cached, .. } = self;
+        Lines { weights, next, span, cached, first: 0, stride: format.line_stride() }
     }
 
     #[inline(always)]
@@ -456,17 +451,21 @@ const NIBBLE_OFFSET: i32 = 8;
 
 /// The lines of an integer tile's panels, from one of them on.
 #[derive(Clone, Copy)]
-struct Lines<'a, const P: usize> {
+struct Lines<'a, const P: usize, const B: usize> {
     weights: &'a [*const u8; P],
     next: &'a [*const u8; P],
     span: usize,
-    read: PanelRead,
+    cached: bool,
     /// Bytes behind the first line of each panel.
     first: usize,
     stride: usize,
 }
 
-impl<const P: usize> Lines<'_, P> {
+impl<const P: usize, const B: usize> Lines<'_, P, B> {
+    /// Whether lines are prefetched beside their loads, and not those of a group together, which wait for each other: products of more rows have
+    /// no time for that, and take long enough.
+    const BESIDE: bool = B < MOST_INTEGER_ROWS;
+
     /// From a later line on.
     #[inline(always)]
     fn from(self, line: usize) -> Self {
@@ -484,22 +483,33 @@ impl<const P: usize> Lines<'_, P> {
         nth(self.weights[panel].wrapping_add(self.first), line, self.stride)
     }
 
-    /// Prefetches what comes behind a line of each panel. Beside the load of that line and not many at a time, which would wait for each other.
+    /// Prefetches what comes behind lines of each panel.
     #[inline(always)]
-    fn prefetch(self, line: usize) {
+    fn prefetch(self, lines: Range<usize>) {
+        if !Self::BESIDE && self.cached {
+            return;
+        }
+        for line in lines {
+            self.prefetch_line(line);
+        }
+    }
+
+    /// Behind a panel come lines that another tile, or another processor, reads: those of the next tile are prefetched instead.
+    #[inline(always)]
+    fn prefetch_line(self, line: usize) {
+        let ahead = self.first.wrapping_add(line.wrapping_mul(self.stride)).wrapping_add(LINES_AHEAD);
+        let beyond = ahead.wrapping_sub(self.span);
         for panel in 0..P {
-            // Behind the panel come lines that another tile, or another processor, reads.
-            let ahead = self.first.wrapping_add(line.wrapping_mul(self.stride)).wrapping_add(LINES_AHEAD);
-            let beyond = ahead.wrapping_sub(self.span);
             let address = if ahead < self.span {
                 self.weights[panel].wrapping_add(ahead)
             } else {
                 self.next[panel].wrapping_add(beyond)
             };
-            match self.read {
-                PanelRead::Only => prefetch::<true, _>(address),
-                PanelRead::First => prefetch::<false, _>(address),
-                PanelRead::Later => {}
+            // Of fewer rows there is one tile: what it reads should push nothing out of the caches.
+            if Self::BESIDE {
+                prefetch::<true, _>(address);
+            } else {
+                prefetch::<false, _>(address);
             }
         }
     }
@@ -508,10 +518,13 @@ impl<const P: usize> Lines<'_, P> {
 /// 32 columns of 8-bit weights, a line each four, × one row: `Σ (q + 128) · x − 128 · Σ x`, exact in 32 bits.
 #[inline(always)]
 unsafe fn bytes_group<S: Simd, const P: usize, const B: usize>(
-    lines: Lines<'_, P>,
+    lines: Lines<'_, P, B>,
     rows: &[InputRow; B],
     group: usize,
 ) -> [[S::Ints; P]; B] {
+    if !Lines::<P, B>::BESIDE {
+        lines.prefetch(0..GROUP / 4);
+    }
     // SAFETY: the caller's promise: a group of each panel from a line on, and of each row.
     unsafe {
         let mut sums = [[S::splat_int(0); P]; B];
@@ -519,7 +532,9 @@ unsafe fn bytes_group<S: Simd, const P: usize, const B: usize>(
             *sums = [S::splat_int(-BYTE_OFFSET * row.sum(group)); P];
         }
         for quad in 0..GROUP / 4 {
-            lines.prefetch(quad);
+            if Lines::<P, B>::BESIDE {
+                lines.prefetch_line(quad);
+            }
             let w: [S::Packed; P] = each!(S::splat_packed(0), |p| S::load_packed(lines.at(p, quad)));
             for (sums, row) in sums.iter_mut().zip(rows) {
                 let x = S::splat_packed(*nth(row.words, group, GROUP / 4).add(quad));
@@ -563,11 +578,15 @@ unsafe fn codes<
     const P: usize,
     const B: usize,
 >(
-    lines: Lines<'_, P>,
+    lines: Lines<'_, P, B>,
     rows: &[InputRow; B],
     half: usize,
     offset: i32,
 ) -> [[S::Ints; P]; B] {
+    let high_lines = HIGH.min(1);
+    if !Lines::<P, B>::BESIDE {
+        lines.prefetch(0..high_lines + OCTETS);
+    }
     // SAFETY: the caller's promise: octets of each panel from a line on, and of each row.
     unsafe {
         let mut sums = [[S::splat_int(0); P]; B];
@@ -582,7 +601,9 @@ unsafe fn codes<
         // Loops and no closures: a closure as large as this one is not inlined, and has no instruction set of its own.
         let mut high = [[S::splat_packed(0); 2]; P];
         if HIGH > 0 {
-            lines.prefetch(0);
+            if Lines::<P, B>::BESIDE {
+                lines.prefetch_line(0);
+            }
             for (panel, high) in high.iter_mut().enumerate() {
                 let bits = S::load_packed(lines.at(panel, 0));
                 *high = [bits, S::shift_left(bits, 4)];
@@ -591,10 +612,13 @@ unsafe fn codes<
         let (mask, step) = (0x1010_1010 * ((1u32 << HIGH) - 1), HIGH as u32);
         for octet in 0..OCTETS {
             let down = step * octet as u32;
-            lines.prefetch(octet + HIGH.min(1));
+            let line = high_lines + octet;
+            if Lines::<P, B>::BESIDE {
+                lines.prefetch_line(line);
+            }
             let mut w = [[S::splat_packed(0); 2]; P];
             for (panel, (w, high)) in w.iter_mut().zip(high).enumerate() {
-                let packed = S::load_packed(lines.at(panel, octet + HIGH.min(1)));
+                let packed = S::load_packed(lines.at(panel, line));
                 *w = [S::low_halves(packed), S::high_halves(packed)];
                 if TABLE {
                     *w = [S::look_up(&E2M1, w[0]), S::look_up(&E2M1, w[1])];
@@ -620,7 +644,7 @@ unsafe fn codes<
 /// 32 columns of 4-bit weights × one row.
 #[inline(always)]
 unsafe fn nibbles_group<S: Simd, const TABLE: bool, const P: usize, const B: usize>(
-    lines: Lines<'_, P>,
+    lines: Lines<'_, P, B>,
     rows: &[InputRow; B],
     group: usize,
     offset: i32,
@@ -678,9 +702,12 @@ unsafe fn add_scaled<S: Simd, const P: usize, const B: usize>(
 
 /// The scales of a group in the header of its block, which holds those of two groups.
 #[inline(always)]
-unsafe fn block_scales<S: Simd, const P: usize>(lines: Lines<'_, P>, group: usize) -> [S::Floats; P] {
+unsafe fn block_scales<S: Simd, const P: usize, const B: usize>(
+    lines: Lines<'_, P, B>,
+    group: usize,
+) -> [S::Floats; P] {
     if group.is_multiple_of(2) {
-        lines.prefetch(0);
+        lines.prefetch(0..1);
     }
     // SAFETY: the caller's promise: a header of each panel at the first line.
     unsafe { each!(S::zero(), |p| S::load_f16(lines.at(p, 0).add(group % 2 * (HEADER / 2)).cast())) }
@@ -696,7 +723,7 @@ unsafe fn q8_0_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
         let mut sums = [[S::zero(); P]; B];
         for group in 0..columns / GROUP {
             let block = group / 2 * (1 + 2 * LINES);
-            let scales = block_scales::<S, P>(lines.from(block), group);
+            let scales = block_scales::<S, P, B>(lines.from(block), group);
             let lines = lines.from(block + 1 + group % 2 * LINES);
             let products = bytes_group::<S, P, B>(lines, rows, group);
             add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
@@ -716,7 +743,7 @@ unsafe fn q4_0_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
         let mut sums = [[S::zero(); P]; B];
         for group in 0..columns / GROUP {
             let block = group / 2 * (1 + 2 * LINES);
-            let scales = block_scales::<S, P>(lines.from(block), group);
+            let scales = block_scales::<S, P, B>(lines.from(block), group);
             let lines = lines.from(block + 1 + group % 2 * LINES);
             let products = nibbles_group::<S, false, P, B>(lines, rows, group, NIBBLE_OFFSET);
             add_scaled::<S, P, B>(&mut sums, products, &scales, rows, group);
@@ -834,9 +861,7 @@ unsafe fn ranges_tile<S: Simd, const HIGH: usize, const P: usize, const B: usize
         let mut sums = [[S::zero(); P]; B];
         for block in 0..columns / SUPER_BLOCK {
             let lines = lines.from(block * (header_lines + GROUPS * group_lines));
-            for line in 0..header_lines {
-                lines.prefetch(line);
-            }
+            lines.prefetch(0..header_lines);
             let d: [S::Floats; P] = each!(S::zero(), |p| S::load_f16(lines.at(p, 0).cast()));
             let d_min: [S::Floats; P] =
                 each!(S::zero(), |p| S::load_f16(lines.at(p, 0).add(HEADER / 2).cast()));
@@ -901,7 +926,7 @@ unsafe fn q6_k_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
             let scales: [*const u8; P] = std::array::from_fn(|p| {
                 lines.at(p, 0).wrapping_sub(LINE).wrapping_sub(places[p].wrapping_mul(LINE - SCALES))
             });
-            lines.behind(LINE.wrapping_neg()).prefetch(0);
+            lines.behind(LINE.wrapping_neg()).prefetch(0..1);
             let d: [S::Floats; P] = each!(S::zero(), |p| S::load_f16(scales[p].cast()));
             let mut offsets = d;
             for offset in &mut offsets {
@@ -910,7 +935,7 @@ unsafe fn q6_k_tile<S: Simd, const P: usize, const B: usize>(tile: Tile<'_, P, B
             // All of them before any code: lines that are loaded out of their order come at four fifths of the rate.
             let mut of_fours = [[S::splat_packed(0); P]; HALVES / 4];
             for (four, bytes) in of_fours.iter_mut().enumerate() {
-                lines.prefetch(four);
+                lines.prefetch(four..four + 1);
                 *bytes = each!(S::splat_packed(0), |p| S::load_packed(lines.at(p, four)));
             }
             for (four, mut bytes) in of_fours.into_iter().enumerate() {

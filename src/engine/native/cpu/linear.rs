@@ -11,9 +11,7 @@ use std::ops::Range;
 
 use hbmark_cpu_kernels::rows::InputRow;
 use hbmark_cpu_kernels::simd::{InstructionSet, LANES};
-use hbmark_cpu_kernels::tiles::{
-    MAX_PANELS, MAX_ROWS, NEIGHBOURS, PanelRead, SLOTS, Sums, TileWork, multiply_tile,
-};
+use hbmark_cpu_kernels::tiles::{MAX_PANELS, MAX_ROWS, NEIGHBOURS, SLOTS, Sums, TileWork, multiply_tile};
 
 use super::kernel_choice::KernelChoice;
 use super::packed_activations::InputWriter;
@@ -222,7 +220,8 @@ pub struct Tiling<'a> {
 struct TileRows {
     packed: [InputRow; MAX_ROWS],
     count: usize,
-    read: PanelRead,
+    /// Others were done before with the same panels.
+    cached: bool,
 }
 
 impl TileRows {
@@ -231,13 +230,8 @@ impl TileRows {
     fn new(first: usize, rows: usize, most: usize, row: &impl Fn(usize) -> InputRow) -> Self {
         let count = (rows - first).min(most);
         let last = row(first + count - 1);
-        let read = match first {
-            0 if count == rows => PanelRead::Only,
-            0 => PanelRead::First,
-            _ => PanelRead::Later,
-        };
         let packed = std::array::from_fn(|i| if i + 1 < count { row(first + i) } else { last });
-        Self { packed, count, read }
+        Self { packed, count, cached: first > 0 }
     }
 }
 
@@ -338,7 +332,7 @@ impl<'a> Tiling<'a> {
                 columns: lead.padded_columns(),
                 panels: tile.map(|(_, lines, _)| lines),
                 places: tile.map(|(.., place)| place),
-                read: rows.read,
+                cached: rows.cached,
                 next: self.next(start + count, &tile),
                 span: lead.span(),
                 factors: tile.map(|(part, ..)| part.factor),
@@ -374,7 +368,7 @@ pub unsafe fn few_tiles(
                 columns: matrix.padded_columns(),
                 panels: std::array::from_fn(|i| matrix.panel((panel + i).min(last))),
                 places: std::array::from_fn(|i| (panel + i).min(last) % NEIGHBOURS),
-                read: if row == 0 { PanelRead::First } else { PanelRead::Later },
+                cached: row > 0,
                 next: std::array::from_fn(|i| matrix.panel((panel + width + i).min(last))),
                 span: matrix.span(),
                 factors: [matrix.factor; MAX_PANELS],
