@@ -85,7 +85,7 @@ impl FusedMatrix {
     fn panel(&self, index: usize) -> (&PackedMatrix, *const u8, usize) {
         let place = self.place(index);
         let matrix = &self.parts[place.part];
-        (matrix, matrix.packed_bytes()[place.first_line..].as_ptr(), place.panel % NEIGHBOURS)
+        (matrix, matrix.address(place.first_line), place.panel % NEIGHBOURS)
     }
 
     /// Panels that a unit of work has, of so many that a job has in all.

@@ -190,7 +190,14 @@ impl PackedMatrix {
 
     /// The first line of a panel; the next are [`PackedFormat::line_stride`] apart.
     pub fn panel(&self, panel: usize) -> *const u8 {
-        self.packed_bytes()[self.first_line(panel)..].as_ptr()
+        self.address(self.first_line(panel))
+    }
+
+    /// A place in the packed bytes. Of q6_k a tile reads before the first line of a panel, so that the pointer is one to all of them.
+    pub fn address(&self, first_line: usize) -> *const u8 {
+        let bytes = self.packed_bytes();
+        assert!(first_line <= bytes.len(), "a panel of this matrix");
+        bytes.as_ptr().wrapping_add(first_line)
     }
 
     /// Bytes from the first line of a panel to the end of its last.
