@@ -6,6 +6,7 @@ use clap::Args as ClapArgs;
 
 use super::{Outcome, print_result};
 use crate::weights::{self, OpenModel};
+use hbmark_core::ledger::devices;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::DeviceSpec;
 use hbmark_report::analysis::import::{ForeignFormat, ForeignResult, Imported, UserOverrides};
@@ -40,7 +41,7 @@ pub struct OverrideArgs {
     #[arg(long)]
     pub model: Option<String>,
     /// The GPU it ran on, of the datasheet table (`hbmark devices`), or a file GPU.toml with the keys of a row of it.
-    #[arg(long, value_parser = super::shared_args::gpu)]
+    #[arg(long, value_parser = devices::find_or_read)]
     pub gpu: Option<DeviceSpec>,
     /// GPUs that held the model together.
     #[arg(long, visible_aliases = ["tensor-parallel-size", "tp"], value_parser = clap::value_parser!(u64).range(1..=4096))]

@@ -4,11 +4,11 @@ use clap::Args as ClapArgs;
 use clap::builder::RangedU64ValueParser;
 
 use super::benchmark::command_line;
-use super::shared_args::{gpu, parse_dtypes};
+use super::shared_args::parse_dtypes;
 use super::{Outcome, print_result, say_doubt};
 use crate::run::config::{DEFAULT_MODEL, PhaseName, parse_axis, phases};
 use crate::weights;
-use hbmark_core::ledger::{ExpertRouting, Group};
+use hbmark_core::ledger::{ExpertRouting, Group, devices};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{DeviceSpec, Status};
 use hbmark_report::analysis::import::UserOverrides;
@@ -28,7 +28,7 @@ pub struct Args {
     #[arg(long)]
     revision: Option<String>,
     /// A GPU of the datasheet table (`hbmark devices`), or a file GPU.toml with the keys of a row of it.
-    #[arg(long, default_value = "h100-sxm", value_parser = gpu)]
+    #[arg(long, default_value = "h100-sxm", value_parser = devices::find_or_read)]
     gpu: DeviceSpec,
     /// Storage of the weights, comma-separated: f32, bf16, f16, int8, fp8, int4, mxfp8, mxfp4, nvfp4, q8_0, q4_0, q4_k, q5_k, q6_k, or gguf for
     /// a file's own [default: what the model's files state, tensor by tensor (headers, `quantization_config`), of a name of `hbmark models` what it is published in].

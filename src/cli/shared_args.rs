@@ -15,9 +15,7 @@ use crate::machine::device::UnknownDevice;
 use crate::run::config;
 use crate::serve::ServerAccess;
 use hbmark_client::header::HeaderError;
-use hbmark_core::ledger::devices::{self, DataSheetError};
 use hbmark_core::model::Dtype;
-use hbmark_core::result::DeviceSpec;
 use hbmark_report::output::Format;
 
 /// Which model, on which device.
@@ -74,11 +72,6 @@ impl AccessArgs {
             headers: self.header.iter().map(|given| given.parse()).collect::<Result<_, _>>()?,
         })
     }
-}
-
-/// Reads a GPU of the table of data sheets, or the data sheet in a file.
-pub fn gpu(given: &str) -> Result<DeviceSpec, DataSheetError> {
-    devices::find_or_read(given)
 }
 
 /// The storages of a KV cache that can be counted: all dtypes but the blocks of 256, which are of weights alone, and a file's own.

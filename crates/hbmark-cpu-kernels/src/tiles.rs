@@ -120,6 +120,11 @@ impl PackedFormat {
         }
     }
 
+    /// Panels whose lines alternate; 1 where none do.
+    pub const fn neighbours(self) -> usize {
+        self.line_stride() / LINE
+    }
+
     /// The precision that activations are rounded to for these weights.
     #[inline]
     pub fn precision(self) -> Precision {
@@ -483,6 +488,22 @@ impl<const P: usize, const B: usize> Lines<'_, P, B> {
         nth(self.weights[panel].wrapping_add(self.first), line, self.stride)
     }
 
+    /// Before a group of lines is loaded.
+    #[inline(always)]
+    fn prefetch_group(self, lines: usize) {
+        if !Self::BESIDE {
+            self.prefetch(0..lines);
+        }
+    }
+
+    /// Before a line of a group is loaded.
+    #[inline(always)]
+    fn prefetch_beside(self, line: usize) {
+        if Self::BESIDE {
+            self.prefetch_line(line);
+        }
+    }
+
     /// Prefetches what comes behind lines of each panel.
     #[inline(always)]
     fn prefetch(self, lines: Range<usize>) {
@@ -522,9 +543,7 @@ unsafe fn bytes_group<S: Simd, const P: usize, const B: usize>(
     rows: &[InputRow; B],
     group: usize,
 ) -> [[S::Ints; P]; B] {
-    if !Lines::<P, B>::BESIDE {
-        lines.prefetch(0..GROUP / 4);
-    }
+    lines.prefetch_group(GROUP / 4);
     // SAFETY: the caller's promise: a group of each panel from a line on, and of each row.
     unsafe {
         let mut sums = [[S::splat_int(0); P]; B];
@@ -532,9 +551,7 @@ unsafe fn bytes_group<S: Simd, const P: usize, const B: usize>(
             *sums = [S::splat_int(-BYTE_OFFSET * row.sum(group)); P];
         }
         for quad in 0..GROUP / 4 {
-            if Lines::<P, B>::BESIDE {
-                lines.prefetch_line(quad);
-            }
+            lines.prefetch_beside(quad);
             let w: [S::Packed; P] = each!(S::splat_packed(0), |p| S::load_packed(lines.at(p, quad)));
             for (sums, row) in sums.iter_mut().zip(rows) {
                 let x = S::splat_packed(*nth(row.words, group, GROUP / 4).add(quad));
@@ -584,9 +601,7 @@ unsafe fn codes<
     offset: i32,
 ) -> [[S::Ints; P]; B] {
     let high_lines = HIGH.min(1);
-    if !Lines::<P, B>::BESIDE {
-        lines.prefetch(0..high_lines + OCTETS);
-    }
+    lines.prefetch_group(high_lines + OCTETS);
     // SAFETY: the caller's promise: octets of each panel from a line on, and of each row.
     unsafe {
         let mut sums = [[S::splat_int(0); P]; B];
@@ -601,9 +616,7 @@ unsafe fn codes<
         // Loops and no closures: a closure as large as this one is not inlined, and has no instruction set of its own.
         let mut high = [[S::splat_packed(0); 2]; P];
         if HIGH > 0 {
-            if Lines::<P, B>::BESIDE {
-                lines.prefetch_line(0);
-            }
+            lines.prefetch_beside(0);
             for (panel, high) in high.iter_mut().enumerate() {
                 let bits = S::load_packed(lines.at(panel, 0));
                 *high = [bits, S::shift_left(bits, 4)];
@@ -613,9 +626,7 @@ unsafe fn codes<
         for octet in 0..OCTETS {
             let down = step * octet as u32;
             let line = high_lines + octet;
-            if Lines::<P, B>::BESIDE {
-                lines.prefetch_line(line);
-            }
+            lines.prefetch_beside(line);
             let mut w = [[S::splat_packed(0); 2]; P];
             for (panel, (w, high)) in w.iter_mut().zip(high).enumerate() {
                 let packed = S::load_packed(lines.at(panel, line));

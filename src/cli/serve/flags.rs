@@ -11,7 +11,7 @@ use super::speculation::SpeculationArgs;
 use super::vllm_names::VllmNames;
 use crate::cli::benchmark::WorkerArgs;
 pub(super) use crate::cli::shared_args::within;
-use crate::cli::shared_args::{DeviceArgs, ModelArgs, OutputArgs, gpu, length_within, parse_dtypes};
+use crate::cli::shared_args::{DeviceArgs, ModelArgs, OutputArgs, length_within, parse_dtypes};
 use crate::run::config::{self, ConfigError};
 use crate::serve::structured_output::{Grammar, StructuredError};
 use crate::serve::{Mode, SchedulerOptions, ServeConfig, VirtualSource, requests_within};
@@ -114,7 +114,7 @@ pub(super) struct VirtualArgs {
     #[arg(long = "virtual", conflicts_with_all = ["structured", "tokenizer"])]
     pub simulate: bool,
     /// A GPU of the datasheet table (`hbmark devices`), or a file GPU.toml with the keys of a row of it [default: h100-sxm].
-    #[arg(long, conflicts_with = "from", value_parser = gpu)]
+    #[arg(long, conflicts_with = "from", value_parser = devices::find_or_read)]
     gpu: Option<DeviceSpec>,
     /// A result.json of `hbmark run` of the same model.
     #[arg(long, value_name = "FILE")]

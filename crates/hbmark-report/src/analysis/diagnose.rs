@@ -427,12 +427,12 @@ fn is_believable(cell: &CellResult) -> bool {
     matches!(cell.status, Status::Ok | Status::NotConverged | Status::Noisy)
 }
 
-fn floor(cell: &CellResult) -> Option<f64> {
+pub(super) fn floor(cell: &CellResult) -> Option<f64> {
     cell.predicted_ns.or(cell.predicted_datasheet_ns).filter(|floor| *floor > 0.0)
 }
 
 /// The share of the time that the floor explains, of a cell whose time may be read.
-fn explained(cell: &CellResult) -> Option<f64> {
+pub(super) fn explained(cell: &CellResult) -> Option<f64> {
     Some(floor(cell)? / timed(cell).filter(|_| is_believable(cell))?)
 }
 

@@ -5,10 +5,10 @@
 //! cause. Pure.
 
 use super::checklist::of_foreign;
-use super::diagnose::EXPLAINED;
+use super::diagnose::{EXPLAINED, explained, floor};
 use super::finding::{Kind, Rule};
 use super::import::{Imported, Placement, RooflinePlacement, UserOverrides};
-use hbmark_core::result::{Bound, Finding, Severity, Status};
+use hbmark_core::result::{Bound, Finding, Severity};
 use hbmark_core::units::{BytesPerSecond, Nanos};
 
 /// The evidence in a placed row, if the rule matches.
@@ -50,8 +50,7 @@ const RULES: &[Rule<Detector>] = &[
 /// What the GPU could do, and how much of it the row did.
 fn against_floor(row: &Placement) -> Option<(f64, String)> {
     let (cell, time) = (&row.cell, row.cell.tpot_ns?);
-    let floor = cell.predicted_datasheet_ns.filter(|floor| *floor > 0.0 && cell.status == Status::Ok)?;
-    let share = floor / time;
+    let (floor, share) = (floor(cell)?, explained(cell)?);
     let rate =
         cell.achieved_bytes_per_s.map_or_else(String::new, |rate| format!(", {}", BytesPerSecond(rate)));
     let gpus = if row.gpus > 1 { format!("{} x ", row.gpus) } else { String::new() };

@@ -96,16 +96,21 @@ const MAX_BLOCK: usize = PackedFormat::Q6K.block_bytes();
 
 /// Where a panel's first line is in the bytes of its matrix.
 fn first_line(format: PackedFormat, panel_bytes: usize, panel: usize) -> usize {
-    let neighbours = format.line_stride() / LINE;
+    let neighbours = format.neighbours();
     let before_lines = if neighbours > 1 { neighbours * (format.block_bytes() % LINE) } else { 0 };
-    panel / neighbours * neighbours * panel_bytes + before_lines + panel % neighbours * LINE
+    neighbours_at(format, panel_bytes, panel) + before_lines + panel % neighbours * LINE
+}
+
+/// Where a panel and its neighbours begin in the bytes of its matrix.
+fn neighbours_at(format: PackedFormat, panel_bytes: usize, panel: usize) -> usize {
+    panel / format.neighbours() * format.neighbours() * panel_bytes
 }
 
 /// The pieces of a block of a panel whose lines alternate with its neighbours': their places in the block and in the packed bytes, from the
 /// beginning of all that neighbours have of the block. What a block has beyond whole lines comes first.
 fn pieces(format: PackedFormat, panel: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
     let (stride, first) = (format.line_stride(), format.block_bytes() % LINE);
-    let (neighbours, lines) = (stride / LINE, format.block_bytes() / LINE);
+    let (neighbours, lines) = (format.neighbours(), format.block_bytes() / LINE);
     let place = panel % neighbours;
     let lines = (0..lines).map(move |line| {
         let from = first + line * LINE;
@@ -147,7 +152,7 @@ impl PackedMatrix {
         };
         let panel_bytes = blocks * format.block_bytes() + tail;
         let panels = stored.rows.div_ceil(LANES);
-        let neighbours = format.line_stride() / LINE;
+        let neighbours = format.neighbours();
         let size = panels.next_multiple_of(neighbours) * panel_bytes;
         let mut region = arena.take(size).map_err(|error| EngineError::OutOfMemory {
             device: "cpu".into(),
@@ -168,7 +173,7 @@ impl PackedMatrix {
             for panel in 0..panels {
                 own.fill(0);
                 pack(panel, &mut own);
-                let of_neighbours = &mut bytes[panel / neighbours * neighbours * panel_bytes..];
+                let of_neighbours = &mut bytes[neighbours_at(format, panel_bytes, panel)..];
                 let blocks = of_neighbours.chunks_exact_mut(neighbours * format.block_bytes());
                 for (packed, block) in blocks.zip(own.chunks_exact(format.block_bytes())) {
                     for (piece, to) in pieces(format, panel) {
@@ -201,8 +206,8 @@ impl PackedMatrix {
     }
 
     /// Bytes from the first line of a panel to the end of its last.
-    pub fn span(&self) -> usize {
-        self.format.line_stride() / LINE * self.panel_bytes
+    pub fn panel_span(&self) -> usize {
+        self.format.neighbours() * self.panel_bytes
     }
 
     /// Where a panel's first line is in [`packed_bytes`](Self::packed_bytes).
@@ -229,8 +234,8 @@ impl PackedMatrix {
     /// Unpacks a row into `out`, as f32.
     pub fn row(&self, row: usize, out: &mut [f32]) {
         let (panel, lane, format) = (row / LANES, row % LANES, self.format);
-        let neighbours = format.line_stride() / LINE;
-        let of_neighbours = &self.packed_bytes()[panel / neighbours * neighbours * self.panel_bytes..];
+        let neighbours = format.neighbours();
+        let of_neighbours = &self.packed_bytes()[neighbours_at(format, self.panel_bytes, panel)..];
         if neighbours == 1 {
             return self.unpack(&of_neighbours[..self.panel_bytes], lane, out);
         }
