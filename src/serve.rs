@@ -38,7 +38,7 @@ use hbmark_core::result::serving::{
     Arrivals, MIN_REQUESTS, Offered, Point, ServeKind, ServeReport, Slo, SweepVariable, WorkloadSummary,
 };
 use hbmark_core::result::{Cause, DeviceSpec, ModelSummary, Report, as_map};
-use hbmark_core::units::{Bytes, Nanos, counted};
+use hbmark_core::units::{Bytes, Nanos, counted, whole_count};
 use hbmark_traffic::arrivals::Burst;
 use hbmark_traffic::point::TrafficSource;
 use hbmark_traffic::sampler::Sampling;
@@ -130,9 +130,8 @@ pub struct ServeConfig {
 }
 
 /// Requests that arrive in this time, at so many a second.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive, and as many as fit")]
 pub fn requests_within(duration: Nanos, rate: f64) -> usize {
-    (duration.seconds() * rate).ceil() as usize
+    whole_count((duration.seconds() * rate).ceil())
 }
 
 /// Why a serving benchmark could not run.

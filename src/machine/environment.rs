@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use super::cgroup::Cgroup;
 use super::system_files::Root;
 use hbmark_core::result::{BuildEnvironment, CpuEnvironment, Environment};
-use hbmark_core::units::Bytes;
+use hbmark_core::units::{Bytes, whole_count};
 
 /// The candle release that is linked; a test holds it against the manifest.
 const CANDLE_VERSION: &str = "0.11.1";
@@ -135,11 +135,7 @@ fn mean(values: &[f64]) -> Option<f64> {
 
 fn usable_cores(allowed: usize, quota: Option<f64>) -> usize {
     // Half a core still runs one thread; 3.5 cores run four threads, one of which waits half of the time: count three.
-    let quota = quota.map_or(usize::MAX, |cores| {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a float cast saturates")]
-        let whole = cores.floor() as usize;
-        whole
-    });
+    let quota = quota.map_or(usize::MAX, whole_count);
     allowed.min(quota).max(1)
 }
 

@@ -12,7 +12,7 @@ use super::protocol::{Monitor, Protocol};
 use crate::engine::{EngineError, Session};
 use crate::machine::memory;
 use hbmark_core::result::{Block, Cause, Cell, Phase, Status, judged_times};
-use hbmark_core::units::Bytes;
+use hbmark_core::units::{Bytes, whole_count};
 
 /// A request for a visit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -283,8 +283,7 @@ fn sample(
 fn steps_of(phase: Phase, warm: &WarmupResult, protocol: &Protocol) -> usize {
     // Slightly less, so that 100 ms of 0.5 ms steps are 200 and not 201.
     let by_time = (protocol.block_min_seconds / warm.step_seconds.max(1e-9) - 1e-6).ceil();
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded just here")]
-    let by_time = by_time.clamp(1.0, 100_000.0) as usize;
+    let by_time = whole_count(by_time.clamp(1.0, 100_000.0));
     match phase {
         Phase::Decode | Phase::Verify { .. } => by_time.max(protocol.block_min_steps),
         Phase::Prefill => by_time,

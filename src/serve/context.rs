@@ -15,7 +15,7 @@ use hbmark_core::ledger::RaggedPart;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{Offered, Point, Slo};
-use hbmark_core::units::Nanos;
+use hbmark_core::units::{Nanos, whole_count};
 use hbmark_traffic::point::{PointSpec, TrafficSource};
 use hbmark_traffic::sampler::Sampling;
 use hbmark_traffic::step_model::StepModel;
@@ -257,8 +257,7 @@ impl<'a> ServingContext<'a> {
         // A trace may be too short for a trial; then the usual tenth has to do.
         let Ok(point) = engine.measure(&trial, &mut |_| {}) else { return };
         let inside = point.result.map_or(0.0, |r| r.mean_running + r.mean_waiting);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small positive mean")]
-        let wanted = (2.0 * inside).ceil() as usize;
+        let wanted = whole_count((2.0 * inside).ceil());
         let spare = match &spec.source {
             TrafficSource::Workload(_) | TrafficSource::Dataset(_) => most,
             TrafficSource::Trace(trace, _) => trace.requests.len().saturating_sub(spec.requests).min(most),

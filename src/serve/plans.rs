@@ -8,7 +8,7 @@ use crate::serve::point::ServingEngine;
 use crate::worker::Observer;
 use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{Offered, Point, Row, ServeReport, ServeResult, SweepVariable};
-use hbmark_core::units::PerSecond;
+use hbmark_core::units::{PerSecond, whole_count};
 use hbmark_traffic::matrix::{check, workload};
 use hbmark_traffic::point::{PointSpec, TrafficSource};
 use hbmark_traffic::search::{SearchConfig, Trial, find_max_rate};
@@ -101,12 +101,7 @@ fn vary(spec: &mut PointSpec, variable: SweepVariable, value: f64) -> Result<(),
             TrafficSource::Trace(..) => fail("changes what a trace has recorded".into()),
             TrafficSource::Dataset(_) => fail("changes what a dataset has recorded".into()),
         };
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "checked to be whole and small"
-    )]
-    let count = value as usize;
+    let count = whole_count(value);
     if !matches!(variable, SweepVariable::Rate | SweepVariable::PrefixShare)
         && (value.fract() != 0.0 || !(1.0..=1e9).contains(&value))
     {
@@ -263,8 +258,7 @@ fn search(
             }
         };
         if let Trial::Sustained(rate) = trial {
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a saturating count")]
-            let lasting = (rate * sustain_s).ceil() as usize;
+            let lasting = whole_count((rate * sustain_s).ceil());
             spec.requests = spec.requests.saturating_mul(3).max(lasting);
             spec.max_requests = spec.max_requests.saturating_mul(3).max(spec.requests);
         }
@@ -343,8 +337,7 @@ fn compare(
     };
     // As many at a time as the open loop had in the system on average.
     let inside = result.mean_running + result.mean_waiting;
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small positive mean")]
-    let concurrency = inside.round().max(1.0) as usize;
+    let concurrency = whole_count(inside.round().max(1.0));
     report.points.push(open);
     let offered = Offered::Concurrency(concurrency);
     let closed = stage.spec(&format!("closed, {concurrency} at a time"), offered, splitmix64(config.seed, 1));

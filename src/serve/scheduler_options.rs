@@ -7,7 +7,7 @@ use crate::engine::native::DEFAULT_BLOCK_SIZE;
 use hbmark_core::ledger::Ledger;
 use hbmark_core::result::serving::{Policy, SchedulerConfig, SpeculativeConfig};
 use hbmark_core::result::{Capabilities, Environment};
-use hbmark_core::units::Bytes;
+use hbmark_core::units::{Bytes, whole};
 
 /// Knobs as asked for; `None` is chosen here.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
@@ -73,12 +73,7 @@ impl KvMemoryBudget {
 
     /// Bytes for KV.
     fn for_kv(self, share: Option<f64>, taken: Bytes) -> Result<Bytes, ServeError> {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a share of a count of bytes"
-        )]
-        let part = |all: Bytes, usual: f64| (all.as_f64() * share.unwrap_or(usual)) as u64;
+        let part = |all: Bytes, usual: f64| whole(all.as_f64() * share.unwrap_or(usual));
         match self {
             Self::Gpu(Some(all)) => {
                 let have = Bytes(part(all, GPU_UTILIZATION));

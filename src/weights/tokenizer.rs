@@ -16,6 +16,7 @@ use std::sync::{Arc, Once, mpsc};
 use std::time::{Duration, Instant};
 
 use super::loading::{SizedFile, WeightsError};
+use hbmark_core::units::whole;
 use validate::Vetted;
 
 const FILE: &str = "tokenizer.json";
@@ -185,7 +186,7 @@ impl Tokenizer {
                 MAX_GROWN / f64::from(1 << 20)
             )));
         }
-        self.guarded(text, whole(grown), |inner, text: &str| {
+        self.guarded(text, whole(grown.ceil()), |inner, text: &str| {
             inner.encode_fast(text, false).map(|encoding| encoding.get_ids().to_vec())
         })
         .map_err(failed)
@@ -214,7 +215,7 @@ impl Tokenizer {
         }
         // What most have.
         let usual = tokens.len().saturating_mul(16).min(bytes);
-        self.guarded(tokens, whole(grown(usual)), |inner, tokens: &[u32]| inner.decode(tokens, true))
+        self.guarded(tokens, whole(grown(usual).ceil()), |inner, tokens: &[u32]| inner.decode(tokens, true))
             .map_err(failed)
     }
 
@@ -279,12 +280,6 @@ fn parse(bytes: &[u8]) -> Result<(tokenizers::Tokenizer, Vetted, usize), String>
         return Err(format!("it has a token of {longest} bytes, above the limit of {MAX_TOKEN}"));
     }
     Ok((inner, vetted, longest))
-}
-
-/// A count of bytes, rounded up.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded, and never negative")]
-fn whole(bytes: f64) -> u64 {
-    bytes.ceil() as u64
 }
 
 fn nanoseconds(time: Duration) -> u64 {

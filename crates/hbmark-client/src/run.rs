@@ -32,7 +32,7 @@ use crate::target::Endpoint;
 use crate::thinned::{Thinned, halve};
 pub use cost::Cost;
 use hbmark_core::result::serving::Failure;
-use hbmark_core::units::Nanos;
+use hbmark_core::units::{Nanos, whole};
 use hbmark_traffic::scheduler::SchedulerLoad;
 use hbmark_traffic::serving_loop::{LoadMode, Progress, Record, RemoteTokens, RequestOutcome, Run, Traffic};
 use prepared::Prepared;
@@ -281,9 +281,7 @@ impl<'a> Client<'a> {
     }
 
     fn moment(&self, since: f64) -> Moment {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time of this run")]
-        let since = since.max(0.0) as u64;
-        self.origin + since
+        self.origin + whole(since)
     }
 
     fn serve(&mut self, observe: &mut dyn FnMut(Progress)) -> io::Result<()> {

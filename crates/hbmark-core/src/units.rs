@@ -182,6 +182,18 @@ impl fmt::Display for FlopsPerSecond {
     }
 }
 
+/// The whole part of a number: 0 of a negative number or NaN, [`u64::MAX`] of a number above it.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast saturates")]
+pub fn whole(value: f64) -> u64 {
+    value as u64
+}
+
+/// [`whole`], of a count or an index.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast saturates")]
+pub fn whole_count(value: f64) -> usize {
+    value as usize
+}
+
 /// `1 row`, `3 rows`.
 pub fn counted<N: Copy + fmt::Display + PartialEq + From<u8>>(count: N, one: &str) -> String {
     let plural = if count == N::from(1) { "" } else { "s" };

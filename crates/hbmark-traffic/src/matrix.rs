@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use super::workload::{SharedPrefix, Workload, WorkloadError};
 use hbmark_core::result::cause::joined;
 use hbmark_core::result::serving::{Gate, GateName, Quantiles, Row, RowVerdict, ServeResult, Validity};
+use hbmark_core::units::whole_count;
 
 /// Requests of the row; `scale` multiplies lengths.
 ///
@@ -18,14 +19,12 @@ use hbmark_core::result::serving::{Gate, GateName, Quantiles, Row, RowVerdict, S
 /// # Panics
 /// Never: chat is a named workload.
 pub fn workload(row: Row, context: usize, scale: f64) -> Result<Workload, WorkloadError> {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small positive count")]
-    let scaled = |tokens: usize| ((tokens as f64 * scale).round() as usize).max(2);
+    let scaled = |tokens: usize| whole_count((tokens as f64 * scale).round()).max(2);
     let within = |context: usize, input: usize, output: usize| {
         // Proportions are kept when the context is short.
         let (input, output) = (scaled(input), scaled(output));
         let fit = (context as f64 / (input + output) as f64).min(1.0);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a count")]
-        let cut = |tokens: usize| ((tokens as f64 * fit) as usize).max(1);
+        let cut = |tokens: usize| whole_count(tokens as f64 * fit).max(1);
         Workload::fixed(cut(input), cut(output))
     };
     let fixed = |input, output| within(context, input, output);

@@ -5,7 +5,7 @@
 
 use super::serving_loop::{Record, RequestOutcome};
 use hbmark_core::result::serving::Requests;
-use hbmark_core::units::Nanos;
+use hbmark_core::units::{Nanos, whole};
 
 /// A point with more requests keeps no columns: a result should open in an editor.
 const MAX_REQUESTS: usize = 100_000;
@@ -15,10 +15,11 @@ pub fn columns(records: &[Record]) -> Option<Requests> {
     if records.len() > MAX_REQUESTS {
         return None;
     }
-    let times = |of: fn(&Record) -> Option<Nanos>| records.iter().map(|r| of(r).map(whole)).collect();
+    let rounded = |time: Nanos| whole(time.0.round());
+    let times = |of: fn(&Record) -> Option<Nanos>| records.iter().map(|r| of(r).map(rounded)).collect();
     let counts = |of: fn(&Record) -> usize| records.iter().map(of).collect();
     Some(Requests {
-        arrival_ns: records.iter().map(|r| whole(r.arrival)).collect(),
+        arrival_ns: records.iter().map(|r| rounded(r.arrival)).collect(),
         started_ns: times(|r| r.started),
         first_token_ns: times(|r| r.first_token),
         last_token_ns: times(|r| r.last_token),
@@ -27,15 +28,6 @@ pub fn columns(records: &[Record]) -> Option<Requests> {
         cached_tokens: counts(|r| r.cached_tokens),
         fate: records.iter().map(|r| r.outcome.name().into()).collect(),
     })
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a time since the start, far below 2^63 ns"
-)]
-fn whole(time: Nanos) -> u64 {
-    time.0.max(0.0).round() as u64
 }
 
 impl RequestOutcome {

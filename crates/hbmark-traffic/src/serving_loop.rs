@@ -25,7 +25,7 @@ use super::step_model::Mixture;
 use super::workload::PlannedRequest;
 use crate::executor::StepFailure;
 use hbmark_core::result::serving::{DraftCounts, Failure, SchedulerConfig, Slo};
-use hbmark_core::units::Nanos;
+use hbmark_core::units::{Nanos, whole_count};
 
 /// When a request is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -215,9 +215,7 @@ pub struct RemoteTokens {
 const LAST_MS: usize = 4 * 86_400_000;
 
 fn millisecond(at: f64) -> usize {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded on both sides")]
-    let ms = ((at / 1e6).max(0.0) as usize).min(LAST_MS);
-    ms
+    whole_count(at / 1e6).min(LAST_MS)
 }
 
 impl RemoteTokens {

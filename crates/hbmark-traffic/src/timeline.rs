@@ -7,6 +7,7 @@
 use super::occupancy::{occupancy, overlap};
 use super::serving_loop::Run;
 use hbmark_core::result::serving::{SPANS, Span, Timeline};
+use hbmark_core::units::whole_count;
 
 /// Thousandths: more digits are noise, and take space.
 fn short(value: f64) -> f64 {
@@ -77,9 +78,7 @@ pub(super) fn during<T>(
 
 /// The span that contains a moment.
 fn place(moment: f64, span_ns: f64, spans: usize) -> usize {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to the spans")]
-    let index = (moment / span_ns).clamp(0.0, (spans - 1) as f64) as usize;
-    index
+    whole_count(moment / span_ns).min(spans - 1)
 }
 
 #[cfg(test)]

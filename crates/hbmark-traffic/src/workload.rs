@@ -18,7 +18,7 @@ use super::arrivals::{Burst, deadlines};
 use super::trace::Trace;
 use hbmark_core::input::{self, InputError};
 use hbmark_core::result::serving::{Arrivals, ArrivalsError};
-use hbmark_core::units::Nanos;
+use hbmark_core::units::{Nanos, whole_count};
 
 pub use hbmark_core::stats::splitmix64_of_two as splitmix64;
 
@@ -145,13 +145,7 @@ impl Lengths {
                 let variance = (1.0 + cv * cv).ln();
                 let normal = LogNormal::new(mean.ln() - variance / 2.0, variance.sqrt());
                 let drawn: f64 = normal.expect("checked when it was read").sample(random).round();
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    clippy::cast_sign_loss,
-                    reason = "between two counts, both far below 2^53"
-                )]
-                let tokens = drawn.clamp(*min as f64, *max as f64) as usize;
-                tokens
+                whole_count(drawn).clamp(*min, *max)
             }
             Self::Histogram { buckets } => {
                 let bucket = buckets[draw_weighted(buckets.iter().map(|b| b.2), random)];

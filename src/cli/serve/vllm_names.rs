@@ -9,6 +9,7 @@ use super::flags::within;
 use crate::serve::ServeConfig;
 use crate::weights::tokenizer::Tokenizer;
 use hbmark_core::result::serving::{Arrivals, Clause, ServeReport, Slo, SloMetric};
+use hbmark_core::units::whole_count;
 use hbmark_report::output::vllm_schema::{METRICS, Selection, bench_serve};
 use hbmark_traffic::dataset::{self, Dataset, Format};
 use hbmark_traffic::workload::{Lengths, Workload};
@@ -137,12 +138,7 @@ impl VllmNames {
             let Lengths::Fixed { tokens } = *lengths else {
                 anyhow::bail!("--random-range-ratio spreads --input-len and --output-len; give them")
             };
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "a length of tokens, spread"
-            )]
-            let at = |factor: f64| ((tokens as f64 * factor) as usize).max(1);
+            let at = |factor: f64| whole_count(tokens as f64 * factor).max(1);
             Ok(Lengths::Histogram { buckets: vec![(at(1.0 - ratio), at(1.0 + ratio), 1.0)] })
         };
         let (input, output) = (around(&workload.input)?, around(&workload.output)?);

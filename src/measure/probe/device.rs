@@ -10,7 +10,7 @@ use crate::engine::native::cuda::device::{Argument, Device, KernelLaunch};
 use crate::engine::{EngineError, Timeline};
 use crate::measure::timer_checks::Check;
 use hbmark_core::result::{Ceilings, GpuCeilings, Spread};
-use hbmark_core::units::{Bytes, Nanos};
+use hbmark_core::units::{Bytes, Nanos, whole};
 
 /// Threads in a block of the bandwidth kernels.
 const BLOCK: u32 = 256;
@@ -295,17 +295,12 @@ impl<D: Device> DeviceProbe<D> {
     pub fn spins(&mut self, lengths: &[f64]) -> Result<Vec<Check>, EngineError> {
         let mut checks = Vec::with_capacity(lengths.len());
         for &wanted in lengths {
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "the spins are small and positive"
-            )]
             let spin = KernelLaunch {
                 kernel: "spin".into(),
                 grid: [1; 3],
                 threads: 1,
                 shared_bytes: 0,
-                arguments: vec![Argument::U64(wanted as u64)],
+                arguments: vec![Argument::U64(whole(wanted))],
             };
             let found = self.time(7, &spin)?.into_iter().fold(f64::INFINITY, f64::min) * 1e9;
             let bound = (wanted * 0.005).max(2_000.0) + TIMER_TICK_NS;

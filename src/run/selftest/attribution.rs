@@ -16,7 +16,7 @@ use super::step::{self, RunScenario, decode};
 use super::{Check, Record, label};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::Cause;
-use hbmark_core::units::{Bytes, Nanos};
+use hbmark_core::units::{Bytes, Nanos, whole};
 
 /// Plants of each kind.
 const RUNS: usize = 1_300;
@@ -153,8 +153,7 @@ fn step_fault(random: &mut ChaCha8Rng) -> (RunScenario, Truth) {
         }
         10 => {
             let leak = severity(random, 2_048.0, 16e6);
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size")]
-            let bytes = Bytes(leak as u64);
+            let bytes = Bytes(whole(leak));
             (on(Fault::Leak(bytes)), Truth::of("leak", "memory_leak").or(&[HEALTHY], leak < 80_000.0))
         }
         11 => (on(Fault::KvLeak).with_cells(vec![decode(4, 512)]), Truth::of("KV leak", "kv_leak")),

@@ -23,7 +23,7 @@ use hbmark_core::result::{
     BlockTelemetry, Cause, Ceilings, Cell, CellResult, Finding, Phase, Quality, Report, ReportKind, Spread,
     Status,
 };
-use hbmark_core::units::{Bytes, Nanos};
+use hbmark_core::units::{Bytes, Nanos, whole};
 use hbmark_report::analysis::judge;
 use hbmark_traffic::clock::VirtualClock;
 
@@ -202,9 +202,7 @@ impl RunScenario {
                 StepFault::LostToken => session.with_lost_token(),
                 StepFault::Copies { times, counted: true } => {
                     let ideal = self.ideal(architecture).bytes.ideal().as_f64();
-                    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size")]
-                    let moved = Bytes((ideal * times) as u64);
-                    session.with_moved(moved)
+                    session.with_moved(Bytes(whole(ideal * times)))
                 }
                 _ => session,
             };

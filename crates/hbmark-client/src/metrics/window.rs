@@ -4,6 +4,7 @@ use hbmark_core::result::serving::{
     BusySteps, Dialect, GaugeOverTime, SeenSeries, ServerConfiguration, ServerMean, ServerMetrics,
     ServerSpeculation, Signal, StepBasis, Unknown, UnknownSignal,
 };
+use hbmark_core::units::whole;
 
 use super::table::{Kind, Place, TABLE};
 use super::{Reading, Scrape};
@@ -157,7 +158,7 @@ impl<'a> View<'a> {
             if count < 1.0 {
                 return Err(Unknown::NothingCounted);
             }
-            Ok(ServerMean { mean_ns: sum / count * 1e9, count: whole(count) })
+            Ok(ServerMean { mean_ns: sum / count * 1e9, count: whole(count.round()) })
         };
         mean().map_err(|why| self.note(signal, why)).ok()
     }
@@ -291,11 +292,11 @@ impl<'a> View<'a> {
             busy_ns: busy.nanoseconds,
             engines,
             min_running: busy.min_running,
-            steps: whole(busy.steps),
+            steps: whole(busy.steps.round()),
             // Engines step beside each other.
             mean_step_ns: busy.nanoseconds * engines as f64 / busy.steps,
             mean_step_tokens: per(busy.tokens, busy.steps),
-            decode_steps: whole(decode_steps),
+            decode_steps: whole(decode_steps.round()),
             mean_batch: per(busy.batch, decode_steps),
         })
     }
@@ -316,8 +317,8 @@ impl<'a> View<'a> {
         };
         Some(ServerSpeculation {
             drafts: drafts.map(whole),
-            draft_tokens: whole(draft_tokens),
-            accepted_tokens: whole(accepted),
+            draft_tokens: whole(draft_tokens.round()),
+            accepted_tokens: whole(accepted.round()),
             acceptance_rate,
             mean_length: drafts.filter(|drafts| *drafts >= 1.0).map(|drafts| 1.0 + accepted / drafts),
         })
@@ -412,14 +413,4 @@ fn share(part: f64, all: f64) -> Option<f64> {
 fn per_token(seconds: Option<f64>, tokens: Option<f64>) -> Option<f64> {
     let (seconds, tokens) = (seconds?, tokens?);
     (tokens >= 1.0).then(|| seconds / tokens * 1e9)
-}
-
-/// A count; no server counts beyond 2^53.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "finite and not negative; the cast saturates"
-)]
-fn whole(count: f64) -> u64 {
-    count.round() as u64
 }

@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use super::routing::{DistinctExperts, ExpertRouting, LayerRouting};
 use crate::model::{Architecture, Dtype, Inventory, Mixer, Reach, Role};
 use crate::result::{Phase, StepBytes};
-use crate::units::{Bytes, Flops};
+use crate::units::{Bytes, Flops, whole};
 
 /// One point of the grid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -106,8 +106,7 @@ impl StepCost {
     pub fn meeting(self, experts: f64, expert_bytes: Option<Bytes>) -> Self {
         let (Some(expected), Some(each)) = (self.distinct_experts, expert_bytes) else { return self };
         let weights = self.bytes.weights.as_f64() + (experts - expected) * each.as_f64();
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes, never below 0")]
-        let weights = Bytes(weights.round().max(0.0) as u64);
+        let weights = Bytes(whole(weights.round()));
         Self { bytes: StepBytes { weights, ..self.bytes }, distinct_experts: Some(experts), ..self }
     }
 }
@@ -390,12 +389,7 @@ impl Ledger {
         // A step waits for the GPU that has to read the largest share of its own experts.
         let here = experts.count.div_ceil(self.expert_ranks).max(1);
         let share = self.most_experts(tokens).unwrap_or(distinct) / here as f64;
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a share of at most 1 of a u64, never negative"
-        )]
-        let routed = (self.expert_bytes as f64 * share).round() as u64;
+        let routed = whole((self.expert_bytes as f64 * share).round());
         (Bytes(self.shared_bytes + routed), Some(distinct))
     }
 

@@ -23,6 +23,7 @@ use super::{
     qwen2_moe, qwen3, qwen3_5, qwen3_moe, smollm3,
 };
 use crate::input::{self, InputError};
+use crate::units::whole_count;
 
 pub(super) use fields::Fields;
 pub(super) use rope::{long_factors, mscale_all_dim, scaling};
@@ -482,8 +483,7 @@ pub(super) fn rotary_dims(fields: &Fields, head_dim: usize, absent: f64) -> Resu
         return Err(fields.bad(key, format!("{inner}, as in `rope_parameters`, or only one of them")));
     }
     let factor = outer.or(inner).unwrap_or(absent);
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a head's width")]
-    let dims = (head_dim as f64 * factor) as usize;
+    let dims = whole_count(head_dim as f64 * factor);
     // As loaders do: an odd width loses its last column.
     Ok(dims / 2 * 2)
 }

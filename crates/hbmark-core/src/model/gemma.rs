@@ -8,6 +8,7 @@ use super::{
     Activation, Architecture, Attention, Dense, Experts, Family, FeedForward, Layer, Mixer, Mixture,
     ModelError, Multipliers, Norms, Reach, Rope, RopeScaling, Rotary, Routing, Stack,
 };
+use crate::units::whole_count;
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
     names: &[
@@ -200,12 +201,7 @@ struct Share {
 
 impl Share {
     fn on(&self, width: usize) -> Rotary {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a share of a head's width"
-        )]
-        let dims = (width as f64 * self.share) as usize / 2 * 2;
+        let dims = whole_count(width as f64 * self.share) / 2 * 2;
         Rotary { rope: self.rope, dims, interleaved: false }
     }
 }

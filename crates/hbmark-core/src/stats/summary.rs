@@ -1,5 +1,7 @@
 //! Mean, spread and percentiles of a sample.
 
+use crate::units::whole_count;
+
 /// The arithmetic mean; NaN for an empty sample.
 pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
@@ -26,12 +28,7 @@ pub fn percentile(sorted: &[f64], p: f64) -> f64 {
         return f64::NAN;
     }
     // A product such as 0.9 · 10 may lie a rounding error above the whole number it stands for.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "clamped to the sample just below"
-    )]
-    let rank = (p * sorted.len() as f64 - 1e-9).ceil().max(1.0) as usize;
+    let rank = whole_count((p * sorted.len() as f64 - 1e-9).ceil().max(1.0));
     sorted[rank.min(sorted.len()) - 1]
 }
 

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::words::counted;
 use hbmark_core::result::serving::{GateName, ServeKind, ServeReport, ServeResult, Slo};
-use hbmark_core::units::Nanos;
+use hbmark_core::units::{Nanos, whole_count};
 
 /// Below so many requests a point decides about little.
 const FEW_REQUESTS: usize = 1000;
@@ -409,8 +409,7 @@ fn percent(share: f64) -> String {
 fn money(currency: &str, value: f64) -> String {
     let decimals = match value.abs() {
         s if s >= 1.0 || s == 0.0 => 2,
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few decimals")]
-        s => ((-s.log10()).ceil().clamp(0.0, 12.0) as usize) + 2,
+        s => whole_count((-s.log10()).ceil().clamp(0.0, 12.0)) + 2,
     };
     format!("{currency}{value:.decimals$}")
 }

@@ -5,7 +5,7 @@
 
 use hbmark_core::result::{Block, Bound, Cause, CellResult, FittedModel, Phase, Report, Status};
 use hbmark_core::stats;
-use hbmark_core::units::{Bytes, BytesPerSecond, Nanos};
+use hbmark_core::units::{Bytes, BytesPerSecond, Nanos, whole};
 
 /// Share of an interval in which the device waits, from which a step is called host-bound.
 pub(super) const WAITING: f64 = 0.2;
@@ -134,9 +134,8 @@ pub(super) fn kv_leak(cell: &CellResult) -> Option<String> {
     })
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size, for a sentence")]
 fn bytes(count: f64) -> Bytes {
-    Bytes(count.max(0.0) as u64)
+    Bytes(whole(count))
 }
 
 /// An operation that takes long and moves next to nothing.

@@ -10,15 +10,13 @@ use hbmark_core::result::RungKind::{self, Ceiling, Native, Stock};
 use hbmark_core::result::{
     Cause, CellResult, Ladder, Phase, Report, Status, StepBytes, TimeScale, TimeSummary,
 };
-use hbmark_core::units::Bytes;
+use hbmark_core::units::{Bytes, whole};
 
 const MS: f64 = 1e6;
 
 /// Bytes that take so many milliseconds at the hand-made ceiling of 10 GB/s.
 fn lasting(milliseconds: f64) -> StepBytes {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small positive number")]
-    let weights = Bytes((milliseconds * 1e7) as u64);
-    StepBytes { weights, ..StepBytes::default() }
+    StepBytes { weights: Bytes(whole(milliseconds * 1e7)), ..StepBytes::default() }
 }
 
 /// A decode cell as judged: its interval is ±0.5 %.

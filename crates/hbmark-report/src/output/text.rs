@@ -3,7 +3,7 @@
 use super::document::Value;
 use super::metrics::Unit;
 use hbmark_core::result::Spread;
-use hbmark_core::units::{Bytes, BytesPerSecond, Flops, Nanos, PerSecond};
+use hbmark_core::units::{Bytes, BytesPerSecond, Flops, Nanos, PerSecond, whole};
 
 /// A number as wide as this is shown in a larger unit.
 const WIDE: f64 = 10_000.0;
@@ -106,8 +106,7 @@ fn scale(unit: Unit, smallest: f64) -> (f64, &'static str) {
 pub fn single(unit: Unit, value: f64) -> String {
     match unit {
         Unit::Nanoseconds => Nanos(value).to_string(),
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes are not negative")]
-        Unit::Bytes => Bytes(value as u64).to_string(),
+        Unit::Bytes => Bytes(whole(value)).to_string(),
         Unit::BytesPerSecond => BytesPerSecond(value).to_string(),
         Unit::Flops => Flops(value).to_string(),
         Unit::Fraction | Unit::PerSecond | Unit::Joules | Unit::Count => {

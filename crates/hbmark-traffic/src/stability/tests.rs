@@ -5,6 +5,7 @@ use crate::test_queues::{BATCHES, SERVICES, Server, extended, simulated, spec};
 use hbmark_core::result::serving::{
     Arrivals, GateName, Offered, SchedulerConfig, ServeResult, Slo, Validity,
 };
+use hbmark_core::units::whole_count;
 
 /// The verdict on a queue of a utilisation, extended until it is decided.
 fn verdict(server: Server, utilisation: f64, requests: usize, seed: u64) -> Option<bool> {
@@ -75,13 +76,7 @@ fn as_many_requests_as_an_open_verdict_asks_for_mostly_decide_it() {
                 let Some(needed) = judged(150, seed).needed() else { continue };
                 assert!((300.0..1e6).contains(&needed), "{server:?} at {utilisation}: {needed}");
                 asked += 1;
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    clippy::cast_sign_loss,
-                    reason = "bounded just here"
-                )]
-                let needed = needed as usize;
-                match judged(needed, seed + 1).passed() {
+                match judged(whole_count(needed), seed + 1).passed() {
                     Some(true) => decided += 1,
                     Some(false) => wrong += 1,
                     None => {}

@@ -15,7 +15,7 @@ use super::timeline::Timeline;
 use crate::result::cause::joined;
 use crate::result::{Cause, GpuEnvironment, SIMULATED_DEVICE};
 use crate::stats::{CONFIDENCE, batch_error, honest_percentile, mean};
-use crate::units::Nanos;
+use crate::units::{Nanos, whole_count};
 
 /// A number that may be infinite; JSON has no number for that, and it must not become null.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -152,12 +152,7 @@ impl ClauseResult {
             let spread = batch_error(&above, BATCHES, CONFIDENCE)?;
             let rank = |p: f64| (p * sorted.len() as f64).ceil();
             let (low, high) = (rank(clause.percentile - spread), rank(clause.percentile + spread));
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "a rank in the sample"
-            )]
-            let at = |rank: f64| sorted.get((rank.max(1.0) as usize) - 1).copied();
+            let at = |rank: f64| sorted.get(whole_count(rank.max(1.0)) - 1).copied();
             // Beyond the largest value seen nothing is known.
             Some((at(low)?, at(high).unwrap_or(f64::INFINITY)))
         });

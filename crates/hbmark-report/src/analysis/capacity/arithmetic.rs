@@ -5,7 +5,7 @@ use super::{ArithmeticLine, CapacityPart, Question, SECONDS_PER_HOUR, money, num
 use hbmark_core::ledger::Ledger;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::serving::{ServeReport, ServeResult, Slo};
-use hbmark_core::units::Bytes;
+use hbmark_core::units::{self, Bytes};
 
 /// The arithmetic as it is done.
 pub(super) struct CapacityArithmetic {
@@ -66,9 +66,7 @@ pub(super) fn one_instance(
 
 /// Whole instances; a product such as 3 · 0.1 may be a rounding error above the whole number it means.
 pub(super) fn whole(value: f64) -> u64 {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
-    let count = (value - 1e-9).ceil().clamp(1.0, 1e15) as u64;
-    count
+    units::whole((value - 1e-9).ceil().clamp(1.0, 1e15))
 }
 
 pub(super) fn instances(
@@ -283,8 +281,7 @@ pub(super) fn kv_memory(
     let kv = report.dtype.filter(|dtype| matches!(dtype, Dtype::F32 | Dtype::F16)).unwrap_or(Dtype::Bf16);
     let position = Ledger::new(architecture, &architecture.inventory(Dtype::Bf16), kv).kv_bytes_per_token();
     let bytes = needed * size * position.as_f64();
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive count of bytes")]
-    let shown = Bytes(bytes as u64);
+    let shown = Bytes(units::whole(bytes));
     sums.line(
         "KV bytes needed",
         "blocks × positions × bytes of a position",

@@ -7,6 +7,7 @@ use serde_json::{Map, Value as Json};
 
 use super::metric_keys::{self, Alias, ForeignUnit, Metric, Shape, Statistic};
 use super::{ForeignFormat, ImportError, Rate, Value, clipped};
+use hbmark_core::units::whole;
 
 /// The largest count that is accepted; also keeps products of two counts within 64 bits.
 const MAX_COUNT: f64 = 1e15;
@@ -102,8 +103,7 @@ impl<'a> Fields<'a> {
         if !(0.0..=MAX_COUNT).contains(&number) || number.fract() != 0.0 {
             return Err(self.wrong(name, &Json::from(number), "a whole number below 10^15"));
         }
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked just above")]
-        Ok(number as u64)
+        Ok(whole(number))
     }
 
     /// A whole number that a reader cannot do without.

@@ -9,6 +9,7 @@ use super::fields::Fields;
 use super::{
     ForeignFormat, ForeignResult, ForeignRow, ImportError, Metric, Setup, Statistic, Value, clipped, dtype_of,
 };
+use hbmark_core::units::whole;
 
 const BENCH: ForeignFormat = ForeignFormat::LlamaBench;
 const BATCHED: ForeignFormat = ForeignFormat::LlamaBatchedBench;
@@ -285,8 +286,7 @@ fn size_of(text: &str) -> Option<u64> {
         _ => return None,
     };
     let bytes = number.parse::<f64>().ok()? * scale;
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in range just after")]
-    (1.0..1e15).contains(&bytes).then_some(bytes as u64)
+    (1.0..1e15).contains(&bytes).then(|| whole(bytes))
 }
 
 fn batched(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {

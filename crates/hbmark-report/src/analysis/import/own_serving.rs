@@ -7,6 +7,7 @@ use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{
     LEVELS, Offered, Point, Quantiles, Quantity, ServeKind, ServeReport, ServeResult, Validity,
 };
+use hbmark_core::units::whole;
 
 /// The points of a result that were measured.
 pub fn of_serving(report: &ServeReport, source: &str) -> ForeignResult {
@@ -53,8 +54,7 @@ fn rows_of(report: &ServeReport, point: &Point, result: &ServeResult) -> Vec<For
 fn server_steps(point: &Point, setup: &Setup, problems: &[Cause]) -> Option<ForeignRow> {
     let steps = point.live.as_ref()?.server.as_ref()?.busy_steps?;
     let engine = setup.engine.as_deref().unwrap_or("server");
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small positive mean")]
-    let batch = steps.mean_batch.map(|mean| mean.round().max(1.0) as u64);
+    let batch = steps.mean_batch.map(|mean| whole(mean.round().max(1.0)));
     let value = Value {
         metric: Metric::DecodeStep,
         statistic: Statistic::Mean,

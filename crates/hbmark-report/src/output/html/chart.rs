@@ -6,6 +6,7 @@
 use super::node::{Node, el, pixel};
 use crate::output::plot::axis::Tick;
 use crate::output::plot::{Chart, Label, Mark, Shape, Span};
+use hbmark_core::units::whole_count;
 
 /// Height of a line of small type.
 const LINE: f64 = 17.0;
@@ -61,8 +62,7 @@ pub fn text_width(text: &str) -> f64 {
 
 /// A text cut to a width, with an ellipsis where something is missing.
 pub fn fitted(text: &str, width: f64) -> String {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
-    let letters = (width / LETTER).clamp(4.0, 400.0) as usize;
+    let letters = whole_count((width / LETTER).clamp(4.0, 400.0));
     if text.chars().count() <= letters {
         return text.to_owned();
     }
@@ -198,8 +198,7 @@ impl Chart {
         // Title, legend, the y axis's name.
         let named = if self.y.label.is_empty() { 4.0 } else { LINE };
         let top = 24.0 + legend_height + named + 4.0;
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few ticks")]
-        let rows = ((size.height - top - 44.0) / 45.0).clamp(3.0, 9.0) as usize;
+        let rows = whole_count(((size.height - top - 44.0) / 45.0).clamp(3.0, 9.0));
         let y_ticks = self.y.ticks(rows);
         let widest = y_ticks.iter().map(|t| text_width(&t.label)).fold(0.0, f64::max);
         let beyond = self.lines.iter().filter_map(|line| match &line.label {
@@ -252,8 +251,7 @@ impl Chart {
         }
         // As many ticks as their labels leave room for, with some air between them.
         let widest = self.x.ticks(12).iter().map(|t| text_width(&t.label)).fold(20.0, f64::max);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few ticks")]
-        let columns = (area.width / (widest * 1.4)).clamp(3.0, 12.0) as usize;
+        let columns = whole_count((area.width / (widest * 1.4)).clamp(3.0, 12.0));
         for tick in self.x.ticks(columns) {
             let x = area.x(tick.place);
             nodes.push(segment("grid", (x, area.top), (x, area.bottom())));

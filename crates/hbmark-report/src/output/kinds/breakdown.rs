@@ -7,7 +7,7 @@ use crate::output::Kind;
 use crate::output::document::{Block, Cells, Column, Document, Table, measured, numbers, words};
 use crate::output::metrics::Unit;
 use hbmark_core::result::{CellResult, Ladder, OperationRow, Phase, Report, Status, TimeScale};
-use hbmark_core::units::{Bytes, Nanos};
+use hbmark_core::units::{Bytes, Nanos, whole_count};
 
 /// Characters of a bar that spans the slowest time.
 const BAR: usize = 30;
@@ -59,8 +59,7 @@ pub fn of_ladder(ladder: &Ladder) -> Table {
 
 /// What each rung adds, drawn where the rungs above it end; what takes away is drawn lighter.
 fn bars(ladder: &Ladder) -> Vec<String> {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped just here")]
-    let place = |share: f64| (share * BAR as f64).round().clamp(0.0, 2.0 * BAR as f64) as usize;
+    let place = |share: f64| whole_count((share * BAR as f64).round().min(2.0 * BAR as f64));
     let mut level = 0.0;
     ladder
         .rungs

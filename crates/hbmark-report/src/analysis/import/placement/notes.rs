@@ -14,7 +14,7 @@ use hbmark_core::ledger::devices::{self, DeviceError};
 use hbmark_core::ledger::{Ledger, StepCost};
 use hbmark_core::model::{Architecture, Dtype, ModelError, presets};
 use hbmark_core::result::{Cause, DeviceSpec};
-use hbmark_core::units::Bytes;
+use hbmark_core::units::{Bytes, whole, whole_count};
 
 /// Weights whose stated size is further off than this are not those of the shape and storage named.
 const SIZE_TOLERANCE: f64 = 0.05;
@@ -230,8 +230,7 @@ impl PlacementNotes {
         };
         let batch = sequences.round().clamp(1.0, 1e6);
         self.assume(format!("batch {batch:.0}: {sequences:.1} sequences decoded at once, {how}"));
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "capped just here")]
-        Some(batch as usize)
+        Some(whole_count(batch))
     }
 
     pub fn context(&mut self, setup: &Setup, given: &UserOverrides<'_>) -> Option<usize> {
@@ -241,8 +240,7 @@ impl PlacementNotes {
         let Some(context) = setup.decode_context() else {
             return self.ask("--context", "the file does not give input and output lengths".to_owned());
         };
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "capped just here")]
-        Some(context.round().clamp(0.0, 1e8) as usize)
+        Some(whole_count(context.round().clamp(0.0, 1e8)))
     }
 
     /// The storage of the KV cache; of weights in no known storage it is held against the file, and no more.
@@ -280,9 +278,7 @@ impl PlacementNotes {
         if let Some(stated) = setup.weight_bytes.filter(|_| dtype == Dtype::Gguf) {
             let ours = ledger.resident_weights().as_f64();
             let read = cost.bytes.weights.as_f64() / ours * stated as f64;
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a u64")]
-            let read = read as u64;
-            cost.bytes.weights = Bytes(read);
+            cost.bytes.weights = Bytes(whole(read));
             self.assume(format!(
                 "of the {} the file states, a step reads the share it would in q4_0",
                 Bytes(stated)
