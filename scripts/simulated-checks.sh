@@ -74,6 +74,32 @@ check verify-steps 0 'verify-3 .*SIMULATED DEVICE' "${run[@]}" --engine native -
 for draft in mtp eagle; do
     check "draft-$draft" 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model $models/qwen3-tied+$draft --engine native --phase decode --batch 1,9 --context 8
 done
+# Four rows of 2,048 inputs are 16 KiB, and with 32 KiB of weights on their way exactly the 48 KiB that a launch has without asking, less what
+# the kernel has of its own.
+mkdir "$out/wide"
+cat >"$out/wide/config.json" <<'END'
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "intermediate_size": 256, "num_hidden_layers": 1,
+ "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 256, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
+ "rope_theta": 10000.0, "tie_word_embeddings": true, "torch_dtype": "bfloat16"}
+END
+python3 - "$out/wide" <<'END'
+import json, sys
+h, m, v = 2048, 256, 256
+shapes = {"model.embed_tokens.weight": [v, h], "model.norm.weight": [h]}
+p = "model.layers.0."
+shapes |= {p + "self_attn." + n + "_proj.weight": s for n, s in {"q": [256, h], "k": [128, h], "v": [128, h], "o": [h, 256]}.items()}
+shapes |= {p + "mlp." + n + "_proj.weight": s for n, s in {"gate": [m, h], "up": [m, h], "down": [h, m]}.items()}
+shapes |= {p + n + "_layernorm.weight": [h] for n in ("input", "post_attention")}
+header, at = {}, 0
+for name, shape in shapes.items():
+    size = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+    header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
+    at += size
+head = json.dumps(header).encode()
+with open(sys.argv[1] + "/model.safetensors", "wb") as f:
+    f.write(len(head).to_bytes(8, "little") + head + b"\x80\x3c\x80\xbc" * (at // 4))
+END
+check shared-memory 0 'SIMULATED DEVICE' "$hbmark" run --smoke --device cuda --model "$out/wide" --dtype bf16 --engine native --batch 4 --context 8
 check operations 0 'SIMULATED DEVICE' "${run[@]}" --engine native --phase decode --batch 1 --show-ops
 # A share of little memory is walked, and a small product made.
 little=$small,capacity=1180MiB,l2=1MiB

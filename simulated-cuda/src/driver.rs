@@ -198,6 +198,9 @@ entries! {
         let name = CStr::from_ptr(name).to_string_lossy();
         write(function, asked(|m| m.function(module, &name)))
     }
+    cuFuncGetAttribute(value: *mut c_int, which: u32, function: usize) {
+        write(value, asked(|m| m.function_attribute(function, which)))
+    }
     cuFuncSetAttribute(function: usize, which: u32, value: c_int) {
         code(asked(|m| m.set_function_attribute(function, which, value)))
     }

@@ -17,10 +17,12 @@ pub const INVALID_VALUE: c_int = 1;
 /// `CUDA_ERROR_NOT_FOUND`.
 pub const NOT_FOUND: c_int = 500;
 
+/// Bytes of static shared memory that each kernel has here: more than any of ours.
+pub const STATIC_SHARED_BYTES: usize = 512;
 /// Bytes of dynamic shared memory that a kernel may take without having asked for more.
-pub const SHARED_BYTES: usize = 48 << 10;
+pub const SHARED_BYTES: usize = (48 << 10) - STATIC_SHARED_BYTES;
 /// Bytes that it may ask for. *Source*: CUDA C++ Programming Guide, technical specifications, compute capability 9.0.
-pub const MOST_SHARED_BYTES: usize = 227 << 10;
+pub const MOST_SHARED_BYTES: usize = (227 << 10) - STATIC_SHARED_BYTES;
 
 /// Blocks along each side, and threads along each side and in all. *Source*: as above.
 const MOST_BLOCKS: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
@@ -123,9 +125,7 @@ pub unsafe fn work(
         None => Ok(()),
         Some(_) => Err("waits for another device".into()),
     };
-    Ok(Work {
- begin: Some(begin),
- dependent, ..Work::new(name, Demand::default(), Arc::new(run)) })
+    Ok(Work { begin: Some(begin), dependent, ..Work::new(name, Demand::default(), Arc::new(run)) })
 }
 
 /// A kernel with its arguments.

@@ -292,6 +292,13 @@ impl Script {
         self.compute.unwrap_or(self.device.compute_capability)
     }
 
+    /// That of the code which a device of this capability loads.
+    #[must_use]
+    pub fn ptx_version(&self) -> i32 {
+        let (major, minor) = self.compute_capability();
+        i32::try_from(10 * major + minor).unwrap_or(i32::MAX)
+    }
+
     /// Bytes of a device.
     #[must_use]
     pub fn capacity(&self) -> u64 {

@@ -194,18 +194,23 @@ impl Gpu {
         self.nvml.device_by_index(self.index).ok()
     }
 
-    /// Clocks, power, temperature and counters now.
+    /// Energy spent since the driver was loaded.
+    pub fn energy_millijoules(&self) -> Option<u64> {
+        self.device()?.total_energy_consumption().ok()
+    }
+
+    /// Energy, clocks, power, temperature and other counters now, in this order.
     pub fn sample(&self) -> GpuSample {
         let Some(device) = self.device() else { return GpuSample::default() };
         let violation =
             |policy| device.violation_status(policy).ok().map(|violation| violation.violation_time);
         GpuSample {
+            energy_millijoules: device.total_energy_consumption().ok(),
             sm_clock_mhz: device.clock_info(Clock::SM).ok(),
             memory_clock_mhz: device.clock_info(Clock::Memory).ok(),
             power_watts: device.power_usage().ok().map(watts),
             temperature_celsius: device.temperature(TemperatureSensor::Gpu).ok().map(f64::from),
             throttle: throttle_bits(&device),
-            energy_millijoules: device.total_energy_consumption().ok(),
             thermal_violation: violation(PerformancePolicy::Thermal),
             power_violation: violation(PerformancePolicy::Power),
             board_violation: violation(PerformancePolicy::BoardLimit),

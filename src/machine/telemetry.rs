@@ -279,7 +279,13 @@ impl NvmlTelemetry {
 impl Telemetry for NvmlTelemetry {
     fn before_block(&mut self) {
         self.host.before_block();
-        self.before = Some((Instant::now(), self.gpus.iter().map(Gpu::sample).collect()));
+        let begin = Instant::now();
+        let mut before: Vec<GpuSample> = self.gpus.iter().map(Gpu::sample).collect();
+        // Again, and last: what the device spends while the rest is read is not the block's.
+        for (gpu, sample) in self.gpus.iter().zip(&mut before) {
+            sample.energy_millijoules = gpu.energy_millijoules();
+        }
+        self.before = Some((begin, before));
     }
     fn after_block(&mut self) -> BlockTelemetry {
         // The GPUs first: their clocks fall soon after the last kernel.

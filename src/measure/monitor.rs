@@ -26,6 +26,10 @@ const CPU_WINDOW: usize = 5;
 /// The tolerance of a CPU's canary: cores share memory bandwidth with other work of the host.
 const CPU_TOLERANCE: (f64, f64) = (0.10, 0.25);
 
+/// The least tolerance of a GPU's: a fraction of a millisecond in ticks of half a microsecond, against a baseline of a device that has become warmer
+/// since.
+const GPU_TOLERANCE: f64 = 0.03;
+
 /// A lasting shift of the canary beyond this share of its baseline is reported with the block.
 const SHIFT: f64 = 4.0 / 3.0;
 
@@ -104,7 +108,11 @@ impl Monitor for DeviceMonitor {
 
     fn canary_tolerance(&self, wanted: f64) -> f64 {
         let own = self.baseline.map_or(wanted, |baseline| baseline.tolerance().max(wanted));
-        if self.recent.is_some() { own.clamp(CPU_TOLERANCE.0, CPU_TOLERANCE.1) } else { own }
+        if self.recent.is_some() {
+            own.clamp(CPU_TOLERANCE.0, CPU_TOLERANCE.1)
+        } else {
+            own.max(GPU_TOLERANCE)
+        }
     }
 
     fn resident_overhead(&self) -> Bytes {

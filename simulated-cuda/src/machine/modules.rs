@@ -37,7 +37,8 @@ impl Machine {
 
     /// Raises what a launch may ask for of dynamic shared memory (attribute 8).
     pub fn set_function_attribute(&mut self, function: usize, attribute: u32, value: i32) -> Answer<()> {
-        let most = self.script.limits().shared_bytes_per_block_opt_in as usize;
+        let most =
+            self.script.limits().shared_bytes_per_block_opt_in as usize - crate::launch::STATIC_SHARED_BYTES;
         let found = self.functions.get_mut(&function).ok_or(status::INVALID_HANDLE)?;
         match (attribute, usize::try_from(value)) {
             (8, Ok(bytes)) if bytes <= most => found.shared_limit = bytes,
@@ -46,6 +47,18 @@ impl Machine {
             _ => return Err(status::INVALID_VALUE),
         }
         Ok(())
+    }
+
+    /// Static shared memory (attribute 1), PTX that the kernel was compiled from (5), dynamic shared memory that a launch may have (8).
+    pub fn function_attribute(&self, function: usize, attribute: u32) -> Answer<i32> {
+        let found = self.functions.get(&function).ok_or(status::INVALID_HANDLE)?;
+        match attribute {
+            1 => i32::try_from(crate::launch::STATIC_SHARED_BYTES),
+            5 => Ok(self.script.ptx_version()),
+            8 => i32::try_from(found.shared_limit),
+            _ => return Err(status::INVALID_VALUE),
+        }
+        .map_err(|_| status::INVALID_VALUE)
     }
 
     /// Launches a kernel.

@@ -277,7 +277,7 @@ impl CublasLt {
         Ok(found.filter(|result| result.state.result().is_ok()).map(|result| result.algo).collect())
     }
 
-    /// The candidate with the shortest median time, its sums in memory of their own.
+    /// The candidate with the shortest median time. Sums that are added to what is there are in memory of their own.
     fn fastest(
         &self,
         product: &Gemm,
@@ -285,9 +285,13 @@ impl CublasLt {
         operands: &GemmOperands,
         candidates: &[sys::cublasLtMatmulAlgo_t],
     ) -> Result<sys::cublasLtMatmulAlgo_t, EngineError> {
-        let sums = self.stream.alloc_zeros::<f32>(product.rows * product.outputs);
-        let sums = sums.map_err(|error| cuda::failed(&self.name, error))?;
-        let operands = GemmOperands { out: sums.device_ptr(&self.stream).0, ..*operands };
+        let sums = product
+            .accumulate
+            .then(|| self.stream.alloc_zeros::<f32>(product.rows * product.outputs))
+            .transpose()
+            .map_err(|error| cuda::failed(&self.name, error))?;
+        let out = sums.as_ref().map_or(operands.out, |sums| sums.device_ptr(&self.stream).0);
+        let operands = GemmOperands { out, ..*operands };
         let mut timeline = EventTimeline::new(Arc::clone(&self.stream), &self.name);
         let mut best = (f64::INFINITY, candidates[0]);
         for candidate in candidates {

@@ -50,13 +50,23 @@ const MODULES: [(&[&str], &[u8]); 19] = [
     (&["prepare_rows"], kernels!("prepare_rows")),
     (&["project_add"], kernels!("project_add")),
     (&["tiled", "finish_", "first_largest"], kernels!("tiled_layers")),
-    (&["read_", "write_pattern", "copy", "triad"], kernels!("bandwidth")),
+    (&BANDWIDTH, kernels!("bandwidth")),
     (&["spin", "empty"], kernels!("timer")),
     (&["widen_"], kernels!("widen_blocks")),
 ];
 
-/// Dynamic shared memory that a kernel has without asking. *Source*: CUDA programming guide, shared memory.
-const SHARED_BYTES: u32 = 48 << 10;
+/// The kernels of the bandwidth probe, whose loads are kept in L1 until they arrive.
+const BANDWIDTH: [&str; 4] = ["read_", "write_pattern", "copy", "triad"];
+
+/// Shared memory, static and dynamic together, that a kernel has without asking. *Source*: CUDA programming guide, shared memory.
+const SHARED_BYTES: i32 = 48 << 10;
+
+/// As much of L1 as shared memory as there may be, in per cent. A kernel that needs little would be given little otherwise, and a dependent
+/// launch that needs more could not begin beside it. *Source*: CUDA programming guide, shared memory of compute capability 7.x.
+const MOST_SHARED: i32 = 100;
+
+/// PTX from which on kernels wait for the launch that they depend on.
+const DEPENDENT_PTX: i32 = 90;
 
 /// Bytes of results that arrive in pinned memory: the tokens of any batch.
 const ARRIVAL_BYTES: usize = 64 << 10;
@@ -95,6 +105,16 @@ impl std::fmt::Debug for DriverGraph {
     }
 }
 
+/// A kernel, ready to be launched.
+#[derive(Debug, Clone)]
+struct LoadedKernel {
+    function: CudaFunction,
+    /// Dynamic shared memory that a launch may have.
+    shared_bytes: i32,
+    /// Whether it may begin before the kernel in front of it has ended, and waits for it where it needs what that one writes.
+    dependent: bool,
+}
+
 /// A GPU. Clones share stream and kernels.
 #[derive(Debug, Clone)]
 pub struct Driver {
@@ -102,11 +122,10 @@ pub struct Driver {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     modules: Vec<(&'static [&'static str], Arc<CudaModule>)>,
-    /// Kernels that were launched, and the dynamic shared memory that each may have.
-    functions: HashMap<String, (CudaFunction, u32)>,
+    /// Those that were launched.
+    kernels: HashMap<String, LoadedKernel>,
     multiprocessors: u32,
     shared_bytes: usize,
-    dependent_launch: bool,
     /// Whether the device reads the host's pageable memory itself, and so perhaps after a copy's call has returned.
     reads_pageable: bool,
     recording: bool,
@@ -137,7 +156,6 @@ impl Driver {
         let shared_bytes =
             attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?
                 .unsigned_abs() as usize;
-        let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let host_page_tables =
             sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
         let reads_pageable = attribute(host_page_tables).is_ok_and(|uses| uses != 0);
@@ -145,10 +163,9 @@ impl Driver {
             context,
             stream,
             modules,
-            functions: HashMap::new(),
+            kernels: HashMap::new(),
             multiprocessors,
             shared_bytes,
-            dependent_launch: major >= 9,
             reads_pageable,
             recording: false,
             arrivals: Arc::default(),
@@ -295,33 +312,41 @@ impl Driver {
     }
 
     /// A kernel that may be launched with so much dynamic shared memory. Layers of different widths launch the same one with more or less.
-    fn function(&mut self, kernel: &str, shared_bytes: u32) -> Result<sys::CUfunction, EngineError> {
-        if let Some((function, granted)) = self.functions.get(kernel)
-            && shared_bytes <= *granted
-        {
-            return Ok(function.cu_function());
+    fn kernel(&mut self, symbol: &str, shared_bytes: u32) -> Result<&LoadedKernel, EngineError> {
+        if !self.kernels.contains_key(symbol) {
+            let loaded = self.load(symbol)?;
+            self.kernels.insert(symbol.to_owned(), loaded);
         }
-        let function = match self.functions.remove(kernel) {
-            Some((function, _)) => function,
-            None => self.load(kernel)?,
-        };
-        if shared_bytes > SHARED_BYTES {
+        let kernel = self.kernels.get_mut(symbol).expect("what was not there has just been loaded");
+        let wanted = i32::try_from(shared_bytes).unwrap_or(i32::MAX);
+        if wanted > kernel.shared_bytes {
             let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            let bytes = i32::try_from(shared_bytes).unwrap_or(i32::MAX);
-            function.set_attribute(attribute, bytes).map_err(|error| self.failed(error))?;
+            let allowed = kernel.function.set_attribute(attribute, wanted);
+            allowed.map_err(|error| cuda::failed(&self.name, error))?;
+            kernel.shared_bytes = wanted;
         }
-        let handle = function.cu_function();
-        self.functions.insert(kernel.to_owned(), (function, shared_bytes.max(SHARED_BYTES)));
-        Ok(handle)
+        Ok(kernel)
     }
 
-    fn load(&self, kernel: &str) -> Result<CudaFunction, EngineError> {
+    fn load(&self, kernel: &str) -> Result<LoadedKernel, EngineError> {
         let of_kernel = |prefixes: &[&str]| prefixes.iter().any(|prefix| kernel.starts_with(prefix));
         let module = self.modules.iter().find(|(prefixes, _)| of_kernel(prefixes));
         let Some((_, module)) = module else {
             return Err(self.refused(format!("there is no kernel {kernel}")));
         };
-        module.load_function(kernel).map_err(|error| self.failed(error))
+        let prepare = || {
+            let function = module.load_function(kernel)?;
+            if !of_kernel(&BANDWIDTH) {
+                let attribute =
+                    sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+                function.set_attribute(attribute, MOST_SHARED)?;
+            }
+            let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+            let shared_bytes = SHARED_BYTES.saturating_sub(function.get_attribute(attribute)?);
+            let dependent = function.ptx_version()? >= DEPENDENT_PTX;
+            Ok(LoadedKernel { function, shared_bytes, dependent })
+        };
+        prepare().map_err(|error| self.failed(error))
     }
 
     /// Copies few bytes from an address of a live allocation, which reaches so far.
@@ -425,7 +450,8 @@ impl Device for Driver {
 
     fn launch(&mut self, launch: &KernelLaunch) -> Result<(), EngineError> {
         self.bind()?;
-        let function = self.function(&launch.kernel, launch.shared_bytes)?;
+        let LoadedKernel { function, dependent, .. } = self.kernel(&launch.kernel, launch.shared_bytes)?;
+        let (function, dependent) = (function.cu_function(), *dependent);
         let mut arguments: Vec<*mut c_void> = launch
             .arguments
             .iter()
@@ -450,7 +476,7 @@ impl Device for Driver {
             sharedMemBytes: launch.shared_bytes,
             hStream: self.stream.cu_stream(),
             attrs: &raw mut attribute,
-            numAttrs: u32::from(self.dependent_launch),
+            numAttrs: u32::from(dependent),
         };
         // SAFETY: the function is loaded, and the typed wrappers give it the arguments of its signature: the emulated device, which sees the same
         // launches, checks their number and kinds. They live until the driver has copied them, which is before the call returns. The kernels
