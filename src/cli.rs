@@ -216,7 +216,8 @@ pub fn say_error(error: &anyhow::Error) {
 /// The exit code, where there is nothing to do but to end.
 pub fn parse() -> Result<Cli, std::process::ExitCode> {
     let mut given = std::env::args_os().skip(1);
-    if given.next().is_some_and(|command| command == "run")
+    let asked = given.next().unwrap_or_default();
+    if asked == "run"
         && let Some((flag, tip)) =
             given.find_map(|flag| Some((flag.to_str()?.to_owned(), run::in_place_of(flag.to_str()?)?)))
     {
@@ -227,8 +228,9 @@ pub fn parse() -> Result<Cli, std::process::ExitCode> {
     let parsed = command.try_get_matches_from_mut(std::env::args_os());
     let parsed = parsed.and_then(|found| Cli::from_arg_matches(&found).map_err(|e| e.format(&mut command)));
     parsed.map_err(|mut error| {
-        if let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg)
-            && let Some(tip) = serve::moved(flag)
+        if asked == "serve"
+            && let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg)
+            && let Some(tip) = serve::in_place_of(flag)
         {
             for guess in [ContextKind::SuggestedArg, ContextKind::Usage] {
                 error.remove(guess);

@@ -45,6 +45,6 @@ fn server(args: &Args, url: &str) -> anyhow::Result<Outcome> {
     } else {
         print_result(&found, Format::Table)?;
     }
-    let answers = found.addresses.iter().any(|address| address.connect_ns.is_some());
-    Ok(if answers { Outcome::Complete } else { Outcome::SomeCellsFailed })
+    let speaks = found.connects() && found.models_problem().is_none();
+    Ok(if speaks { Outcome::Complete } else { Outcome::SomeCellsFailed })
 }

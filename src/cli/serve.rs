@@ -125,13 +125,42 @@ pub(super) fn point_config(arguments: &[String]) -> anyhow::Result<ServeConfig> 
     point::PointArgs::from_arg_matches(&matches).map_err(|error| first_line(&error))?.config()
 }
 
-/// The new form of a flag that became a subcommand.
-pub(super) fn moved(flag: &str) -> Option<&'static str> {
+/// What to write in place of a flag: of one that became a subcommand, and of those of vLLM's, SGLang's and NVIDIA's clients that have another
+/// name here, or none.
+pub(super) fn in_place_of(flag: &str) -> Option<&'static str> {
     Some(match flag {
         "--sweep" => "write `hbmark serve sweep VARIABLE=VALUES`",
         "--find-max-rate" => "write `hbmark serve search --slo ...`",
         "--matrix" => "write `hbmark serve matrix`",
         "--cold" => "write `hbmark serve cold --launches N`",
+        "--host" | "--port" => "write `--url http://HOST:PORT`",
+        "--isl" | "--synthetic-input-tokens-mean" | "--random-input" => "write `--input-len TOKENS`",
+        "--osl" | "--output-tokens-mean" | "--random-output" => "write `--output-len TOKENS`",
+        "--random-prefix-len" | "--prefix-prompt-length" => "write `--prefix-tokens TOKENS`",
+        "--request-count" | "--num-requests" => "write `--requests N`",
+        "--warmup-request-count" => "write `--warmup N`",
+        "--endpoint-type" | "--apply-chat-template" => {
+            "write `--backend vllm-chat` (or openai, sglang, tensorrt-llm, tgi, llama.cpp, with -chat for chat completions)"
+        }
+        "--disable-ignore-eos" => "write `--stop-at-eos`",
+        "--label" => "write `--note TEXT`",
+        "--insecure" => "write `--ca-cert FILE`",
+        "--ramp-up-strategy" | "--ramp-up-start-rps" | "--ramp-up-end-rps" => {
+            "write `hbmark serve sweep 'rate=1..64*2'`: each rate is a point of its own, warmed up"
+        }
+        "--save-detailed" | "--output-details" => "write `--out DIR`: every request is in its serve.json",
+        "--append-result" => {
+            "write `--out DIR` with a folder for each run; `hbmark report FOLDER` reads all of them"
+        }
+        "--plot-timeline" | "--plot-dataset-stats" => "write `--out DIR`: plots are in its report.html",
+        "--min-p" | "--repetition-penalty" | "--frequency-penalty" | "--presence-penalty" | "--logprobs" => {
+            "write `--extra-body JSON` with the fields of the request"
+        }
+        "--streaming"
+        | "--disable-tqdm"
+        | "--trust-remote-code"
+        | "--ready-check-timeout-sec"
+        | "--tokenizer-mode" => "leave it out: answers are always streamed, and nothing here needs it",
         _ => return None,
     })
 }

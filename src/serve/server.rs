@@ -102,6 +102,12 @@ pub enum ServerError {
     NoAddress { url: String },
     #[error("{url} lists no model; name the one to ask for (--served-model-name)")]
     NoModel { url: String },
+    #[error("{0}")]
+    NoModels(String),
+    #[error(
+        "{url} does not list {asked}, and no shape has that name; it lists {listed}; --served-model-name asks for one that is not listed"
+    )]
+    OtherModel { url: String, asked: String, listed: String },
     #[error("the extra body is not a JSON object: {0}")]
     ExtraBody(#[from] serde_json::Error),
 }
@@ -118,6 +124,31 @@ impl ServerConfig {
         }
     }
 
+    /// The model to ask for: as it was named, listed, or the first that is listed where what was named is a shape.
+    fn name(&self, found: &Probe, is_shape: bool) -> Result<String, ServerError> {
+        let url = found.root.clone();
+        let mut listed = found.models.iter().map(|model| model.id.as_str());
+        match (&self.served_model, &self.model, listed.clone().next()) {
+            (Some(name), ..) | (None, Some(name), None) => Ok(name.clone()),
+            (None, Some(name), Some(_)) if listed.any(|one| one == name) => Ok(name.clone()),
+            (None, Some(name), Some(_)) if !is_shape => Err(ServerError::OtherModel {
+                url,
+                asked: name.clone(),
+                listed: found
+                    .models
+                    .iter()
+                    .take(8)
+                    .map(|model| model.id.as_str())
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            }),
+            (None, _, Some(first)) => Ok(first.to_owned()),
+            (None, None, None) => {
+                Err(found.models_problem().map_or(ServerError::NoModel { url }, ServerError::NoModels))
+            }
+        }
+    }
+
     /// Asks the server what it is.
     pub(super) fn open(
         &self,
@@ -129,20 +160,13 @@ impl ServerConfig {
         if found.addresses.is_empty() {
             return Err(ServerError::NoAddress { url: found.root }.into());
         }
-        if found.addresses.iter().all(|address| address.connect_ns.is_none()) {
+        if !found.connects() {
             return Err(ServerError::NothingThere { url: found.root }.into());
         }
         let is_chat = self.endpoint.as_ref().is_some_and(|path| path.ends_with("/chat/completions"));
         let api = if is_chat { Api::Chat } else { Api::Completions };
         let backend = self.backend.unwrap_or(Backend { dialect: found.dialect, api });
-        let listed = |name: &String| found.models.iter().any(|model| model.id == *name);
-        let name = self
-            .served_model
-            .clone()
-            .or_else(|| self.model.clone().filter(listed))
-            .or_else(|| found.models.first().map(|model| model.id.clone()))
-            .or_else(|| self.model.clone());
-        let Some(name) = name else { return Err(ServerError::NoModel { url: found.root }.into()) };
+        let name = self.name(&found, model.is_some())?;
         let identity = ServerIdentity {
             url: found.root.clone(),
             dialect: backend.dialect,
@@ -152,6 +176,14 @@ impl ServerConfig {
             max_model_len: found.max_model_len.and_then(|most| usize::try_from(most).ok()),
         };
         let (prompts, mut warnings) = prompts(config, model, backend, &found)?;
+        if let Some(shape) =
+            self.model.as_ref().filter(|given| self.served_model.is_none() && **given != identity.model)
+        {
+            warnings.push(format!(
+                "the server does not list {shape}, which gives the shape alone: {} is asked for, the first that it lists (--served-model-name)",
+                identity.model
+            ));
+        }
         if self.backend.is_none() && found.dialect == Dialect::OpenAi {
             warnings.push(
                 "the server does not say what it is: only OpenAI's own fields are sent, and outputs may end early (--backend names it)".into(),

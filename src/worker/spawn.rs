@@ -48,7 +48,11 @@ pub enum WorkerError {
     #[error("{reason}")]
     Refused { reason: String },
     /// `executing` says whether a request was being executed.
-    #[error("stopped by {} before anything was measured", signal_name(*signal))]
+    #[error("stopped by {}: {}", signal_name(*signal), if *executing {
+        "what was being measured was not complete, and is not kept"
+    } else {
+        "nothing was being measured yet"
+    })]
     Interrupted { signal: i32, executing: bool },
 }
 

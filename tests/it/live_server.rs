@@ -296,7 +296,7 @@ fn names_of_vllm_bench_serve_are_understood() {
     let mock = server(None);
     let url = mock.url();
     let done = hbmark()
-        .args(["serve", "--backend", "vllm", "--base-url", &url, "--model", "some/unknown-model"])
+        .args(["serve", "--backend", "vllm", "--base-url", &url, "--model", "mock"])
         .args(["--dataset-name", "random", "--random-input-len", "16", "--random-output-len", "8"])
         .args(words("--random-range-ratio 0.5 --num-prompts 40 --request-rate 200 --burstiness 0.5"))
         .args(["--max-concurrency", "8", "--num-warmups", "5", "--goodput", "ttft:200", "tpot:50"])
@@ -313,6 +313,15 @@ fn names_of_vllm_bench_serve_are_understood() {
     let requests = result.requests.as_ref().unwrap();
     assert!(requests.prompt_tokens.iter().all(|tokens| (8..=24).contains(tokens)));
     assert!(requests.prompt_tokens.iter().any(|tokens| *tokens != 16));
+    // Another model than the one that was asked for is not measured.
+    hbmark()
+        .args(["serve", "--base-url", &url, "--model", "some/unknown-model"])
+        .assert()
+        .code(2)
+        .stderr(contains("does not list some/unknown-model").and(contains("it lists mock")));
+    for (flag, wanted) in [("--host", "--url http://HOST:PORT"), ("--isl", "--input-len TOKENS")] {
+        hbmark().args(["serve", flag, "1"]).assert().code(2).stderr(contains(wanted));
+    }
     hbmark()
         .args(["serve", "--base-url", &url, "--goodput", "ttft=200"])
         .assert()

@@ -146,12 +146,14 @@ fn ready(
     let dataset = workload.and_then(|workload| workload.vllm.dataset_path());
     let isolated = !worker.no_isolation && !serving.files().chain(file).chain(dataset).any(own);
     let config = ServeConfig { out: output.out.clone(), ..config };
+    let as_vllm = workload.map(|workload| workload.vllm.saved().clone());
+    as_vllm.as_ref().map_or(Ok(()), SavedResultArgs::prepare)?;
     let model = serving.open()?;
     Ok(Ready {
         fail_on: serving.fail_on.clone(),
         isolation: isolated.then_some(worker),
         output,
-        as_vllm: workload.map(|workload| workload.vllm.saved().clone()),
+        as_vllm,
         config,
         model,
         arguments,

@@ -38,9 +38,10 @@ pub(super) struct VllmNames {
     /// Limits in milliseconds, as in ttft:200 tpot:50 e2el:5000: goodput counts requests within all of them. Here they are objectives, too, at p90.
     #[arg(long, value_name = "METRIC:MS", num_args = 1.., value_parser = limit, conflicts_with = "slo")]
     goodput: Vec<Clause>,
-    /// Outputs of exactly the planned length: always so here, unless --stop-at-eos is given.
-    #[arg(long, hide = true, conflicts_with = "stop_at_eos")]
-    ignore_eos: bool,
+    /// Outputs of exactly the planned length: always so here, unless --stop-at-eos is given, or --backend names OpenAI's API alone, which has no word
+    /// for it. With this flag `ignore_eos` is sent there, too.
+    #[arg(long, conflicts_with = "stop_at_eos")]
+    pub ignore_eos: bool,
     #[command(flatten)]
     saved: SavedResultArgs,
 }
@@ -156,15 +157,20 @@ impl SavedResultArgs {
         self.save_result
     }
 
+    /// Makes the folder, before anything is measured for it.
+    pub fn prepare(&self) -> anyhow::Result<()> {
+        let Some(folder) = &self.result_dir else { return Ok(()) };
+        std::fs::create_dir_all(folder)
+            .and_then(|()| tempfile::tempfile_in(folder).map(drop))
+            .with_context(|| format!("--result-dir {}: it cannot be written to", folder.display()))
+    }
+
     /// Writes what was asked for; the paths of the files.
     pub fn write(&self, report: &ServeReport, config: &ServeConfig) -> anyhow::Result<Vec<PathBuf>> {
         if !self.save_result {
             return Ok(Vec::new());
         }
         let folder = self.result_dir.clone().or_else(|| config.out.clone()).unwrap_or_default();
-        if !folder.as_os_str().is_empty() {
-            std::fs::create_dir_all(&folder)?;
-        }
         let selection = Selection {
             metrics: self.percentile_metrics.clone(),
             percentiles: self.metric_percentiles.clone(),

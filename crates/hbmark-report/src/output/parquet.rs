@@ -1,7 +1,7 @@
 //! A document's sheet as a Parquet file, for notebooks: the columns of the CSV, with types.
 //!
-//! Enters: a [`Document`] that has a sheet of raw numbers. Leaves: the bytes of a file with one row group, plain and uncompressed. Numbers are doubles and
-//! words are strings, null where they are not known. Written here because the library for it brings calendars and hash functions that nothing else
+//! Enters: a [`Document`] that has a sheet of raw numbers. Leaves: the bytes of a file with one row group, plain and uncompressed. Numbers are doubles,
+//! counts that a double cannot hold are 64-bit integers and words are strings, null where they are not known. Written here because the library for it brings calendars and hash functions that nothing else
 //! needs; the format: <https://parquet.apache.org/docs/file-format/>, its metadata in Thrift's compact protocol.
 
 use super::document::{Cells, Document, Value};
@@ -9,10 +9,12 @@ use super::document::{Cells, Document, Value};
 const MAGIC: &[u8; 4] = b"PAR1";
 
 // Numbers of the format's definition.
+const LONG: i64 = 2;
 const DOUBLE: i64 = 5;
 const BYTE_ARRAY: i64 = 6;
 const OPTIONAL: i64 = 1;
 const UTF8: i64 = 0;
+const UINT_64: i64 = 14;
 const PLAIN: i64 = 0;
 const RLE: i64 = 3;
 const UNCOMPRESSED: i64 = 0;
@@ -21,6 +23,7 @@ const DATA_PAGE: i64 = 0;
 /// A column as it is stored; a cell without a value is none.
 enum Stored<'a> {
     Doubles(Vec<Option<f64>>),
+    Counts(Vec<Option<u64>>),
     Strings(Vec<Option<&'a str>>),
 }
 
@@ -34,6 +37,9 @@ pub fn render(document: &Document) -> Option<Vec<u8>> {
 fn stored(cells: &Cells) -> Stored<'_> {
     match cells {
         Cells::Measured { values, .. } => Stored::Doubles(values.iter().map(number).collect()),
+        Cells::Numbers(cells) if are_long_counts(cells) => {
+            Stored::Counts(cells.iter().map(|cell| cell.parse().ok()).collect())
+        }
         Cells::Numbers(cells) if cells.iter().all(|cell| cell.is_empty() || cell.parse::<f64>().is_ok()) => {
             Stored::Doubles(cells.iter().map(|cell| cell.parse().ok()).collect())
         }
@@ -41,6 +47,13 @@ fn stored(cells: &Cells) -> Stored<'_> {
             cells.iter().map(|cell| Some(cell.as_str()).filter(|cell| !cell.is_empty())).collect(),
         ),
     }
+}
+
+/// Whether all are counts, such as seeds, and a double would be another number than one of them.
+fn are_long_counts(cells: &[String]) -> bool {
+    let counts: Option<Vec<u64>> =
+        cells.iter().filter(|cell| !cell.is_empty()).map(|cell| cell.parse().ok()).collect();
+    counts.is_some_and(|counts| counts.iter().any(|count| *count > 1 << f64::MANTISSA_DIGITS))
 }
 
 /// What is known of a number. A lower bound is not: a mean over it would be wrong.
@@ -57,6 +70,7 @@ impl Stored<'_> {
     fn rows(&self) -> usize {
         match self {
             Self::Doubles(cells) => cells.len(),
+            Self::Counts(cells) => cells.len(),
             Self::Strings(cells) => cells.len(),
         }
     }
@@ -64,6 +78,7 @@ impl Stored<'_> {
     fn kind(&self) -> i64 {
         match self {
             Self::Doubles(_) => DOUBLE,
+            Self::Counts(_) => LONG,
             Self::Strings(_) => BYTE_ARRAY,
         }
     }
@@ -73,6 +88,10 @@ impl Stored<'_> {
         let mut data = Vec::new();
         let present: Vec<bool> = match self {
             Self::Doubles(cells) => {
+                cells.iter().flatten().for_each(|value| data.extend(value.to_le_bytes()));
+                cells.iter().map(Option::is_some).collect()
+            }
+            Self::Counts(cells) => {
                 cells.iter().flatten().for_each(|value| data.extend(value.to_le_bytes()));
                 cells.iter().map(Option::is_some).collect()
             }
@@ -129,6 +148,9 @@ fn file(columns: &[(String, Stored<'_>)]) -> Vec<u8> {
         for (name, stored) in columns {
             metadata.structure(|column| {
                 column.int32(1, stored.kind()).int32(3, OPTIONAL).text(4, name);
+                if stored.kind() == LONG {
+                    column.int32(6, UINT_64);
+                }
                 if stored.kind() == BYTE_ARRAY {
                     column.int32(6, UTF8).field(10, STRUCT).structure(|logical| {
                         logical.field(1, STRUCT).structure(|_| {});

@@ -1,14 +1,15 @@
 //! A measured point in the schema of `vllm bench serve`, for scripts that read its results.
 //!
 //! Enters: a serving result and one of its points. Leaves: a JSON object with vLLM's keys and meanings: TTFT and E2E count from the sending of a
-//! request, and requests that failed are in no latency. The time of sending is not kept request by request: where it is needed, in standard
-//! deviations and beside requests that failed, the scheduled arrival stands for it. What hbmark counts otherwise stands under vLLM's names for it: `e2el_including_client_queue`
-//! counts from the scheduled arrival.
+//! request, TPOT is the rest of E2E over the tokens after the first, ITL is the gap between two events, and requests that failed are in no latency.
+//! What hbmark counts otherwise stands under vLLM's names for it: `e2el_including_client_queue` counts from the scheduled arrival. Of points with
+//! too many requests to keep each, latencies are those of the tables.
 
 use serde_json::{Map, Value};
 
 use hbmark_core::result::serving::{
-    Arrivals, Dialect, Fate, LEVELS, Offered, Point, Quantiles, Quantity, Requests, ServeReport, SloMetric,
+    Arrivals, Dialect, Fate, LEVELS, Offered, Point, Quantiles, Quantity, Requests, ServeReport, ServeResult,
+    SloMetric,
 };
 use hbmark_core::stats;
 
@@ -71,8 +72,7 @@ pub fn bench_serve(report: &ServeReport, point: &Point, selection: &Selection) -
     put("total_input_tokens", input.into());
     put("total_output_tokens", output.into());
     put("request_throughput", per_s(result.served as f64).into());
-    let good = result.goodput_share.map(|share| (share * result.measured as f64).round());
-    put("request_goodput", good.map(per_s).into());
+    put("request_goodput", good(result).map(per_s).into());
     put("output_throughput", per_s(output).into());
     put("total_token_throughput", per_s(input + output).into());
     let version = &report.environment.build.version;
@@ -81,49 +81,65 @@ pub fn bench_serve(report: &ServeReport, point: &Point, selection: &Selection) -
     let e2e = result.e2e_ns.as_ref();
     let ttft_from_dispatch = live.map(|live| &live.ttft_from_dispatch_ns);
     let e2e_from_dispatch = live.map(|live| &live.e2e_from_dispatch_ns);
-    for (name, metric, quantiles) in [
-        ("ttft", Some(SloMetric::Ttft), ttft_from_dispatch.or(result.ttft_ns.as_ref())),
-        ("tpot", Some(SloMetric::Tpot), result.tpot_ns.as_ref()),
-        ("itl", None, result.itl_ns.as_ref()),
-        ("e2el", Some(SloMetric::E2e), e2e_from_dispatch.or(e2e)),
-        ("e2el_including_client_queue", Some(SloMetric::E2e), live.and(e2e)),
+    let from_sending = |metric| requests.map(|all| latencies(all, |i| all.latency_from_sending(i, metric)));
+    let from_arrival = |metric| requests.map(|all| latencies(all, |i| all.latency(i, metric)));
+    let gaps = live.map(|live| &live.event_gap_ns).or(result.itl_ns.as_ref());
+    for (name, each, quantiles) in [
+        ("ttft", from_sending(SloMetric::Ttft), ttft_from_dispatch.or(result.ttft_ns.as_ref())),
+        ("tpot", from_sending(SloMetric::Tpot), result.tpot_ns.as_ref()),
+        ("itl", None, gaps),
+        ("e2el", from_sending(SloMetric::E2e), e2e_from_dispatch.or(e2e)),
+        ("e2el_including_client_queue", from_arrival(SloMetric::E2e), live.and(e2e)),
     ] {
         let is_selected = selection.metrics.iter().any(|metric| name.starts_with(metric.as_str()));
         let Some(quantiles) = quantiles.filter(|_| is_selected) else { continue };
-        let served = requests.zip(metric).map(|(all, metric)| latencies(all, metric));
-        let statistics = statistics(served.as_deref(), quantiles, &selection.percentiles);
+        let statistics = statistics(each.as_deref(), quantiles, &selection.percentiles);
         fields.extend(statistics.map(|(of, value)| (format!("{of}_{name}_ms"), value)));
     }
     Some(Value::Object(fields))
 }
 
-/// A latency of every request that was served, ascending, from its arrival.
-fn latencies(requests: &Requests, metric: SloMetric) -> Vec<f64> {
-    let served = (0..requests.fate.len()).filter(|i| requests.fate[*i] == Fate::Served);
-    let mut times: Vec<f64> = served.filter_map(|i| requests.latency(i, metric)).collect();
+fn served(requests: &Requests) -> impl Iterator<Item = usize> {
+    (0..requests.fate.len()).filter(|i| requests.fate[*i] == Fate::Served)
+}
+
+/// A latency of every request that was served, ascending.
+fn latencies(requests: &Requests, of: impl Fn(usize) -> Option<f64>) -> Vec<f64> {
+    let mut times: Vec<f64> = served(requests).filter_map(of).collect();
     times.sort_by(f64::total_cmp);
     times
 }
 
-/// The statistics in milliseconds; null where there are too few requests for one. The quantiles, which count from sending, have failed requests
-/// among them: then the times of those that were served are taken.
+/// Served requests within the limits of all objectives, counted from sending; a limit of TPOT is nothing to an output of one token. None without an
+/// objective, or without the requests.
+fn good(result: &ServeResult) -> Option<f64> {
+    let requests = result.requests.as_ref().filter(|_| !result.slo.is_empty())?;
+    let within = |i: &usize| {
+        result.slo.iter().all(|of| {
+            let time = requests.latency_from_sending(*i, of.clause.metric);
+            time.is_none_or(|time| time <= of.clause.limit_ns)
+        })
+    };
+    Some(served(requests).filter(within).count() as f64)
+}
+
+/// The statistics in milliseconds; null where there are too few requests for one. Of quantiles, which failed requests are among, where the
+/// requests are not known.
 fn statistics<'a>(
-    served: Option<&'a [f64]>,
+    each: Option<&'a [f64]>,
     quantiles: &'a Quantiles,
     percentiles: &'a [f64],
 ) -> impl Iterator<Item = (String, Value)> + 'a {
-    let of_served = served.filter(|_| quantiles.infinite > 0);
     let at = move |percent: f64| {
-        let kept = LEVELS.iter().find(|(share, _)| (share * 100.0 - percent).abs() < 1e-9);
-        match kept.filter(|_| of_served.is_none()) {
-            Some((_, of)) => of(quantiles).map(Quantity::value),
-            None => stats::honest_percentile(served?, percent / 100.0),
+        if let Some(each) = each {
+            return stats::honest_percentile(each, percent / 100.0);
         }
+        let kept = LEVELS.iter().find(|(share, _)| (share * 100.0 - percent).abs() < 1e-9);
+        kept.and_then(|(_, of)| of(quantiles)).map(Quantity::value)
     };
-    let mean =
-        of_served.map_or_else(|| quantiles.mean.map(Quantity::value), |served| Some(stats::mean(served)));
+    let mean = each.map_or_else(|| quantiles.mean.map(Quantity::value), |each| Some(stats::mean(each)));
     // Over n, as NumPy takes it.
-    let std = served.and_then(|all| Some(stats::sd(all)? * (1.0 - 1.0 / all.len() as f64).sqrt()));
+    let std = each.and_then(|all| Some(stats::sd(all)? * (1.0 - 1.0 / all.len() as f64).sqrt()));
     let named = percentiles.iter().map(move |percent| (format!("p{percent}"), at(*percent)));
     let first = [("mean", mean), ("median", at(50.0)), ("std", std)];
     first.into_iter().map(|(of, value)| (of.to_owned(), value)).chain(named).map(|(of, value)| {
@@ -179,6 +195,7 @@ mod tests {
     use super::*;
     use crate::analysis::import::{self, Metric, Statistic};
     use crate::samples;
+    use hbmark_core::result::serving::{ClauseResult, Slo};
 
     #[test]
     fn what_is_written_is_read_back_as_it_was_measured() {
@@ -191,7 +208,8 @@ mod tests {
         let row = &read[0].rows[0];
         let near = |metric, statistic, wanted: f64| {
             let found = row.value(metric, statistic).unwrap();
-            assert!((found / wanted - 1.0).abs() < 1e-9, "{metric:?}: {found} and {wanted}");
+            // Times of single requests are whole nanoseconds.
+            assert!((found / wanted - 1.0).abs() < 1e-6, "{metric:?}: {found} and {wanted}");
         };
         let p50 = |quantiles: &Option<Quantiles>| quantiles.as_ref().unwrap().p50.unwrap().value();
         near(Metric::Ttft, Statistic::Median, p50(&result.ttft_ns));
@@ -216,13 +234,28 @@ mod tests {
     }
 
     #[test]
-    fn goodput_is_over_the_time_of_the_other_rates() {
+    fn goodput_and_latencies_count_from_sending() {
         let mut report = samples::single();
         let result = report.points[0].result.as_mut().unwrap();
-        (result.goodput_share, result.goodput_per_s) = (Some(1.0), Some(2.0 * result.served_per_s));
+        let requests = result.requests.as_mut().unwrap();
+        // A client that keeps each request back until 1 ms before its first token, and the first one until 3 ms before.
+        let sent = requests.first_token_ns.iter().enumerate();
+        requests.sent_ns = sent
+            .map(|(i, first)| Some(first.unwrap() - if i == 0 { 3_000_000 } else { 1_000_000 }))
+            .collect();
+        requests.arrival_ns = requests.sent_ns.iter().map(|sent| sent.unwrap() / 2).collect();
+        let slo: Slo = "ttft_p90=2ms".parse().unwrap();
+        let (observed, low, high, met) = (None, None, None, None);
+        result.slo = vec![ClauseResult { clause: slo.clauses[0], observed, low, high, met }];
         let written = bench_serve(&report, &report.points[0], &Selection::default()).unwrap();
-        assert_eq!(written["completed"], written["num_prompts"]);
-        assert_eq!(written["request_goodput"], written["request_throughput"]);
+        let completed = written["completed"].as_f64().unwrap();
+        assert!((written["mean_ttft_ms"].as_f64().unwrap() - (completed + 2.0) / completed).abs() < 1e-9);
+        let (throughput, goodput) = (&written["request_throughput"], &written["request_goodput"]);
+        let share = goodput.as_f64().unwrap() / throughput.as_f64().unwrap();
+        assert!((share - (completed - 1.0) / completed).abs() < 1e-9, "{share}");
+        report.points[0].result.as_mut().unwrap().slo.clear();
+        let written = bench_serve(&report, &report.points[0], &Selection::default()).unwrap();
+        assert_eq!(written["request_goodput"], Value::Null);
     }
 
     #[test]

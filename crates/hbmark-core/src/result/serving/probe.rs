@@ -165,3 +165,47 @@ pub struct Probe {
     pub metrics: Option<ProbedMetrics>,
     pub clock: ClockCheck,
 }
+
+impl Probe {
+    /// Whether anything listens there.
+    pub fn connects(&self) -> bool {
+        self.addresses.iter().any(|address| address.connect_ns.is_some())
+    }
+
+    /// Why the server does not say which models it has, and what to do; none where it does, and where it was not asked.
+    pub fn models_problem(&self) -> Option<String> {
+        let failure = self.asked.iter().find_map(|asked| match (asked.question, asked.outcome) {
+            (Question::Models, Outcome::Failed(failure)) => Some(failure),
+            _ => None,
+        })?;
+        let why = match failure {
+            FetchFailure::Status(status @ (401 | 403)) if self.key_sent => {
+                format!("status {status}: the key that was sent is not accepted")
+            }
+            FetchFailure::Status(status @ (401 | 403)) => {
+                format!("status {status}, and no key was sent (OPENAI_API_KEY, or --api-key-env NAME)")
+            }
+            FetchFailure::Status(404) => {
+                "status 404; --url is the base URL, such as http://localhost:8000, and --served-model-name \
+                 names a model that is not listed"
+                    .to_owned()
+            }
+            FetchFailure::Status(status) => format!("status {status}"),
+            FetchFailure::Redirect(status) => {
+                format!("a redirect ({status}), which is not followed; give the URL it leads to")
+            }
+            FetchFailure::Tls => "no TLS connection: the certificate is not trusted (--ca-cert), or the \
+                                  server speaks plain http (--url http://...)"
+                .to_owned(),
+            FetchFailure::MalformedHttp | FetchFailure::NotUnderstood => {
+                "no list of models came; is this the port of an OpenAI-compatible server?".to_owned()
+            }
+            FetchFailure::Timeout => "no answer in time".to_owned(),
+            FetchFailure::TooLarge => "the answer is too large".to_owned(),
+            FetchFailure::NoSuchName | FetchFailure::Refused | FetchFailure::Unreachable => {
+                "no connection".to_owned()
+            }
+        };
+        Some(format!("{}/v1/models: {why}", self.root))
+    }
+}

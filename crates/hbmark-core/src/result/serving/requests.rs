@@ -13,6 +13,9 @@ use crate::stats::percentile;
 pub struct Requests {
     /// Scheduled, whenever the loop came to it.
     pub arrival_ns: Vec<u64>,
+    /// When the client sent it, at the arrival or later; empty where no client did.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sent_ns: Vec<Option<u64>>,
     /// First scheduled for a step.
     pub started_ns: Vec<Option<u64>>,
     pub first_token_ns: Vec<Option<u64>>,
@@ -74,19 +77,27 @@ pub fn throughput_end(last_arrival: f64, first_tokens: impl Iterator<Item = f64>
 impl Requests {
     /// A latency of a request, by the definitions of the serving loop; null where it does not exist.
     pub fn latency(&self, i: usize, metric: SloMetric) -> Option<f64> {
+        self.latency_from(i, Some(self.arrival_ns[i]), metric)
+    }
+
+    /// The same from when a client sent it, as clients that know no schedule count; from the arrival where no client did.
+    pub fn latency_from_sending(&self, i: usize, metric: SloMetric) -> Option<f64> {
+        self.latency_from(i, self.sent_ns.get(i).copied().unwrap_or(Some(self.arrival_ns[i])), metric)
+    }
+
+    fn latency_from(&self, i: usize, begin: Option<u64>, metric: SloMetric) -> Option<f64> {
         let since = |from: Option<u64>, to: Option<u64>| match (from, to) {
             (Some(from), Some(to)) => to.saturating_sub(from) as f64,
             _ => f64::INFINITY,
         };
-        let arrival = Some(self.arrival_ns[i]);
         let fate = &self.fate[i];
         match metric {
             // What is on its way at the end has had its first token.
             SloMetric::Ttft if matches!(fate, Fate::Served | Fate::Unfinished) => {
-                Some(since(arrival, self.first_token_ns[i]))
+                Some(since(begin, self.first_token_ns[i]))
             }
-            SloMetric::E2e if *fate == Fate::Served => Some(since(arrival, self.last_token_ns[i])),
-            SloMetric::Queue => Some(since(arrival, self.started_ns[i])),
+            SloMetric::E2e if *fate == Fate::Served => Some(since(begin, self.last_token_ns[i])),
+            SloMetric::Queue => Some(since(begin, self.started_ns[i])),
             SloMetric::Tpot if *fate == Fate::Served => (self.output_tokens[i] > 1).then(|| {
                 since(self.first_token_ns[i], self.last_token_ns[i]) / (self.output_tokens[i] - 1) as f64
             }),

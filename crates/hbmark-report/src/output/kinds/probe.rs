@@ -32,13 +32,12 @@ impl Kind for Probe {
     }
 }
 
-fn connects(probe: &Probe) -> bool {
-    probe.addresses.iter().any(|address| address.connect_ns.is_some())
-}
-
 fn answer(probe: &Probe) -> String {
-    if !connects(probe) {
+    if !probe.connects() {
         return "nothing answers".to_owned();
+    }
+    if probe.evidence.is_empty() && probe.models_problem().is_some() {
+        return "something listens, and does not say that it is an OpenAI-compatible server".to_owned();
     }
     let version = probe.version.as_deref().map(|version| format!(" {version}")).unwrap_or_default();
     format!("{}{version}", probe.dialect.name())
@@ -87,8 +86,13 @@ fn warnings(probe: &Probe) -> Vec<String> {
     if probe.healthy == Some(false) {
         all.push("it says that it is not healthy".to_owned());
     }
-    if connects(probe) && probe.models.is_empty() {
-        all.push("it lists no model: name one with --served-model-name".to_owned());
+    match probe.models_problem() {
+        _ if !probe.connects() => {}
+        Some(problem) => all.push(problem),
+        None if probe.models.is_empty() => {
+            all.push("it lists no model: name one with --served-model-name".to_owned());
+        }
+        None => {}
     }
     let dialects: Vec<_> = probe.evidence.iter().map(|e| e.dialect).collect();
     if dialects.windows(2).any(|pair| pair[0] != pair[1]) {
@@ -109,7 +113,9 @@ fn warnings(probe: &Probe) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hbmark_core::result::serving::{ClockCheck, Dialect, DialectEvidence, ProbedAddress};
+    use hbmark_core::result::serving::{
+        Asked, ClockCheck, Dialect, DialectEvidence, FetchFailure, ProbedAddress, Question,
+    };
 
     fn probe() -> Probe {
         let address = |address: &str, connect_ns| ProbedAddress {
@@ -176,5 +182,31 @@ mod tests {
         }
         odd.addresses[1].connect_ns = None;
         assert!(crate::output::markdown(&odd.document()).contains("nothing answers"));
+    }
+
+    #[test]
+    fn what_is_no_server_of_models_is_called_that_with_what_to_do() {
+        let asked = |failure| Asked { question: Question::Models, outcome: Outcome::Failed(failure) };
+        let of = |failure, key_sent| {
+            let found = Probe { asked: vec![asked(failure)], models: Vec::new(), key_sent, ..probe() };
+            warnings(&found).join("\n")
+        };
+        for (failure, key_sent, wanted) in [
+            (FetchFailure::Status(401), false, "status 401, and no key was sent"),
+            (FetchFailure::Status(403), true, "the key that was sent is not accepted"),
+            (FetchFailure::Status(404), false, "--url is the base URL"),
+            (FetchFailure::Tls, false, "http://"),
+            (FetchFailure::NotUnderstood, false, "is this the port"),
+        ] {
+            let said = of(failure, key_sent);
+            assert!(said.starts_with("http://localhost:8000/v1/models: ") && said.contains(wanted), "{said}");
+        }
+        let stranger = Probe {
+            asked: vec![asked(FetchFailure::NotUnderstood)],
+            models: Vec::new(),
+            evidence: Vec::new(),
+            ..probe()
+        };
+        assert!(answer(&stranger).contains("does not say that it is"), "{}", answer(&stranger));
     }
 }
