@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use owo_colors::{OwoColorize, Style};
 
-use super::document::{Block, Cells, Column, Document, Line, List, Table, Tone};
+use super::document::{Block, Cells, Column, Document, Figure, Line, List, Table, Tone};
 use hbmark_core::input::plain;
 
 /// Characters between two columns.
@@ -57,6 +57,13 @@ impl Paint {
         if self.0.color { text.style(style).to_string() } else { text.to_owned() }
     }
 
+    /// Prose in lines that the screen has room for, each but the first indented.
+    fn folded(&self, text: &str, indent: usize) -> String {
+        let Some(width) = self.0.width else { return text.to_owned() };
+        let indent = " ".repeat(indent.min(width / 2));
+        textwrap::fill(text, textwrap::Options::new(width).subsequent_indent(&indent).break_words(false))
+    }
+
     fn strong(&self, text: &str) -> String {
         self.with(text, Style::new().bold())
     }
@@ -76,21 +83,26 @@ fn draw(text: &mut String, block: &Block, paint: &Paint) -> std::fmt::Result {
     match block {
         Block::Heading { title, .. } => writeln!(text, "{}", paint.strong(&plain(title))),
         Block::Lines(lines) => lines.iter().try_for_each(|line| match line {
-            Line::Said(tone, line) => writeln!(text, "{}", paint.toned(&plain(line), *tone)),
+            Line::Said(tone, line) => {
+                writeln!(text, "{}", paint.toned(&paint.folded(&plain(line), 2), *tone))
+            }
             Line::Command(_) => Ok(()),
         }),
         Block::Figures(figures) => {
-            figures.iter().try_for_each(|f| writeln!(text, "{}", paint.toned(&plain(&f.text()), f.tone)))
+            let line = |f: &Figure| paint.toned(&paint.folded(&plain(&f.text()), 2), f.tone);
+            figures.iter().try_for_each(|figure| writeln!(text, "{}", line(figure)))
         }
         Block::List(List { title, items, .. }) => {
             title.iter().try_for_each(|title| writeln!(text, "{}", paint.strong(&plain(title))))?;
-            items.iter().try_for_each(|item| writeln!(text, "  {}", plain(item)))
+            let line = |item: &String| paint.folded(&format!("  {}", plain(item)), 4);
+            items.iter().try_for_each(|item| writeln!(text, "{}", line(item)))
         }
         Block::KeyValues(pairs) => {
             let width = pairs.iter().map(|(key, _)| key.chars().count()).max().unwrap_or(0);
             pairs.iter().try_for_each(|(key, value)| {
                 let fill = " ".repeat(width - key.chars().count());
-                writeln!(text, "  {}{fill}  {}", plain(key), plain(value))
+                let line = format!("  {}{fill}  {}", plain(key), plain(value));
+                writeln!(text, "{}", paint.folded(&line, width + 4))
             })
         }
         Block::Table(table) => draw_table(text, table, paint),
@@ -124,7 +136,9 @@ fn draw_table(text: &mut String, table: &Table, paint: &Paint) -> std::fmt::Resu
             writeln!(text, "{indent}{}", paint.toned(&line, tone))?;
         }
     }
-    table.closing.iter().try_for_each(|closing| writeln!(text, "{indent}{}", plain(closing)))
+    table.closing.iter().try_for_each(|closing| {
+        writeln!(text, "{}", paint.folded(&format!("{indent}{}", plain(closing)), indent.len() + 2))
+    })
 }
 
 /// Room that a column takes with the gap to the next.
