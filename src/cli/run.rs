@@ -60,7 +60,7 @@ pub struct Args {
         visible_alias = "num-speculative-tokens"
     )]
     draft_tokens: Option<String>,
-    /// Sequences in a step [default: 1,4 on a CPU, 1,8,32 on a GPU].
+    /// Sequences in a step [default: 1,4 on a CPU, 1,8,32 on a GPU; 1 with -p or -n].
     #[arg(long, env = "HBMARK_BATCH")]
     batch: Option<String>,
     /// Decode: positions in the KV cache. Prefill: prompt tokens [default: 128 on a CPU, 512,4096 on a GPU].
@@ -172,6 +172,8 @@ impl Args {
         };
         let device = self.device.choice()?;
         let (batches, contexts) = config::default_grid(device);
+        // As llama-bench, where its flags are given.
+        let batches = if self.n_prompt.is_some() || self.n_gen.is_some() { "1" } else { batches };
         let (mut phases, mut draft_tokens) = (self.phase.clone(), self.draft_tokens.as_deref());
         let mut contexts = config::parse_axis("context", self.context.as_deref().unwrap_or(contexts))?;
         let mut prompts = None;
@@ -266,7 +268,7 @@ pub(super) fn in_place_of(flag: &str) -> Option<&'static str> {
         }
         "-ctk" | "-ctv" => "K and V have one dtype: --kv-dtype fp8, say",
         "-fa" => "native fuses its attention always; --engine stock has candle's",
-        "-ub" => "a prompt is one step of --batch sequences",
+        "-b" | "-ub" => "a prompt is one step of --batch sequences, whatever its length",
         "-pg" => "prompts (-p) and decode steps (-n) are timed apart",
         "-d" => "-n is the depth of the KV cache at which the decode step is timed",
         "-mmp" | "-dio" | "-embd" | "-nopo" | "-prio" | "-C" | "-hf" | "-hff" => {

@@ -20,11 +20,11 @@ pub use paired::{
 };
 pub use regression::{Coefficient, Fit, least_squares};
 pub use robust::{
-    MAD_EFFICIENCY, MEDIAN_ERROR, Polish, chi_square_tail, holm, mad_sd, median_error, median_polish, middle,
+    MAD_EFFICIENCY, MEDIAN_ERROR, Polish, chi_square_tail, holm, mad_sd, median_error, median_polish,
     pooled_sd, student_quantile, student_tail,
 };
 pub use series::{Growth, Trend, growth, lag1_autocorrelation, trend};
-pub use summary::{geometric_mean, honest_percentile, mean, median, needed, percentile, sd};
+pub use summary::{geometric_mean, honest_percentile, known_median, mean, median, needed, percentile, sd};
 
 /// Confidence of every interval of the protocol.
 pub const CONFIDENCE: f64 = 0.95;

@@ -512,7 +512,7 @@ fn take_cell(run: &mut Run, cell: &SavedCell) {
         | Status::NoSteadyState
         | Status::Disturbed
         | Status::Noisy => {
-            let step = cell.step_ns.as_ref().map(|step| step.typical.unwrap_or(step.median));
+            let step = cell.step_ns.as_ref().map(TimeSummary::center);
             let time = cell.tpot_ns.or(step).filter(|time| time.is_finite() && *time > 0.0);
             if let Some(time) = time {
                 run.values.push((Metric::Step(id.clone()), time));

@@ -12,8 +12,8 @@
 //! processes of one GPU differ by. Spreads are estimated, so tails are Student's.
 
 use hbmark_core::stats::{
-    MAD_EFFICIENCY, MEDIAN_ERROR, chi_square_tail, mad_sd, median_error, median_polish, middle, pooled_sd,
-    student_tail,
+    MAD_EFFICIENCY, MEDIAN_ERROR, chi_square_tail, known_median, mad_sd, median, median_error, median_polish,
+    pooled_sd, student_tail,
 };
 
 /// Nodes from which slots are told apart: with fewer, a slot's median takes part of a single GPU's fault with it.
@@ -84,7 +84,7 @@ pub fn judge(members: &[Member]) -> Option<Judged> {
         return None;
     }
     let process_spread = pooled_sd(members.iter().map(|member| member.logs.as_slice()))?;
-    let medians: Vec<f64> = members.iter().map(|member| middle(&member.logs)).collect();
+    let medians: Vec<f64> = members.iter().map(|member| median(&member.logs)).collect();
     let count =
         |of: &dyn Fn(&Member) -> Option<usize>| members.iter().filter_map(of).max().map_or(0, |n| n + 1);
     let (nodes, racks) = (count(&|m| Some(m.node)), count(&|m| m.rack));
@@ -94,7 +94,7 @@ pub fn judge(members: &[Member]) -> Option<Judged> {
         median - slot
     };
     let adjusted: Vec<f64> = members.iter().zip(&medians).map(|(m, median)| less_slot(m, *median)).collect();
-    let center = middle(&adjusted);
+    let center = median(&adjusted);
     let effects: Vec<f64> = adjusted.iter().map(|value| value - center).collect();
     // Medians of slots follow the GPUs they were taken from.
     let free = (effects.len() - 1 - slots.as_ref().map_or(0, |slots| slots.len() - 1)).max(1) as f64;
@@ -116,7 +116,7 @@ pub fn judge(members: &[Member]) -> Option<Judged> {
         .iter()
         .map(|members| {
             let effects: Vec<f64> = members.iter().map(|&member| effects[member]).collect();
-            (!effects.is_empty()).then(|| middle(&effects))
+            known_median(&effects)
         })
         .collect();
     let rack_of = |node: usize| by_node[node].first().and_then(|&member| members[member].rack);
@@ -183,7 +183,7 @@ fn groups(of: impl Iterator<Item = Option<usize>>, count: usize) -> Vec<Vec<usiz
 fn test_groups(effects: &[f64], groups: &[Vec<usize>]) -> Vec<Option<Tested>> {
     let of = |members: &Vec<usize>| -> Vec<f64> { members.iter().map(|&member| effects[member]).collect() };
     let judged: Vec<Option<f64>> =
-        groups.iter().map(|members| (members.len() >= LEAST_MEMBERS).then(|| middle(&of(members)))).collect();
+        groups.iter().map(|members| (members.len() >= LEAST_MEMBERS).then(|| median(&of(members)))).collect();
     let known: Vec<f64> = judged.iter().flatten().copied().collect();
     if known.len() < 2 {
         return vec![None; groups.len()];
@@ -196,7 +196,7 @@ fn test_groups(effects: &[f64], groups: &[Vec<usize>]) -> Vec<Option<Tested>> {
     // A median lies on one of few members, so what is left is too small by as much.
     let inside = mad_sd(&within) * (within.len() as f64 / freedom).sqrt();
     let between = if known.len() >= LEAST_UNITS { mad_sd(&known) } else { 0.0 };
-    let common = middle(&known);
+    let common = median(&known);
     groups
         .iter()
         .zip(&judged)

@@ -19,7 +19,7 @@ use crate::result::{
     Expected, Finding, FindingKind, FleetReport, GpuRow, GpuValue, Group, MetricSummary, REPORT_VERSION,
     ReportMark, Settings, State,
 };
-use hbmark_core::stats::{MAD_EFFICIENCY, holm, middle, student_quantile};
+use hbmark_core::stats::{MAD_EFFICIENCY, holm, median, student_quantile};
 
 /// A GPU with its runs.
 struct Gpu<'a> {
@@ -315,7 +315,7 @@ impl<'a> Fleet<'a> {
         let judged = &found.judged;
         let sheet = found.members.iter().find_map(|&gpu| self.gpus[gpu].last()?.datasheet_bytes_per_s);
         let center = found.metric.value(judged.center);
-        let scale = middle(&judged.gpus.iter().map(|gpu| gpu.scale).collect::<Vec<_>>());
+        let scale = median(&judged.gpus.iter().map(|gpu| gpu.scale).collect::<Vec<_>>());
         let freedom = MAD_EFFICIENCY * (found.members.len() as f64 - 1.0);
         let reach = student_quantile(self.settings.alpha / self.tests.max(1) as f64, freedom).abs() * scale;
         MetricSummary {
@@ -353,7 +353,7 @@ impl<'a> Fleet<'a> {
                     let logs = Gpu::logs(&gpu.runs, metric);
                     GpuValue {
                         metric: metric.clone(),
-                        value: metric.value(middle(&logs)),
+                        value: metric.value(median(&logs)),
                         effect: effects.get(&(number, metric)).copied(),
                         processes: logs.len(),
                     }

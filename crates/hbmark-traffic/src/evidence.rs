@@ -5,7 +5,7 @@
 
 use super::serving_loop::{Record, RequestOutcome, Run, StepLog, Traffic};
 use hbmark_core::result::serving::{Evidence, LongPrompts, Stalls, Start};
-use hbmark_core::stats::{median, percentile};
+use hbmark_core::stats::{known_median, median};
 
 /// Prompts of at least this many times the median are long.
 const LONG: usize = 4;
@@ -43,11 +43,6 @@ fn ttft(record: &Record) -> Option<f64> {
     Some(record.first_token?.0 - record.arrival.0)
 }
 
-fn middle(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    (!values.is_empty()).then(|| percentile(&values, 0.5))
-}
-
 /// The steps that end after a moment and begin before another; steps are in order of time.
 fn between(steps: &[StepLog], from: f64, to: f64) -> impl Iterator<Item = &StepLog> {
     let first = steps.partition_point(|step| step.end <= from);
@@ -82,8 +77,8 @@ fn long_prompts(records: &[Record], steps: &[StepLog]) -> Option<LongPrompts> {
         long,
         beside: beside.len(),
         alone: alone.len(),
-        ttft_p50_beside_ns: middle(beside),
-        ttft_p50_alone_ns: middle(alone),
+        ttft_p50_beside_ns: known_median(&beside),
+        ttft_p50_alone_ns: known_median(&alone),
         share_in_long_steps: if waited > 0.0 { inside / waited } else { 0.0 },
     })
 }
@@ -142,7 +137,7 @@ fn start(records: &[Record], steps: &[StepLog]) -> Option<Start> {
         return None;
     }
     let (first, rest) = records.split_at(records.len() / 10);
-    let typical = |part: &[Record]| middle(part.iter().filter_map(ttft).collect());
+    let typical = |part: &[Record]| known_median(&part.iter().filter_map(ttft).collect::<Vec<_>>());
     let hits = |part: &[Record]| {
         let all: usize = part.iter().map(|r| r.prompt_tokens).sum();
         part.iter().map(|r| r.cached_tokens).sum::<usize>() as f64 / all.max(1) as f64
@@ -151,12 +146,13 @@ fn start(records: &[Record], steps: &[StepLog]) -> Option<Start> {
     let until = first.iter().filter_map(|r| r.first_token).map(|t| t.0).fold(from, f64::max);
     let later = steps.partition_point(|step| step.begin < until);
     let usual = TypicalStepTimes::of(&steps[later..]);
-    let ratios = between(&steps[..later], from, until).filter_map(|step| usual.ratio(step)).collect();
+    let ratios: Vec<f64> =
+        between(&steps[..later], from, until).filter_map(|step| usual.ratio(step)).collect();
     Some(Start {
         first: first.len(),
         ttft_p50_first_ns: typical(first),
         ttft_p50_rest_ns: typical(rest),
-        step_ratio: middle(ratios),
+        step_ratio: known_median(&ratios),
         hit_share_first: hits(first),
         hit_share_rest: hits(rest),
     })

@@ -20,6 +20,8 @@ const LAG_FLOOR_NS: f64 = 1e6;
 const LAG_SHARE: f64 = 0.05;
 /// A full queue that turns away more than this share of the offered requests is saturation.
 const MAX_SHED_SHARE: f64 = 0.02;
+/// With more requests that fail for another reason than load, what is measured is not the load that was asked for.
+const MAX_FAILED_SHARE: f64 = 0.05;
 /// Largest relative error of Little's law: mean requests in the system against rate × time in system.
 const LITTLE_TOLERANCE: f64 = 0.1;
 /// Largest relative error of the arrival rate against the plan.
@@ -61,6 +63,23 @@ fn was_shed(record: &Record) -> bool {
         RequestOutcome::Rejected(reason) => reason == RejectReason::QueueFull,
         RequestOutcome::Failed(failure) => failure.is_overload(),
         _ => false,
+    }
+}
+
+/// Whether the load that was asked for came about: a full queue is saturation, which is a result.
+fn served(result: &mut ServeResult, records: &[Record]) {
+    let failed = |r: &&Record| matches!(r.outcome, RequestOutcome::Failed(_)) && !was_shed(r);
+    let failed = records.iter().filter(failed).count();
+    if !records.iter().any(|r| r.outcome == RequestOutcome::Served || was_shed(r)) {
+        let detail = format!("none of the {} measured requests was served", records.len());
+        result.gate(GateName::Served, Some(false), detail);
+    } else if failed as f64 > MAX_FAILED_SHARE * records.len() as f64 {
+        let detail = format!(
+            "{failed} of the {} measured requests failed, and not because the server had too much to do; {:.0} % are allowed",
+            records.len(),
+            MAX_FAILED_SHARE * 100.0
+        );
+        result.gate(GateName::Served, Some(false), detail);
     }
 }
 
@@ -120,7 +139,8 @@ pub(super) fn gates(
             })
             .collect();
         let all_served = stays.len() == records.len();
-        let product = stays.len() as f64 / (window.to - window.from) * mean(&stays);
+        // The first arrival begins the window, and is not one within it.
+        let product = (stays.len() as f64 - 1.0) / (window.to - window.from) * mean(&stays);
         let seen = mean_population(run, window);
         let enough = all_served && records.len() >= 10 * MIN_REQUESTS;
         // The ends of a window cut requests in two: the law holds only in a window much longer than a request.
@@ -138,17 +158,12 @@ pub(super) fn gates(
                     _ => String::new(),
                 };
                 format!(
-                    "{seen:.3} requests in the system on average, rate × time in system gives {product:.3}{why_not}"
+                    "{seen:.3} requests were queued or running on average; their rate × their time there gives {product:.3}{why_not}"
                 )
             },
         );
     }
     // These gates appear only when they fail.
-    // A full queue is saturation, which is a result.
-    if !records.iter().any(|r| r.outcome == RequestOutcome::Served || was_shed(r)) {
-        let detail = format!("none of the {} measured requests was served", records.len());
-        result.gate(GateName::Served, Some(false), detail);
-    }
     let lost = |s: &StepLog| s.load.used_blocks.saturating_sub(s.load.held_blocks);
     if let Some(most) = run.steps.iter().map(lost).max().filter(|lost| *lost > 0) {
         result.gate(
@@ -171,6 +186,7 @@ pub(super) fn gates(
     if let Some(failure) = &run.failure {
         result.gate(GateName::Engine, Some(false), format!("the engine failed: {failure}"));
     }
+    served(result, records);
 }
 
 /// Whether a system keeps up, and on what grounds.

@@ -16,7 +16,7 @@ use crate::timeline::timeline;
 use hbmark_core::result::serving::{
     Breakdown, Clause, ClauseResult, Quantiles, ServeResult, Slo, SloMetric, Validity, throughput_end,
 };
-use hbmark_core::stats::percentile;
+use hbmark_core::stats::known_median;
 
 /// The quantities of a measured request.
 pub(super) fn ttft(record: &Record) -> f64 {
@@ -63,6 +63,8 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
     let arrivals = Window::new(run, traffic, records);
     let window = arrivals.of_throughput(traffic, records);
     let steps: Vec<&StepLog> = run.steps.iter().filter(|s| window.holds(s.end)).collect();
+    let typical =
+        |of: fn(&StepLog) -> f64| known_median(&steps.iter().map(|step| of(step)).collect::<Vec<_>>());
     let served_per_s = {
         let planned = traffic.plan.iter().map(|request| request.output_len);
         window.per_s(run.records.iter().zip(planned).map(|(r, planned)| window.served(run, r, planned)).sum())
@@ -80,7 +82,11 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
     let good_share = good as f64 / served.max(1) as f64;
     let infinite = traffic.plan.iter().all(|p| p.arrival.0 == 0.0) && traffic.kind == LoadMode::Open;
     let offered = (traffic.kind == LoadMode::Open && !infinite)
-        .then(|| arrivals.per_s(due(records, &arrivals).count() as f64));
+        // The first one begins the window: as many as follow it came within.
+        .then(|| arrivals.per_s(due(records, &arrivals).count().saturating_sub(1) as f64));
+    let begun = || records.iter().filter(|record| record.started.is_some());
+    let prompt_lengths: usize = begun().map(|record| record.prompt_tokens).sum();
+    let cached: usize = begun().map(|record| record.cached_tokens).sum();
     let of_measured =
         |(gap, request): (&f64, &u32)| run.measured.contains(&(*request as usize)).then_some(Some(*gap));
     let gaps = run.gaps.iter().zip(&run.gap_request).filter_map(of_measured);
@@ -119,12 +125,12 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
         mean_batch: average(&steps, |s| s.load.running as f64),
         // What was scheduled: the first token of an output comes from its prompt's step and takes no place in it.
         mean_step_tokens: average(&steps, |s| s.mixture.queries + s.mixture.decodes),
-        median_step_ns: middle(&steps, |s| s.end - s.begin),
-        median_schedule_ns: middle(&steps, |s| s.schedule),
+        median_step_ns: typical(|s| s.end - s.begin),
+        median_schedule_ns: typical(|s| s.schedule),
         preemptions: run.preemptions,
         drafts: run.drafts.clone(),
-        prefix_hit_rate: (run.cache.queried_tokens > 0)
-            .then(|| run.cache.hit_tokens as f64 / run.cache.queried_tokens as f64),
+        prefix_hit_rate: (run.cache.queried_tokens > 0 && prompt_lengths > 0)
+            .then(|| cached as f64 / prompt_lengths as f64),
         prefix_evictions: run.cache.evictions,
         mean_adapters: traffic
             .plan
@@ -250,12 +256,6 @@ fn kv_use(step: &StepLog) -> f64 {
 
 fn average(steps: &[&StepLog], of: impl Fn(&StepLog) -> f64) -> f64 {
     if steps.is_empty() { 0.0 } else { steps.iter().map(|s| of(s)).sum::<f64>() / steps.len() as f64 }
-}
-
-fn middle(steps: &[&StepLog], of: impl Fn(&StepLog) -> f64) -> Option<f64> {
-    let mut values: Vec<f64> = steps.iter().map(|s| of(s)).collect();
-    values.sort_by(f64::total_cmp);
-    (!values.is_empty()).then(|| percentile(&values, 0.5))
 }
 
 fn breakdown(run: &Run) -> Breakdown {

@@ -243,12 +243,13 @@ impl PointSpec {
         if matches!(self.source, TrafficSource::Trace(..)) { " and give a trace that has them" } else { "" }
     }
 
-    /// The hit rate of an infinite cache, over the requests that ran: rejected and unsent ones are never looked up.
+    /// The hit rate of an infinite cache, over the measured requests that ran: rejected and unsent ones are never looked up.
     pub fn ideal_hit_rate(&self, plan: &[PlannedRequest], run: &Run) -> Option<f64> {
         let looked_up =
             |record: &Record| record.started.is_some() || self.is_remote && record.first_token.is_some();
-        let ran = plan.iter().zip(&run.records).filter(|(_, record)| looked_up(record));
-        let rate = || ideal_hit_rate(ran.map(|(planned, _)| planned), self.scheduler.block_size);
+        let ran = plan.iter().zip(&run.records).enumerate().filter(|(_, (_, record))| looked_up(record));
+        let counted = ran.map(|(index, (planned, _))| (planned, run.measured.contains(&index)));
+        let rate = || ideal_hit_rate(counted, self.scheduler.block_size);
         self.scheduler.enable_prefix_caching.then(rate).flatten()
     }
 

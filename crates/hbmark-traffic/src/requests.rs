@@ -20,6 +20,7 @@ pub fn columns(records: &[Record]) -> Option<Requests> {
     let counts = |of: fn(&Record) -> usize| records.iter().map(of).collect();
     Some(Requests {
         arrival_ns: records.iter().map(|r| rounded(r.arrival)).collect(),
+        sent_ns: Vec::new(),
         started_ns: times(|r| r.started),
         first_token_ns: times(|r| r.first_token),
         last_token_ns: times(|r| r.last_token),

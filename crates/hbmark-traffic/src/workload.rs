@@ -612,20 +612,21 @@ pub fn without_sharing(plan: &[PlannedRequest], seed: u64) -> Vec<PlannedRequest
     plan
 }
 
-/// Share of the prompt tokens that hit an infinite prefix cache, in whole blocks and in order of arrival.
+/// Share of the prompt tokens that hit an infinite prefix cache, in whole blocks and in order of arrival. Each request comes with whether it
+/// counts: the others fill the cache only.
 ///
 /// # Panics
 /// When a block has no positions.
 pub fn ideal_hit_rate<'a>(
-    plan: impl IntoIterator<Item = &'a PlannedRequest>,
+    plan: impl IntoIterator<Item = (&'a PlannedRequest, bool)>,
     block_size: usize,
 ) -> Option<f64> {
     let mut seen = std::collections::HashSet::new();
     let (mut found, mut all) = (0_usize, 0_usize);
-    for request in plan {
+    for (request, counts) in plan {
         // Equal segments have equal sources, so a block is identified by the parts of segments it holds.
         let length = request.prompt_len();
-        all += length;
+        all += if counts { length } else { 0 };
         // Adapters share no prefixes.
         let mut chain = request.adapter.map_or(0, |adapter| splitmix64(u64::from(adapter), 10));
         let mut still_found = true;
@@ -645,7 +646,7 @@ pub fn ideal_hit_rate<'a>(
                 }
             }
             still_found &= !seen.insert(chain);
-            if still_found && (block + 1) * block_size < length {
+            if counts && still_found && (block + 1) * block_size < length {
                 found += block_size;
             }
         }

@@ -242,6 +242,8 @@ impl ServeScenario {
             check_delay(&mut result, Delay { p99: Some(delay), exact_stamps: false });
         }
         result.foreign_cores = planted!(self.faults, ServeFault::Foreign(cores) => *cores);
+        let counted =
+            plan.iter().enumerate().map(|(index, request)| (request, run.measured.contains(&index)));
         Point {
             label: format!("rate {}", self.rate),
             offered: Offered::Rate(self.rate),
@@ -252,7 +254,7 @@ impl ServeScenario {
             mean_output_tokens: OUTPUT as f64,
             ideal_hit_rate: config
                 .enable_prefix_caching
-                .then(|| ideal_hit_rate(&plan, config.block_size))
+                .then(|| ideal_hit_rate(counted, config.block_size))
                 .flatten(),
             scheduler: Some(config),
             result: Some(result),

@@ -16,7 +16,7 @@ pub const ZIPF_SEED: u64 = 0;
 const ZIPF_NUMBERS: usize = 1 << 23;
 const ZIPF_TOKENS: (usize, usize) = (256, 16_384);
 /// Numbers drawn for the fullest GPU of a group, bounds on the draws of a step that they make, and the tokens of a step that are drawn one by one.
-const GROUP_NUMBERS: usize = 1 << 20;
+const GROUP_NUMBERS: usize = 1 << 22;
 const GROUP_DRAWS: (usize, usize) = (64, 4_096);
 const GROUP_DRAWN_TOKENS: usize = 256;
 /// Expected experts that no token takes, below which all are met.

@@ -424,6 +424,7 @@ pub enum Dtype {
     /// One scale per output channel.
     Int8,
     /// e4m3, one scale per 128 × 128 block or per channel.
+    #[value(alias = "fp8_e4m3")]
     Fp8,
     /// Groups of 32 or 128 with a scale, and a zero where they are not symmetric.
     Int4,

@@ -24,16 +24,10 @@ pub struct Spread {
 impl Spread {
     /// Median, lowest and highest of the usable values; none without one.
     pub fn of(values: &[f64]) -> Option<Self> {
-        let mut sorted: Vec<f64> = values.iter().copied().filter(|v| v.is_finite() && *v > 0.0).collect();
-        sorted.sort_by(f64::total_cmp);
-        let (low, high) = (*sorted.first()?, *sorted.last()?);
-        let middle = sorted.len() / 2;
-        let median = if sorted.len().is_multiple_of(2) {
-            f64::midpoint(sorted[middle - 1], sorted[middle])
-        } else {
-            sorted[middle]
-        };
-        Some(Self { median, low, high })
+        let usable: Vec<f64> = values.iter().copied().filter(|v| v.is_finite() && *v > 0.0).collect();
+        let low = usable.iter().copied().reduce(f64::min)?;
+        let high = usable.iter().copied().reduce(f64::max)?;
+        Some(Self { median: crate::stats::median(&usable), low, high })
     }
 }
 

@@ -203,6 +203,13 @@ pub struct TimeSummary {
     pub blocks: usize,
 }
 
+impl TimeSummary {
+    /// The time that the cell stands for; of files from before it was kept, the median.
+    pub fn center(&self) -> f64 {
+        self.typical.unwrap_or(self.median)
+    }
+}
+
 /// Median, lowest and highest of all blocks of a cell, the rejected ones too.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(JsonSchema))]
@@ -440,7 +447,7 @@ impl CellResult {
             Phase::Decode | Phase::Verify { .. } => {
                 (self.tpot_ns?, self.tpot_ci_low_ns.zip(self.tpot_ci_high_ns))
             }
-            Phase::Prefill => (step.typical.unwrap_or(step.median), step.ci_low.zip(step.ci_high)),
+            Phase::Prefill => (step.center(), step.ci_low.zip(step.ci_high)),
         })
     }
 

@@ -6,6 +6,8 @@
 
 use statrs::distribution::{ChiSquared, ContinuousCDF, StudentsT};
 
+use super::summary::median;
+
 /// The standard error of a median of many normal values over that of their mean: √(π/2).
 pub const MEDIAN_ERROR: f64 = 1.253_314_137_315_500_1;
 
@@ -16,22 +18,10 @@ pub const MAD_EFFICIENCY: f64 = 0.368;
 /// What turns a median absolute deviation of a normal sample into its standard deviation: 1/Φ⁻¹(3/4).
 const MAD_TO_SD: f64 = 1.482_602_218_505_602;
 
-/// The median of values in any order, the mean of the two middle ones of an even number; NaN of none.
-pub fn middle(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let half = sorted.len() / 2;
-    match sorted.len() {
-        0 => f64::NAN,
-        count if count % 2 == 1 => sorted[half],
-        _ => f64::midpoint(sorted[half - 1], sorted[half]),
-    }
-}
-
 /// The standard deviation of a normal sample that has this median absolute deviation; NaN of none.
 pub fn mad_sd(values: &[f64]) -> f64 {
-    let center = middle(values);
-    MAD_TO_SD * middle(&values.iter().map(|value| (value - center).abs()).collect::<Vec<_>>())
+    let center = median(values);
+    MAD_TO_SD * median(&values.iter().map(|value| (value - center).abs()).collect::<Vec<_>>())
 }
 
 /// The standard error of a median of so many independent normal values of standard deviation 1.
@@ -63,10 +53,10 @@ pub fn pooled_sd<'a>(groups: impl IntoIterator<Item = &'a [f64]>) -> Option<f64>
         if medians.len() <= freedom {
             medians.resize(freedom + 1, None);
         }
-        let median = *medians[freedom].get_or_insert_with(|| chi_square_median(freedom));
-        shares.push(sd * sd / median);
+        let usual = *medians[freedom].get_or_insert_with(|| chi_square_median(freedom));
+        shares.push(sd * sd / usual);
     }
-    (!shares.is_empty()).then(|| middle(&shares).sqrt())
+    (!shares.is_empty()).then(|| median(&shares).sqrt())
 }
 
 /// The median of χ² over its degrees of freedom.
@@ -133,16 +123,16 @@ fn sweep(left: &mut [f64], groups: &[Vec<usize>], effects: &mut [f64], center: &
     let mut moved = 0.0;
     for (members, effect) in groups.iter().zip(effects.iter_mut()).filter(|(members, _)| !members.is_empty())
     {
-        let median = middle(&members.iter().map(|&cell| left[cell]).collect::<Vec<_>>());
+        let usual = median(&members.iter().map(|&cell| left[cell]).collect::<Vec<_>>());
         for &cell in members {
-            left[cell] -= median;
+            left[cell] -= usual;
         }
-        *effect += median;
-        moved += median.abs();
+        *effect += usual;
+        moved += usual.abs();
     }
     let known =
         || groups.iter().enumerate().filter(|(_, members)| !members.is_empty()).map(|(group, _)| group);
-    let common = middle(&known().map(|group| effects[group]).collect::<Vec<_>>());
+    let common = median(&known().map(|group| effects[group]).collect::<Vec<_>>());
     if common.is_finite() {
         for group in known().collect::<Vec<_>>() {
             effects[group] -= common;
@@ -182,18 +172,18 @@ mod tests {
     #[test]
     fn a_third_of_wrong_values_moves_neither_centre_nor_spread_far() {
         let mut values = normal(3_000, 1);
-        assert!(middle(&values).abs() < 0.06 && (mad_sd(&values) - 1.0).abs() < 0.05);
+        assert!(median(&values).abs() < 0.06 && (mad_sd(&values) - 1.0).abs() < 0.05);
         for value in values.iter_mut().step_by(10) {
             *value = -1e6;
         }
-        assert!(middle(&values).abs() < 0.25 && (mad_sd(&values) - 1.0).abs() < 0.2);
+        assert!(median(&values).abs() < 0.25 && (mad_sd(&values) - 1.0).abs() < 0.2);
     }
 
     #[test]
     fn the_error_of_a_median_is_that_of_simulated_ones() {
         for count in [2, 3, 4, 5, 6, 7, 9] {
             let values = normal(count * 40_000, count as u64);
-            let medians: Vec<f64> = values.chunks(count).map(middle).collect();
+            let medians: Vec<f64> = values.chunks(count).map(median).collect();
             let found = crate::stats::sd(&medians).unwrap();
             assert!((found / median_error(count) - 1.0).abs() < 0.03, "{count}: {found}");
         }

@@ -7,7 +7,7 @@ use super::names::{common, probability, slower};
 use super::{Fleet, Gpu};
 use crate::metric::Metric;
 use crate::result::{Day, DayShift, Finding, FindingKind, FleetReport};
-use hbmark_core::stats::{MAD_EFFICIENCY, holm, mad_sd, median_error, middle, student_tail};
+use hbmark_core::stats::{MAD_EFFICIENCY, holm, mad_sd, median, median_error, student_tail};
 
 /// GPUs of both days without which there is no common shift.
 const LEAST_PAIRS: usize = 4;
@@ -62,14 +62,14 @@ fn shifts(fleet: &Fleet<'_>, day: &FleetReport) -> (Vec<DayShift>, Vec<Finding>)
             .filter_map(|&number| {
                 let gpu = &fleet.gpus[number];
                 let was = then.get(&(gpu.id, &found.metric))?;
-                Some((number, middle(&Gpu::logs(&gpu.runs, &found.metric)) - was))
+                Some((number, median(&Gpu::logs(&gpu.runs, &found.metric)) - was))
             })
             .collect();
         if pairs.len() < LEAST_PAIRS {
             continue;
         }
         let changes: Vec<f64> = pairs.iter().map(|(_, change)| *change).collect();
-        let (shift, spread) = (middle(&changes), mad_sd(&changes));
+        let (shift, spread) = (median(&changes), mad_sd(&changes));
         let device = fleet.groups[found.group].0;
         if shift <= limit {
             let evidence = format!(

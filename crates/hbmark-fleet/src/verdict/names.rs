@@ -8,7 +8,7 @@ use crate::folder::NodeRecord;
 use crate::judge::Tested;
 use crate::metric::Metric;
 use crate::result::{Finding, FindingKind, State};
-use hbmark_core::stats::{middle, student_tail};
+use hbmark_core::stats::{median, student_tail};
 
 /// Controls of a confirming run without which the day's common shift stays unknown.
 const LEAST_CONTROLS: usize = 3;
@@ -220,7 +220,7 @@ fn confirm(
     let found = candidate.found;
     let again = |number: usize| {
         let logs = Gpu::logs(&fleet.gpus[number].again, &found.metric);
-        (logs.len() >= fleet.settings.processes).then(|| (middle(&logs), logs.len()))
+        (logs.len() >= fleet.settings.processes).then(|| (median(&logs), logs.len()))
     };
     let slot = |number: usize| {
         let slot = fleet.gpus[number].slot.and_then(|slot| found.slots.binary_search(&slot).ok());
@@ -231,10 +231,10 @@ fn confirm(
         .iter()
         .filter(|number| !suspects.contains(number))
         .filter_map(|&number| {
-            Some(again(number)?.0 - middle(&Gpu::logs(&fleet.gpus[number].runs, &found.metric)))
+            Some(again(number)?.0 - median(&Gpu::logs(&fleet.gpus[number].runs, &found.metric)))
         })
         .collect();
-    let shift = if controls.len() >= LEAST_CONTROLS { middle(&controls) } else { 0.0 };
+    let shift = if controls.len() >= LEAST_CONTROLS { median(&controls) } else { 0.0 };
     let members: Vec<(f64, usize)> = members_of(fleet, candidate.unit)
         .into_iter()
         .filter_map(|number| {
@@ -245,7 +245,7 @@ fn confirm(
     if members.is_empty() {
         return Confirmed::No;
     }
-    let effect = middle(&members.iter().map(|(effect, _)| *effect).collect::<Vec<_>>());
+    let effect = median(&members.iter().map(|(effect, _)| *effect).collect::<Vec<_>>());
     let processes = members.iter().map(|(_, count)| *count).min().unwrap_or(0);
     let freedom = hbmark_core::stats::MAD_EFFICIENCY * (found.members.len() as f64 - 1.0);
     let p = student_tail(effect / candidate.tested.scale, freedom);
@@ -497,7 +497,7 @@ fn below_datasheet(fleet: &Fleet<'_>) -> Vec<Finding> {
             let sheet = gpu.last().and_then(|run| run.datasheet_bytes_per_s).filter(|_| !logs.is_empty());
             let Some(sheet) = sheet else { continue };
             known += 1;
-            let value = Metric::Read.value(middle(&logs));
+            let value = Metric::Read.value(median(&logs));
             if value < least * sheet {
                 below.push((number, value, sheet));
             }
@@ -516,7 +516,7 @@ fn below_datasheet(fleet: &Fleet<'_>) -> Vec<Finding> {
             let evidence = format!(
                 "{} of {known} {device}: the median of them {}",
                 below.len(),
-                text(middle(&values), below[0].2)
+                text(median(&values), below[0].2)
             );
             findings.push(common(FindingKind::FleetBelowDatasheet, evidence));
             continue;

@@ -327,7 +327,8 @@ fn caveats(
         all.push("whether it keeps up at that rate was not decided: the run was too short".into());
     }
     let higher = || rates.groups.iter().filter(|g| g.tried.rate > accepted.rate);
-    if let Some(open) = higher().rfind(|g| g.tried.held.is_none()) {
+    let failed = higher().find(|g| g.tried.held == Some(false)).map_or(f64::INFINITY, |g| g.tried.rate);
+    if let Some(open) = higher().rfind(|g| g.tried.held.is_none() && g.tried.rate < failed) {
         all.push(format!(
             "whether higher rates hold, up to {}/s, was not decided: with longer runs (more --requests, or none) an instance may carry more",
             number(open.tried.rate)

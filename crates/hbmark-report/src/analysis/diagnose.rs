@@ -15,7 +15,7 @@ use hbmark_core::ledger::{CACHE_MARGIN, Ledger, StepShape};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{
     Block, Bound, Cause, CellResult, EngineKind, Finding, FittedModel, Phase, Report, ReportKind, Severity,
-    Status,
+    Status, TimeSummary,
 };
 use hbmark_core::units::{Bytes, BytesPerSecond, Nanos, counted};
 
@@ -417,7 +417,7 @@ fn near_misses(report: &Case<'_>, cell: &CellResult) -> Vec<NearMiss> {
 fn timed(cell: &CellResult) -> Option<f64> {
     let time = match cell.phase {
         Phase::Decode | Phase::Verify { .. } => cell.tpot_ns,
-        Phase::Prefill => cell.step_ns.as_ref().map(|step| step.median),
+        Phase::Prefill => cell.step_ns.as_ref().map(TimeSummary::center),
     };
     time.filter(|time| time.is_finite() && *time > 0.0 && cell.status != Status::Predicted)
 }

@@ -37,7 +37,7 @@ fn accepted(cell: &CellResult) -> impl Iterator<Item = &Block> {
 pub(super) fn host_waits(cell: &CellResult) -> Option<String> {
     let interval = cell.tpot_ns.filter(|_| matches!(cell.status, Status::Ok | Status::NotConverged))?;
     let bubble = cell.host_bubble_ns.filter(|bubble| bubble / interval >= WAITING)?;
-    let span = cell.step_ns.as_ref()?.median;
+    let span = cell.step_ns.as_ref()?.center();
     Some(format!(
         "the device works {} and waits {} of each {}, {:.0} %",
         Nanos(span),

@@ -90,7 +90,7 @@ impl<'a> Measured<'a> {
             Phase::Decode | Phase::Verify { .. } => {
                 (cell.tpot_ns?, cell.tpot_ci_low_ns, cell.tpot_ci_high_ns)
             }
-            Phase::Prefill => (step.typical.unwrap_or(step.median), step.ci_low, step.ci_high),
+            Phase::Prefill => (step.center(), step.ci_low, step.ci_high),
         };
         let interval = (low.unwrap_or(time_ns), high.unwrap_or(time_ns));
         Self::timed(cell, report, RungKind::of_engine(&cell.engine), time_ns, interval)

@@ -13,7 +13,7 @@ use super::opened::Opened;
 use super::words::said;
 use hbmark_core::result::comparison::Difference;
 use hbmark_core::result::serving::{Offered, Quantiles, Quantity, ServeReport, ServeResult};
-use hbmark_core::result::{Phase, Report};
+use hbmark_core::result::{CellResult, Phase, Report, TimeSummary};
 
 /// One figure of both results.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -247,9 +247,8 @@ fn load(offered: Offered) -> String {
 }
 
 fn of_report(report: &Report) -> Conditions {
-    let every = |of: &dyn Fn(&hbmark_core::result::CellResult) -> String| {
-        values_of_rows(report.cells.iter().map(|cell| Some(of(cell))))
-    };
+    let every =
+        |of: &dyn Fn(&CellResult) -> String| values_of_rows(report.cells.iter().map(|cell| Some(of(cell))));
     let gpu = report.environment.gpu.as_ref().and_then(|gpu| gpu.name.clone());
     let device = report.datasheet.as_ref().map(|sheet| sheet.name.clone()).or(gpu);
     let mut found = settings(&report.config);
@@ -355,7 +354,7 @@ fn cells(report: &Report) -> Vec<Figure> {
         let of = |name, is_time, value| Figure { of: cell.id.clone(), name, is_time, value };
         [
             of("floor", true, cell.predicted_ns.or(cell.predicted_datasheet_ns)),
-            of("step", true, cell.step_ns.as_ref().map(|step| step.median)),
+            of("step", true, cell.step_ns.as_ref().map(TimeSummary::center)),
             of("TPOT", true, cell.tpot()),
             of("tok/s", false, cell.tokens_per_s.filter(|_| !matches!(cell.phase, Phase::Verify { .. }))),
         ]

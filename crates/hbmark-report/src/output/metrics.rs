@@ -8,7 +8,7 @@ use Unit::{Bytes, BytesPerSecond, Count, Flops, Fraction, Joules, Nanoseconds, P
 
 use super::document::{Column, Value, measured};
 use hbmark_core::result::serving::{Quantity, ServeResult};
-use hbmark_core::result::{CellResult, Phase, Spread, Status, StepBytes};
+use hbmark_core::result::{CellResult, Phase, Spread, Status, StepBytes, TimeSummary};
 
 /// What a metric is measured in; decides how a table scales it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,7 +123,7 @@ fn bandwidth_matters(cell: &CellResult) -> bool {
 pub const METRICS: &[Metric<CellResult>] = &[
     row("step", "step", Nanoseconds, Table, |c| match &c.all_blocks {
         Some(all) => Some(all.step_ns.median),
-        None => c.step_ns.as_ref().map(|step| step.typical.unwrap_or(step.median)),
+        None => c.step_ns.as_ref().map(TimeSummary::center),
     }),
     row("step_median", "median", Nanoseconds, Files, |c| Some(c.step_ns.as_ref()?.median)),
     row("step_p50", "p50", Nanoseconds, Files, |c| Some(c.step_ns.as_ref()?.p50)),
@@ -195,6 +195,11 @@ pub const METRICS: &[Metric<CellResult>] = &[
     row("distinct_experts", "experts", Count, Table, |c| c.distinct_experts),
 ];
 
+/// What only the scheduler knows: nothing of a live server, whose queue is not seen either.
+fn of_scheduler(result: &ServeResult, value: f64) -> Option<Quantity> {
+    result.median_step_ns.is_some().then(|| value.into())
+}
+
 /// Every number of a point of load, in the order of columns.
 pub const SERVING: &[Metric<ServeResult, Quantity>] = &[
     row("offered", "offered req/s", PerSecond, Table, |r| r.offered_per_s.map(Quantity::from)),
@@ -216,17 +221,17 @@ pub const SERVING: &[Metric<ServeResult, Quantity>] = &[
     row("queue_p50", "queue p50", Nanoseconds, Table, |r| r.queue_ns.as_ref()?.p50),
     row("queue_p95", "queue p95", Nanoseconds, Files, |r| r.queue_ns.as_ref()?.p95),
     row("injection_lag_max", "lag max", Nanoseconds, Files, |r| r.injection_lag_ns.max),
-    row("mean_batch", "seqs/step", Count, Table, |r| Some(r.mean_batch.into())),
-    row("mean_step_tokens", "tokens/step", Count, Table, |r| Some(r.mean_step_tokens.into())),
-    row("mean_waiting", "waiting", Count, Files, |r| Some(r.mean_waiting.into())),
-    row("mean_kv_use", "KV use", Fraction, Table, |r| Some(r.mean_kv_use.into())),
-    row("max_kv_use", "KV max", Fraction, Files, |r| Some(r.max_kv_use.into())),
+    row("mean_batch", "seqs/step", Count, Table, |r| of_scheduler(r, r.mean_batch)),
+    row("mean_step_tokens", "tokens/step", Count, Table, |r| of_scheduler(r, r.mean_step_tokens)),
+    row("mean_waiting", "waiting", Count, Files, |r| of_scheduler(r, r.mean_waiting)),
+    row("mean_kv_use", "KV use", Fraction, Table, |r| of_scheduler(r, r.mean_kv_use)),
+    row("max_kv_use", "KV max", Fraction, Files, |r| of_scheduler(r, r.max_kv_use)),
     row("prefix_hit_rate", "prefix hits", Fraction, Table, |r| r.prefix_hit_rate.map(Quantity::from)),
     row("mean_adapters", "adapters", Count, Table, |r| r.mean_adapters.map(Quantity::from)),
     row("acceptance_length", "accept length", Count, Table, |r| {
         r.drafts.as_ref()?.mean_acceptance_length().map(Quantity::from)
     }),
-    row("preemptions", "preemptions", Count, Table, |r| Some((r.preemptions as f64).into())),
+    row("preemptions", "preemptions", Count, Table, |r| of_scheduler(r, r.preemptions as f64)),
     row("median_step", "step", Nanoseconds, Files, |r| r.median_step_ns.map(Quantity::from)),
     row("median_schedule", "schedule", Nanoseconds, Files, |r| r.median_schedule_ns.map(Quantity::from)),
     row("measured", "measured", Count, Files, |r| Some((r.measured as f64).into())),

@@ -1,6 +1,8 @@
+use crate::latency::summarise;
 use crate::point::PointSpec;
+use crate::serving_loop::RequestOutcome;
 use crate::test_queues::{simulated, spec};
-use hbmark_core::result::serving::{Gate, GateName, Offered, ServeResult, Slo, Validity};
+use hbmark_core::result::serving::{Failure, Gate, GateName, Offered, ServeResult, Slo, Validity};
 use hbmark_core::units::Nanos;
 
 /// A point on the virtual clock, whose capacity is about nine requests a second.
@@ -42,6 +44,28 @@ fn a_run_that_served_nothing_is_invalid() {
     let nothing = simulated(&spec).1;
     assert_eq!((nothing.served, nothing.validity), (0, Validity::Invalid));
     assert!(nothing.gates.iter().any(|gate| gate.name == GateName::Served), "{:?}", nothing.gates);
+}
+
+#[test]
+fn requests_that_fail_make_a_point_invalid_and_those_that_were_turned_away_do_not() {
+    let spec = PointSpec { requests: 400, warmup: 0, ..spec(Offered::Rate(1.0)) };
+    let (plan, measured) = spec.plan().unwrap();
+    let traffic = spec.traffic(&plan, measured, 1000, &[]);
+    let with = |failed: usize, failure| {
+        let (mut run, _) = simulated(&spec);
+        let first = run.measured.start;
+        for record in &mut run.records[first..first + failed] {
+            record.outcome = RequestOutcome::Failed(failure);
+        }
+        let result = summarise(&run, &traffic, &spec.slo);
+        let failed = result.gates.into_iter().find(|gate| gate.name == GateName::Served);
+        (result.validity, failed.map(|gate| gate.detail))
+    };
+    assert_eq!(with(20, Failure::Status(500)), (Validity::Valid, None));
+    let (validity, detail) = with(21, Failure::Status(500));
+    assert_eq!(validity, Validity::Invalid);
+    assert!(detail.unwrap().starts_with("21 of the 400 measured requests failed"));
+    assert_eq!(with(21, Failure::Status(503)).1, None);
 }
 
 #[test]

@@ -152,6 +152,10 @@ fn empirical_lengths_are_drawn_from_the_list_and_nothing_else() {
     assert!((900..1_100).contains(&long), "{long}");
 }
 
+fn hit_rate(plan: &[PlannedRequest], block_size: usize) -> Option<f64> {
+    ideal_hit_rate(plan.iter().map(|request| (request, true)), block_size)
+}
+
 #[test]
 fn an_adapter_hides_what_another_has_cached() {
     let request = |adapter| PlannedRequest {
@@ -159,8 +163,8 @@ fn an_adapter_hides_what_another_has_cached() {
         adapter,
         ..PlannedRequest::default()
     };
-    assert_eq!(ideal_hit_rate(&[request(Some(0)), request(Some(0))], 4), Some(8.0 / 18.0));
-    assert_eq!(ideal_hit_rate(&[request(Some(0)), request(Some(1)), request(None)], 4), Some(0.0));
+    assert_eq!(hit_rate(&[request(Some(0)), request(Some(0))], 4), Some(8.0 / 18.0));
+    assert_eq!(hit_rate(&[request(Some(0)), request(Some(1)), request(None)], 4), Some(0.0));
 }
 
 #[test]
@@ -170,8 +174,8 @@ fn the_cold_twin_has_the_same_lengths_and_nothing_in_common() {
     let shape =
         |plan: &[PlannedRequest]| plan.iter().map(|p| (p.prompt_len(), p.output_len)).collect::<Vec<_>>();
     assert_eq!(shape(&warm), shape(&cold));
-    assert!(ideal_hit_rate(&warm, 16).unwrap() > 0.05);
-    assert_eq!(ideal_hit_rate(&cold, 16), Some(0.0));
+    assert!(hit_rate(&warm, 16).unwrap() > 0.05);
+    assert_eq!(hit_rate(&cold, 16), Some(0.0));
 }
 
 #[test]
@@ -187,11 +191,13 @@ fn the_ideal_hit_rate_counts_whole_blocks_of_what_came_before() {
     };
     // 10 shared tokens are two whole blocks of 4; the third holds two of them and differs.
     let plan = [request(&[(1, 10), (2, 6)]), request(&[(1, 10), (3, 6)])];
-    assert_eq!(ideal_hit_rate(&plan, 4), Some(8.0 / 32.0));
+    assert_eq!(hit_rate(&plan, 4), Some(8.0 / 32.0));
     // Of an identical prompt the last block is computed again.
     let plan = [request(&[(1, 8)]), request(&[(1, 8)])];
-    assert_eq!(ideal_hit_rate(&plan, 4), Some(4.0 / 16.0));
-    assert_eq!(ideal_hit_rate(&[], 4), None);
+    assert_eq!(hit_rate(&plan, 4), Some(4.0 / 16.0));
+    // One of the warm-up fills the cache and does not count.
+    assert_eq!(ideal_hit_rate([(&plan[0], false), (&plan[1], true)], 4), Some(4.0 / 8.0));
+    assert_eq!(hit_rate(&[], 4), None);
 }
 
 #[test]

@@ -78,7 +78,7 @@ impl Search {
 
     /// The median of the rates found with different seeds.
     pub fn median(&self) -> Option<f64> {
-        (!self.rate_by_seed.is_empty()).then(|| crate::stats::median(&self.rate_by_seed))
+        crate::stats::known_median(&self.rate_by_seed)
     }
 
     /// Whether the rate found is the highest that could be decided, and not the highest that holds: runs above it could not tell, and none failed.

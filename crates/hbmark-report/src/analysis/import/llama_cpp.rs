@@ -9,6 +9,7 @@ use super::fields::Fields;
 use super::{
     ForeignFormat, ForeignResult, ForeignRow, ImportError, Metric, Setup, Statistic, Value, clipped, dtype_of,
 };
+use hbmark_core::model::Dtype;
 use hbmark_core::units::whole;
 
 const BENCH: ForeignFormat = ForeignFormat::LlamaBench;
@@ -102,7 +103,7 @@ fn bench_setup(
         engine: Some("llama.cpp".to_owned()),
         engine_version: fields.text("build_commit")?,
         model: file.or(kind),
-        dtype: stored_as.as_deref().and_then(dtype_of),
+        dtype: stored_as.as_deref().and_then(file_dtype),
         stored_as,
         kv_dtype: kv_dtype(fields)?,
         weight_bytes: fields.count("model_size")?.filter(|size| *size > 0),
@@ -117,7 +118,7 @@ fn bench_setup(
 }
 
 /// Keys and values of one kind; where they differ the cache has no one storage.
-fn kv_dtype(fields: &Fields<'_>) -> Result<Option<hbmark_core::model::Dtype>, ImportError> {
+fn kv_dtype(fields: &Fields<'_>) -> Result<Option<Dtype>, ImportError> {
     let (keys, values) = (fields.text("type_k")?, fields.text("type_v")?);
     Ok(if keys == values { keys.as_deref().and_then(dtype_of) } else { None })
 }
@@ -226,6 +227,15 @@ fn storage_of(kind: &str) -> Option<String> {
     (!rest.is_empty()).then(|| rest.join(" "))
 }
 
+/// How the weights of a file of such a kind are stored.
+fn file_dtype(stored_as: &str) -> Option<Dtype> {
+    dtype_of(stored_as).map(|dtype| match dtype {
+        // Experts alone are stored so; the rest of the file is not.
+        Dtype::Mxfp4 => Dtype::Gguf,
+        same => same,
+    })
+}
+
 /// A row of llama-bench's Markdown table.
 fn page_row(fields: &Fields<'_>, table: &Table) -> Result<ForeignRow, ImportError> {
     let wrong = |field: &str, found: String, wanted| ImportError::Field {
@@ -265,7 +275,7 @@ fn page_row(fields: &Fields<'_>, table: &Table) -> Result<ForeignRow, ImportErro
     let stored_as = model.as_deref().and_then(storage_of);
     let setup = Setup {
         engine: Some("llama.cpp".to_owned()),
-        dtype: stored_as.as_deref().and_then(dtype_of),
+        dtype: stored_as.as_deref().and_then(file_dtype),
         stored_as,
         weight_bytes: fields.text("size")?.as_deref().and_then(size_of),
         model,

@@ -130,7 +130,10 @@ pub(super) fn storage(name: &str) -> Option<NamedStorage> {
         |first: &str, second: &str| words.windows(2).any(|pair| pair[0] == first && pair[1] == second);
     let eight_bits = has(&["int8", "8bit", "w8a16", "w8a8", "8bits"]);
     Some(match () {
-        () if has(&["nvfp4", "fp4"]) => Unknown("4-bit floats"),
+        () if has(&["nvfp4"]) => Known(Dtype::Nvfp4),
+        () if has(&["mxfp4"]) => Known(Dtype::Mxfp4),
+        () if has(&["mxfp8"]) => Known(Dtype::Mxfp8),
+        () if has(&["fp4"]) => Unknown("4-bit floats"),
         () if has(&["int3", "3bit", "int2", "2bit", "aqlm", "hqq"]) => {
             Unknown("fewer than four bits, or a codebook")
         }
@@ -141,7 +144,7 @@ pub(super) fn storage(name: &str) -> Option<NamedStorage> {
             Known(Dtype::Gguf)
         }
         () if eight_bits => Known(Dtype::Int8),
-        () if has(&["awq", "gptq", "int4", "4bit", "4bits", "w4a16", "w4a8", "mxfp4", "bnb", "nf4"]) => {
+        () if has(&["awq", "gptq", "int4", "4bit", "4bits", "w4a16", "w4a8", "bnb", "nf4"]) => {
             Known(Dtype::Int4)
         }
         () if has(&["bf16", "bfloat16"]) => Known(Dtype::Bf16),
@@ -275,7 +278,9 @@ mod tests {
             ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", Some(Known(Dtype::Int8))),
             ("neuralmagic/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", Some(Known(Dtype::Int4))),
             ("neuralmagic/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", Some(Known(Dtype::Int8))),
-            ("nvidia/Llama-3.1-8B-Instruct-NVFP4", Some(Unknown("4-bit floats"))),
+            ("nvidia/Llama-3.1-8B-Instruct-NVFP4", Some(Known(Dtype::Nvfp4))),
+            ("amd/Llama-3.1-8B-Instruct-MXFP4", Some(Known(Dtype::Mxfp4))),
+            ("Llama-3.1-8B-Instruct-FP4", Some(Unknown("4-bit floats"))),
             ("llama-3.2-3b-instruct-q8_0.gguf", Some(Known(Dtype::Q8_0))),
             ("meta-llama/Llama-3.1-8B-Instruct", None),
             ("openai/gpt-oss-120b", None),

@@ -91,6 +91,8 @@ fn columns(requests: &Requests, result: &ServeResult) -> Option<Broken> {
         requests.cached_tokens.len(),
         requests.fate.len(),
         result.measured,
+        // Known of all, or of none.
+        if requests.sent_ns.is_empty() { n } else { requests.sent_ns.len() },
     ];
     if let Some(other) = lengths.into_iter().find(|length| *length != n) {
         return Some((
@@ -101,11 +103,12 @@ fn columns(requests: &Requests, result: &ServeResult) -> Option<Broken> {
     let backwards = (0..n).find(|i| {
         let times = [
             Some(requests.arrival_ns[*i]),
+            requests.sent_ns.get(*i).copied().flatten(),
             requests.started_ns[*i],
             requests.first_token_ns[*i],
             requests.last_token_ns[*i],
         ];
-        let unserved = served(requests, *i) && (times[2].is_none() || times[3].is_none());
+        let unserved = served(requests, *i) && (times[3].is_none() || times[4].is_none());
         unserved || !times.into_iter().flatten().is_sorted()
     });
     backwards.map(|i| {

@@ -121,13 +121,10 @@ impl Collection {
         let cells: Vec<CellResult> = self.cells.iter().map(|cell| cell.row.clone()).collect();
         let cells = [origin(&mut self.of(&self.cells)), run::sheet(&cells)].concat();
         let points: Vec<Point> = self.points.iter().map(|point| point.row.clone()).collect();
-        let load = vec![
-            words(
-                "workload",
-                self.of(&self.points).map(|source| source.workload.clone().unwrap_or_default()),
-            ),
-            words("rate", points.iter().map(rate)),
-        ];
+        let load = vec![words(
+            "workload",
+            self.of(&self.points).map(|source| source.workload.clone().unwrap_or_default()),
+        )];
         let points = [origin(&mut self.of(&self.points)), load, serving::sheet(&points)].concat();
         match (self.cells.len(), self.points.len()) {
             (_, 0) => cells,

@@ -82,6 +82,22 @@ pub fn sheet(points: &[Point]) -> Vec<Column> {
         words("reasons", points.iter().map(reasons)),
         numbers("seed", points.iter().map(|point| point.seed.to_string())),
         words("cold", points.iter().map(|point| point.cold.to_string())),
+        // As asked for; empty where the load was given in another way.
+        numbers(
+            "rate",
+            points.iter().map(|point| match point.offered {
+                Offered::Rate(rate) => rate.to_string(),
+                Offered::AtOnce => "inf".to_owned(),
+                Offered::Concurrency(_) | Offered::AsRecorded => String::new(),
+            }),
+        ),
+        numbers(
+            "concurrency",
+            points.iter().map(|point| match point.offered {
+                Offered::Concurrency(most) => most.to_string(),
+                Offered::Rate(_) | Offered::AtOnce | Offered::AsRecorded => String::new(),
+            }),
+        ),
     ];
     columns.extend(SERVING.iter().map(|metric| metric.field(points.iter().map(|p| p.result.as_ref()))));
     columns.extend(SERVING.iter().filter(|metric| metric.unit == Unit::Nanoseconds).map(|metric| {
@@ -551,7 +567,9 @@ fn search_answer(search: &Search) -> Vec<String> {
                     "highest rate: at least {rate} requests per second under {objectives}{longer}; no higher rate failed, and none could be decided"
                 )
             } else {
-                format!("highest rate: {rate} requests per second{range} under {objectives}{longer}")
+                let answer =
+                    if search.confirmed { "highest rate" } else { "highest rate so far, NOT confirmed" };
+                format!("{answer}: {rate} requests per second{range} under {objectives}{longer}")
             }
         }
         None if found.is_empty() => format!("highest rate: none found under {objectives}"),

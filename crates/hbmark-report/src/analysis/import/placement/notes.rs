@@ -122,7 +122,7 @@ impl PlacementNotes {
     fn other_device(&mut self, given: &DeviceSpec, named: Option<&str>, cpu: Option<&str>) {
         let Some(named) = named.or(cpu) else { return };
         // A device without a data sheet is its measured ceilings under the machine's own name.
-        if named == given.name {
+        if named == given.name || named.eq_ignore_ascii_case(&given.product) {
             return;
         }
         let same = match devices::find(named) {

@@ -40,9 +40,14 @@ fn csv_has_a_row_per_point_and_empty_fields_for_null() {
     let rows: Vec<&str> = text.lines().collect();
     assert_eq!(rows.len(), 5);
     let fields = rows[0].split(',').count();
-    assert!(rows[0].starts_with("label,validity,reasons,seed,cold,offered_per_s,served_per_s,"));
+    assert!(
+        rows[0].starts_with("label,validity,reasons,seed,cold,rate,concurrency,offered_per_s,served_per_s,")
+    );
     assert!(rows[4].starts_with("rate 128,not run,the sweep ended at rate 64: "), "{}", rows[4]);
-    assert!(rows[4].ends_with(&",".repeat(fields - 5)), "nothing was measured, so nothing is there");
+    assert!(
+        rows[4].ends_with(&format!(",128{}", ",".repeat(fields - 6))),
+        "nothing was measured, so nothing is there"
+    );
 }
 
 #[test]
