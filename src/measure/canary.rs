@@ -46,8 +46,6 @@ pub struct Baseline {
 }
 
 impl Baseline {
-    /// A smaller deviation never rejects a block, however quiet the canary.
-    pub const MIN_TOLERANCE: f64 = 0.01;
     /// Standard deviations a run may lie off: about one false alarm in 16,000 were the noise normal.
     pub const TOLERATED_DEVIATIONS: f64 = 4.0;
 
@@ -69,9 +67,9 @@ impl Baseline {
         seconds / self.median_seconds
     }
 
-    /// How far a ratio may lie from 1: one percent, or four of the canary's own standard deviations where that is more.
+    /// How far a ratio may lie from 1 by the canary's own noise.
     pub fn tolerance(&self) -> f64 {
-        (Self::TOLERATED_DEVIATIONS * self.relative_sd).max(Self::MIN_TOLERANCE)
+        Self::TOLERATED_DEVIATIONS * self.relative_sd
     }
 }
 
@@ -176,9 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quiet_canary_tolerates_one_percent_and_a_noisy_one_four_deviations() {
-        let quiet = Baseline::of(&[1.0, 1.0, 1.0]).unwrap();
-        assert!((quiet.tolerance() - 0.01).abs() < 1e-12);
+    fn a_noisy_canary_tolerates_four_deviations() {
         let noisy = Baseline::of(&[0.9, 1.0, 1.1]).unwrap();
         assert!((noisy.relative_sd - 0.1).abs() < 1e-12);
         assert!((noisy.tolerance() - 0.4).abs() < 1e-12);

@@ -12,7 +12,7 @@ use crate::engine::DeviceChoice;
 use crate::machine::environment;
 use crate::machine::nvml::Gpu;
 use crate::machine::telemetry::{HostTelemetry, NvmlTelemetry, Telemetry, verdict};
-use hbmark_core::result::{Cause, Limits};
+use hbmark_core::result::{Cause, Limits, MAX_CANARY_TOLERANCE};
 use hbmark_core::stats;
 use hbmark_core::units::Bytes;
 
@@ -24,7 +24,7 @@ const BASELINE_RUNS: usize = 25;
 const CPU_WINDOW: usize = 5;
 
 /// The tolerance of a CPU's canary: cores share memory bandwidth with other work of the host.
-const CPU_TOLERANCE: (f64, f64) = (0.10, 0.25);
+const CPU_TOLERANCE: (f64, f64) = (0.10, MAX_CANARY_TOLERANCE);
 
 /// The least tolerance of a GPU's: a fraction of a millisecond in ticks of half a microsecond, against a baseline of a device that has become warmer
 /// since.

@@ -46,6 +46,8 @@ pub struct ServerConfig {
     pub endpoint: Option<String>,
     /// A JSON object.
     pub extra_body: Option<String>,
+    /// Outputs go on after the end of the sequence where the API has no word for it, too.
+    pub ignore_eos: bool,
     pub request_timeout_s: f64,
     /// Between two readings of its counters; 0 for none.
     pub metrics_interval_s: f64,
@@ -129,6 +131,9 @@ impl ServerConfig {
         let url = found.root.clone();
         let mut listed = found.models.iter().map(|model| model.id.as_str());
         match (&self.served_model, &self.model, listed.clone().next()) {
+            (None, Some(_), None) if found.is_no_server() => {
+                Err(found.models_problem().map_or(ServerError::NoModel { url }, ServerError::NoModels))
+            }
             (Some(name), ..) | (None, Some(name), None) => Ok(name.clone()),
             (None, Some(name), Some(_)) if listed.any(|one| one == name) => Ok(name.clone()),
             (None, Some(name), Some(_)) if !is_shape => Err(ServerError::OtherModel {
@@ -184,13 +189,20 @@ impl ServerConfig {
                 identity.model
             ));
         }
-        if self.backend.is_none() && found.dialect == Dialect::OpenAi {
+        if self.backend.is_none() && found.dialect == Dialect::OpenAi && !self.ignore_eos {
             warnings.push(
                 "the server does not say what it is: only OpenAI's own fields are sent, and outputs may end early (--backend names it)".into(),
             );
         }
-        let extra =
+        let mut extra: Option<serde_json::Map<String, serde_json::Value>> =
             self.extra_body.as_deref().map(serde_json::from_str).transpose().map_err(ServerError::from)?;
+        // A grammar ends an output where it is complete.
+        if self.ignore_eos
+            && !backend.endpoint().has(RequestField::ForcedLength)
+            && config.asked_structure().is_none()
+        {
+            extra.get_or_insert_default().entry("ignore_eos").or_insert(true.into());
+        }
         let page = found.metrics.as_ref().map(|metrics| metrics.page.clone());
         let interval = Duration::from_secs_f64(self.metrics_interval_s);
         let total = Duration::from_secs_f64(self.request_timeout_s);

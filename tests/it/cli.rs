@@ -791,6 +791,11 @@ fn a_negative_number_is_refused_with_the_limit_of_its_flag() {
 #[test]
 fn what_no_engine_keeps_its_kv_cache_in_is_refused_and_a_plan_of_nothing_says_why() {
     refused(&["run", "--kv-dtype", "int4", "--dry-run"], "[possible values: f32, bf16, f16, int8, fp8]");
+    // As vLLM has it.
+    hbmark()
+        .args(["run", "--kv-dtype", "fp8_e4m3", "--engine", "native", "--device", "cpu", "--dry-run"])
+        .assert()
+        .code(0);
     refused(
         &["run", "--kv-dtype", "fp8", "--engine", "stock,stock-pool", "--device", "cpu", "--dry-run"],
         "no cell can run: stock, f32: the stock engine does not run a KV cache in fp8",

@@ -38,6 +38,6 @@ pub use finding::{Finding, Severity};
 pub use group::{CollectiveKind, CollectiveRow, GroupStep, GroupSummary, Link, MeasuredStep, StageSummary};
 pub use ladder::{Ladder, LaunchCost, Rung, RungKind, TimeScale};
 pub use report::{
-    ColdRow, Crossover, CrossoverKind, FittedModel, KvFill, ModelSummary, OLDEST_SCHEMA_VERSION,
-    ProtocolSummary, Report, ReportKind, SCHEMA_VERSION, as_map,
+    ColdRow, Crossover, CrossoverKind, FittedModel, KvFill, MAX_CANARY_TOLERANCE, ModelSummary,
+    OLDEST_SCHEMA_VERSION, ProtocolSummary, Report, ReportKind, SCHEMA_VERSION, as_map,
 };

@@ -147,7 +147,7 @@ fn ready(
     let isolated = !worker.no_isolation && !serving.files().chain(file).chain(dataset).any(own);
     let config = ServeConfig { out: output.out.clone(), ..config };
     let as_vllm = workload.map(|workload| workload.vllm.saved().clone());
-    as_vllm.as_ref().map_or(Ok(()), SavedResultArgs::prepare)?;
+    as_vllm.as_ref().map_or(Ok(()), |asked| asked.prepare(&config))?;
     let model = serving.open()?;
     Ok(Ready {
         fail_on: serving.fail_on.clone(),

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use anyhow::Context as _;
 use clap::{ArgAction, Args};
 
 use super::lora::LoraArgs;
@@ -465,14 +464,6 @@ pub(super) struct WorkloadArgs {
     pub vllm: VllmNames,
 }
 
-/// An extra body that has outputs go on after the end of the sequence, where it does not say another thing.
-fn with_ignore_eos(extra: Option<&str>) -> anyhow::Result<String> {
-    let mut fields: serde_json::Map<String, serde_json::Value> =
-        serde_json::from_str(extra.unwrap_or("{}")).context("--extra-body is not a JSON object")?;
-    fields.entry("ignore_eos").or_insert_with(|| true.into());
-    Ok(serde_json::to_string(&fields)?)
-}
-
 impl WorkloadArgs {
     /// That benchmark, of this workload.
     pub fn of(&self, mut config: ServeConfig) -> anyhow::Result<ServeConfig> {
@@ -480,8 +471,8 @@ impl WorkloadArgs {
         let swept = |asked| matches!(config.mode, Mode::Sweep { variable, .. } if variable == asked);
         config.arrivals = self.arrivals.or(self.vllm.arrivals()).unwrap_or_default();
         config.burst = self.burst;
-        if let Some(server) = config.server.as_mut().filter(|_| self.vllm.ignore_eos) {
-            server.extra_body = Some(with_ignore_eos(server.extra_body.as_deref())?);
+        if let Some(server) = &mut config.server {
+            server.ignore_eos = self.vllm.ignore_eos;
         }
         if let Some(dataset) = self.vllm.dataset(&config, self.output_len)? {
             anyhow::ensure!(

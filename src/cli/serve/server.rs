@@ -89,6 +89,7 @@ impl ServerArgs {
             access: self.access.access()?,
             endpoint: self.endpoint.clone(),
             extra_body: self.extra_body.clone(),
+            ignore_eos: false,
             request_timeout_s: self.request_timeout.seconds(),
             metrics_interval_s: self.metrics_interval,
             cap: None,

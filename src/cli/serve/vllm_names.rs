@@ -157,12 +157,19 @@ impl SavedResultArgs {
         self.save_result
     }
 
+    fn folder(&self, config: &ServeConfig) -> PathBuf {
+        self.result_dir.clone().or_else(|| config.out.clone()).unwrap_or_else(|| ".".into())
+    }
+
     /// Makes the folder, before anything is measured for it.
-    pub fn prepare(&self) -> anyhow::Result<()> {
-        let Some(folder) = &self.result_dir else { return Ok(()) };
-        std::fs::create_dir_all(folder)
-            .and_then(|()| tempfile::tempfile_in(folder).map(drop))
-            .with_context(|| format!("--result-dir {}: it cannot be written to", folder.display()))
+    pub fn prepare(&self, config: &ServeConfig) -> anyhow::Result<()> {
+        if !self.save_result {
+            return Ok(());
+        }
+        let folder = self.folder(config);
+        std::fs::create_dir_all(&folder)
+            .and_then(|()| tempfile::tempfile_in(&folder).map(drop))
+            .with_context(|| format!("--save-result: {} cannot be written to", folder.display()))
     }
 
     /// Writes what was asked for; the paths of the files.
@@ -170,7 +177,7 @@ impl SavedResultArgs {
         if !self.save_result {
             return Ok(Vec::new());
         }
-        let folder = self.result_dir.clone().or_else(|| config.out.clone()).unwrap_or_default();
+        let folder = self.folder(config);
         let selection = Selection {
             metrics: self.percentile_metrics.clone(),
             percentiles: self.metric_percentiles.clone(),

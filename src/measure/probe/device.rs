@@ -434,7 +434,7 @@ mod tests {
         }
 
         #[test]
-        fn spins_run_to_their_end() {
+        fn a_spin_is_checked_against_its_length() {
             let checks = DeviceProbe::new(Emulated::new(2)).spins(&[5e4]).unwrap();
             assert_eq!((checks.len(), checks[0].wanted), (1, 5e4));
         }

@@ -145,22 +145,24 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
     }
 }
 
-/// The accepted blocks whose energy is known together, in seconds, from which on it is said.
-const LEAST_ENERGY_S: f64 = 1.0;
+/// Of accepted blocks whose energy is known, in seconds: a GPU's is said where they last so long together.
+const LEAST_ENERGY_S: f64 = 0.5;
 
 /// Joules of a step, of all accepted blocks together. A counter that advances every 20 to 100 ms gives a block up to one advance too many or too few,
-/// so the median block is wrong by as much, and short blocks say nothing. *Source* of the period: the documentation of PETSc and Zeus on
+/// so the median block is wrong by as much, and few short blocks say nothing. *Source* of the period: the documentation of PETSc and Zeus on
 /// `nvmlDeviceGetTotalEnergyConsumption`.
 fn energy_per_step(cell: &CellResult) -> Option<f64> {
-    let (mut joules, mut seconds, mut steps) = (0.0, 0.0, 0_usize);
+    let (mut joules, mut seconds, mut steps, mut on_gpu) = (0.0, 0.0, 0_usize, false);
     for block in accepted(&cell.blocks) {
-        if let Some(spent) = block.telemetry.as_ref().and_then(|telemetry| telemetry.energy_joules) {
-            joules += spent;
-            seconds += Nanos(block.wall_ns).seconds();
-            steps += block.step_ns.len();
-        }
+        let Some(telemetry) = &block.telemetry else { continue };
+        let Some(spent) = telemetry.energy_joules else { continue };
+        joules += spent;
+        seconds += Nanos(block.wall_ns).seconds();
+        steps += block.step_ns.len();
+        // A processor has many clocks, and none of these.
+        on_gpu |= telemetry.sm_clock_mhz.is_some();
     }
-    (seconds >= LEAST_ENERGY_S && steps > 0).then(|| joules / steps as f64)
+    (steps > 0 && (!on_gpu || seconds >= LEAST_ENERGY_S)).then(|| joules / steps as f64)
 }
 
 /// The usual rate at which memory was read beside the accepted blocks, and the usual share of it that a block's steps took: each block is held
@@ -260,6 +262,27 @@ fn summarise(steps: &[f64], block_means: &[f64], blocks: usize) -> TimeSummary {
 mod tests {
     use super::*;
     use crate::samples;
+    use hbmark_core::result::BlockTelemetry;
+
+    #[test]
+    fn joules_of_a_step_are_those_of_all_blocks_together_and_a_gpus_need_time() {
+        let of = |milliseconds: f64, sm_clock_mhz| {
+            let mut cell = samples::measured().cells[0].clone();
+            cell.blocks.truncate(2);
+            for (block, (steps, joules)) in cell.blocks.iter_mut().zip([(1, 1.0), (3, 5.0)]) {
+                block.rejected = None;
+                block.step_ns = vec![1e6; steps];
+                block.wall_ns = milliseconds * 1e6 / 2.0;
+                let energy_joules = Some(joules);
+                block.telemetry =
+                    Some(BlockTelemetry { energy_joules, sm_clock_mhz, ..BlockTelemetry::default() });
+            }
+            energy_per_step(&cell)
+        };
+        assert_eq!(of(500.0, Some(1_980.0)), Some(1.5));
+        assert_eq!(of(498.0, Some(1_980.0)), None);
+        assert_eq!(of(1.0, None), Some(1.5));
+    }
 
     #[test]
     fn steps_are_held_against_the_read_rate_beside_each_block() {

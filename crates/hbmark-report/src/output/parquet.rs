@@ -1,10 +1,10 @@
 //! A document's sheet as a Parquet file, for notebooks: the columns of the CSV, with types.
 //!
 //! Enters: a [`Document`] that has a sheet of raw numbers. Leaves: the bytes of a file with one row group, plain and uncompressed. Numbers are doubles,
-//! counts that a double cannot hold are 64-bit integers and words are strings, null where they are not known. Written here because the library for it brings calendars and hash functions that nothing else
+//! seeds are 64-bit integers and words are strings, null where they are not known. Written here because the library for it brings calendars and hash functions that nothing else
 //! needs; the format: <https://parquet.apache.org/docs/file-format/>, its metadata in Thrift's compact protocol.
 
-use super::document::{Cells, Document, Value};
+use super::document::{Cells, Column, Document, Value};
 
 const MAGIC: &[u8; 4] = b"PAR1";
 
@@ -20,6 +20,9 @@ const RLE: i64 = 3;
 const UNCOMPRESSED: i64 = 0;
 const DATA_PAGE: i64 = 0;
 
+/// The title of the column whose numbers a double cannot hold.
+const SEED: &str = "seed";
+
 /// A column as it is stored; a cell without a value is none.
 enum Stored<'a> {
     Doubles(Vec<Option<f64>>),
@@ -30,16 +33,22 @@ enum Stored<'a> {
 /// The bytes of a file; none of a document without a sheet.
 pub fn render(document: &Document) -> Option<Vec<u8>> {
     let sheet = document.sheet.as_ref()?;
-    let columns = sheet.iter().map(|column| (column.title_with_unit(), stored(&column.cells)));
+    let columns = sheet.iter().map(|column| (column.title_with_unit(), stored_column(column)));
     Some(file(&columns.collect::<Vec<_>>()))
+}
+
+fn stored_column(column: &Column) -> Stored<'_> {
+    match &column.cells {
+        Cells::Numbers(cells) if column.title == SEED => {
+            Stored::Counts(cells.iter().map(|cell| cell.parse().ok()).collect())
+        }
+        cells => stored(cells),
+    }
 }
 
 fn stored(cells: &Cells) -> Stored<'_> {
     match cells {
         Cells::Measured { values, .. } => Stored::Doubles(values.iter().map(number).collect()),
-        Cells::Numbers(cells) if are_long_counts(cells) => {
-            Stored::Counts(cells.iter().map(|cell| cell.parse().ok()).collect())
-        }
         Cells::Numbers(cells) if cells.iter().all(|cell| cell.is_empty() || cell.parse::<f64>().is_ok()) => {
             Stored::Doubles(cells.iter().map(|cell| cell.parse().ok()).collect())
         }
@@ -47,13 +56,6 @@ fn stored(cells: &Cells) -> Stored<'_> {
             cells.iter().map(|cell| Some(cell.as_str()).filter(|cell| !cell.is_empty())).collect(),
         ),
     }
-}
-
-/// Whether all are counts, such as seeds, and a double would be another number than one of them.
-fn are_long_counts(cells: &[String]) -> bool {
-    let counts: Option<Vec<u64>> =
-        cells.iter().filter(|cell| !cell.is_empty()).map(|cell| cell.parse().ok()).collect();
-    counts.is_some_and(|counts| counts.iter().any(|count| *count > 1 << f64::MANTISSA_DIGITS))
 }
 
 /// What is known of a number. A lower bound is not: a mean over it would be wrong.
@@ -320,5 +322,15 @@ mod tests {
         let mut list = Thrift::default();
         list.list(INT32, 14).list(INT32, 15);
         assert_eq!(list.0, [0xe5, 0xf5, 15]);
+    }
+
+    #[test]
+    fn seeds_keep_all_their_digits() {
+        let seeds = ["13679457532755275413", "", "7"].map(str::to_owned).to_vec();
+        let column = crate::output::document::numbers(SEED, seeds.clone());
+        let Stored::Counts(counts) = stored_column(&column) else { panic!("{column:?}") };
+        assert_eq!(counts, [Some(13_679_457_532_755_275_413), None, Some(7)]);
+        let other = crate::output::document::numbers("served", seeds);
+        assert!(matches!(stored_column(&other), Stored::Doubles(_)));
     }
 }

@@ -18,7 +18,7 @@ const LEAST_NAME: usize = 8;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Screen {
     pub color: bool,
-    /// Characters in a line; a wider table is drawn in parts. Unlimited where it is not known.
+    /// Characters in a line; a wider table is drawn in parts, and prose is folded. Unlimited where it is not known.
     pub width: Option<usize>,
 }
 
@@ -61,7 +61,12 @@ impl Paint {
     fn folded(&self, text: &str, indent: usize) -> String {
         let Some(width) = self.0.width else { return text.to_owned() };
         let indent = " ".repeat(indent.min(width / 2));
-        textwrap::fill(text, textwrap::Options::new(width).subsequent_indent(&indent).break_words(false))
+        // A flag or a name stays whole, to be copied.
+        let options = textwrap::Options::new(width)
+            .word_splitter(textwrap::WordSplitter::NoHyphenation)
+            .word_separator(textwrap::WordSeparator::AsciiSpace)
+            .break_words(false);
+        textwrap::fill(text, options.subsequent_indent(&indent))
     }
 
     fn strong(&self, text: &str) -> String {
@@ -234,4 +239,25 @@ fn aligned(columns: &[Column]) -> Vec<String> {
         }
     }
     lines.into_iter().map(|line| line.trim_end().to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prose_is_folded_between_words_and_flags_stay_whole() {
+        let text = "  name it with --served-model-name, as https://host.example/v1/models lists it";
+        let folded = Paint(Screen { color: false, width: Some(26) }).folded(text, 4);
+        let lines: Vec<&str> = folded.lines().collect();
+        let wanted = [
+            "  name it with",
+            "    --served-model-name,",
+            "    as",
+            "    https://host.example/v1/models",
+            "    lists it",
+        ];
+        assert_eq!(lines, wanted);
+        assert_eq!(Paint(Screen::from(false)).folded(text, 4), text);
+    }
 }

@@ -65,7 +65,9 @@ fn requests_that_fail_make_a_point_invalid_and_those_that_were_turned_away_do_no
     let (validity, detail) = with(21, Failure::Status(500));
     assert_eq!(validity, Validity::Invalid);
     assert!(detail.unwrap().starts_with("21 of the 400 measured requests failed"));
-    assert_eq!(with(21, Failure::Status(503)).1, None);
+    for load in [Failure::Status(503), Failure::Status(504), Failure::FirstTokenTimeout] {
+        assert_eq!(with(21, load).1, None, "{load:?}");
+    }
 }
 
 #[test]

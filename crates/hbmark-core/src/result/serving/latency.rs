@@ -223,7 +223,7 @@ pub enum GateName {
     /// Every request made as many tokens as was forced.
     #[serde(alias = "token count")]
     TokenCount,
-    /// A measured request was served.
+    /// A measured request was served, and few failed for another reason than load.
     Served,
     /// The engine did not fail.
     Engine,

@@ -116,6 +116,20 @@ impl Failure {
     pub fn is_overload(self) -> bool {
         matches!(self, Self::Status(429 | 503))
     }
+
+    /// It says so, or an answer did not come in time.
+    pub fn may_be_overload(self) -> bool {
+        let is_late = matches!(
+            self,
+            Self::Status(504)
+                | Self::ConnectTimeout
+                | Self::HeadersTimeout
+                | Self::FirstTokenTimeout
+                | Self::EventTimeout
+                | Self::TotalTimeout
+        );
+        is_late || self.is_overload()
+    }
 }
 
 /// A server that was measured.

@@ -172,12 +172,29 @@ impl Probe {
         self.addresses.iter().any(|address| address.connect_ns.is_some())
     }
 
-    /// Why the server does not say which models it has, and what to do; none where it does, and where it was not asked.
-    pub fn models_problem(&self) -> Option<String> {
-        let failure = self.asked.iter().find_map(|asked| match (asked.question, asked.outcome) {
+    fn models_failure(&self) -> Option<FetchFailure> {
+        self.asked.iter().find_map(|asked| match (asked.question, asked.outcome) {
             (Question::Models, Outcome::Failed(failure)) => Some(failure),
             _ => None,
-        })?;
+        })
+    }
+
+    /// Whether no request can be answered: the key is refused, there is no TLS, or what answers is no server of models.
+    pub fn is_no_server(&self) -> bool {
+        matches!(
+            self.models_failure(),
+            Some(
+                FetchFailure::Status(401 | 403)
+                    | FetchFailure::Tls
+                    | FetchFailure::MalformedHttp
+                    | FetchFailure::NotUnderstood
+            )
+        )
+    }
+
+    /// Why the server does not say which models it has, and what to do; none where it does, and where it was not asked.
+    pub fn models_problem(&self) -> Option<String> {
+        let failure = self.models_failure()?;
         let why = match failure {
             FetchFailure::Status(status @ (401 | 403)) if self.key_sent => {
                 format!("status {status}: the key that was sent is not accepted")

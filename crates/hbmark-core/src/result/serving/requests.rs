@@ -13,7 +13,7 @@ use crate::stats::percentile;
 pub struct Requests {
     /// Scheduled, whenever the loop came to it.
     pub arrival_ns: Vec<u64>,
-    /// When the client sent it, at the arrival or later; empty where no client did.
+    /// When the client sent it, at the arrival or later; empty where no client did, and in results of before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sent_ns: Vec<Option<u64>>,
     /// First scheduled for a step.

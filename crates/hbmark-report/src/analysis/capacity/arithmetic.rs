@@ -65,7 +65,7 @@ pub(super) fn one_instance(
 }
 
 /// Whole instances; a product such as 3 · 0.1 may be a rounding error above the whole number it means.
-pub(super) fn whole(value: f64) -> u64 {
+pub(super) fn rounded_up(value: f64) -> u64 {
     units::whole((value - 1e-9).ceil().clamp(1.0, 1e15))
 }
 
@@ -77,7 +77,7 @@ pub(super) fn instances(
 ) -> (u64, u64) {
     sums.part = CapacityPart::Instances;
     let usable = rate * (1.0 - question.headroom);
-    let count = whole(question.target_rate / usable);
+    let count = rounded_up(question.target_rate / usable);
     sums.line(
         "instances",
         "⌈target ÷ usable rate⌉",

@@ -382,6 +382,8 @@ mod tests {
         assert_eq!(storage_of("llama 3B Q8_0").as_deref(), Some("Q8_0"));
         assert_eq!(storage_of("qwen2 7B Q4_K - Medium").as_deref(), Some("Q4_K - Medium"));
         assert_eq!(storage_of("gpt-oss 20B MXFP4 MoE").as_deref(), Some("MXFP4"));
+        // Of such a file the size says more than the name of a part.
+        assert_eq!(["MXFP4", "Q8_0"].map(file_dtype), [Some(Dtype::Gguf), Some(Dtype::Q8_0)]);
         assert_eq!(storage_of("nemotron_h 8x7B"), None);
         assert_eq!(storage_of("qwen3moe 30B.A3B Q8_0").as_deref(), Some("Q8_0"), "the active part is a size");
         assert_eq!(file_stem("LLMs\\Llama-3.2-3B-Instruct-Q8_0.gguf"), "Llama-3.2-3B-Instruct-Q8_0");

@@ -59,7 +59,7 @@ pub fn of_ladder(ladder: &Ladder) -> Table {
 
 /// What each rung adds, drawn where the rungs above it end; what takes away is drawn lighter.
 fn bars(ladder: &Ladder) -> Vec<String> {
-    let place = |share: f64| whole_count((share * BAR as f64).round().min(2.0 * BAR as f64));
+    let place = |share: f64| whole_count((share * BAR as f64).round()).min(2 * BAR);
     let mut level = 0.0;
     ladder
         .rungs

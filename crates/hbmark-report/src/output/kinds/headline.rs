@@ -427,7 +427,10 @@ pub fn highest_rate(report: &ServeReport) -> Option<Figure> {
     match (shown, open) {
         (Some((point, rate)), open) => {
             let note = [Some(point.label.clone()), open].into_iter().flatten().collect::<Vec<_>>().join("; ");
-            Some(figure("highest rate that held", format!("{} requests/s", number(rate)), note))
+            let ended_early = report.search.as_ref().is_some_and(|search| !search.confirmed);
+            let name =
+                if ended_early { "highest rate that held, NOT confirmed" } else { "highest rate that held" };
+            Some(figure(name, format!("{} requests/s", number(rate)), note))
         }
         (None, Some(open)) => {
             let (name, value) = ("highest rate that held".to_owned(), "none shown".to_owned());

@@ -11,8 +11,8 @@ use crate::output::kinds::headline;
 use crate::output::metrics::{SERVING, Shown, Unit};
 use hbmark_core::result::cause::joined;
 use hbmark_core::result::serving::{
-    Breakdown, ColdPhase, ColdStart, GateName, Offered, Point, Quantiles, Quantity, Residual, RowVerdict,
-    STEADY_DRIFT, Search, SearchStage, ServeKind, ServeReport, ServeResult, Validity,
+    Attempt, Breakdown, ColdPhase, ColdStart, GateName, Offered, Point, Quantiles, Quantity, Residual,
+    RowVerdict, STEADY_DRIFT, Search, SearchStage, ServeKind, ServeReport, ServeResult, Validity,
 };
 use hbmark_core::result::{Limits, ModelSummary};
 use hbmark_core::units::{Nanos, PerSecond};
@@ -57,11 +57,7 @@ impl Kind for ServeReport {
 
 /// The points side by side, without empty columns.
 pub fn curve(points: &[Point]) -> Vec<Column> {
-    // Of a live server's steps and pool nothing is seen.
-    let live = points.iter().any(|point| point.live.is_some());
-    let unseen =
-        |key: &str| live && matches!(key, "mean_batch" | "mean_step_tokens" | "mean_kv_use" | "preemptions");
-    let shown = SERVING.iter().filter(|metric| metric.shown == Shown::Table && !unseen(metric.key));
+    let shown = SERVING.iter().filter(|metric| metric.shown == Shown::Table);
     let mut columns = vec![words("point", points.iter().map(|point| point.label.clone()))];
     let measured = shown.map(|metric| metric.column(points.iter().map(|p| p.result.as_ref())).each_alone());
     let disturbed: Vec<bool> = points.iter().map(|point| !point.disturbances().is_empty()).collect();
@@ -550,7 +546,9 @@ fn search_answer(search: &Search) -> Vec<String> {
         Some(rate) => {
             let range = if found.is_empty() { String::new() } else { format!(" ({found})") };
             // The median of the rates found, where a longer run did not hold it.
-            let lowered = search.median().filter(|median| rate < median * (1.0 - 1e-9));
+            let lowered = search
+                .median()
+                .filter(|median| rate < median * (1.0 - 1e-9) && sustained_at(search, *median).is_some());
             let longer = match (search.sustained, lowered) {
                 (Some(true) | None, Some(median)) => &format!(
                     "; lowered from their median of {}, {}",
@@ -567,9 +565,7 @@ fn search_answer(search: &Search) -> Vec<String> {
                     "highest rate: at least {rate} requests per second under {objectives}{longer}; no higher rate failed, and none could be decided"
                 )
             } else {
-                let answer =
-                    if search.confirmed { "highest rate" } else { "highest rate so far, NOT confirmed" };
-                format!("{answer}: {rate} requests per second{range} under {objectives}{longer}")
+                format!("highest rate: {rate} requests per second{range} under {objectives}{longer}")
             }
         }
         None if found.is_empty() => format!("highest rate: none found under {objectives}"),
@@ -579,13 +575,20 @@ fn search_answer(search: &Search) -> Vec<String> {
     lines
 }
 
+fn sustained(search: &Search) -> impl Iterator<Item = &Attempt> {
+    search.attempts.iter().filter(|tried| tried.stage == SearchStage::Sustain)
+}
+
+/// The longer run at a rate. Of an even number of seeds, older results have another median.
+fn sustained_at(search: &Search, rate: f64) -> Option<&Attempt> {
+    sustained(search).find(|tried| (tried.rate / rate - 1.0).abs() < 1e-6)
+}
+
 /// What the last runs said of a rate that was lowered.
 fn not_held_at(search: &Search, median: f64) -> String {
-    let sustained = || search.attempts.iter().filter(|tried| tried.stage == SearchStage::Sustain);
-    let tried = sustained().find(|tried| (tried.rate / median - 1.0).abs() < 1e-6);
-    match tried {
+    match sustained_at(search, median) {
         Some(tried) if tried.met.is_none() => {
-            let silent = sustained().filter(|tried| tried.met.is_none()).count();
+            let silent = sustained(search).filter(|tried| tried.met.is_none()).count();
             format!("at which the last run could not tell ({silent} such runs before one did): {}", tried.why)
         }
         _ => "which a longer run did not hold".to_owned(),
