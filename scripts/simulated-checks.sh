@@ -126,7 +126,7 @@ check few-gpus 2 'this machine has 2' env HBMARK_SIMULATED_CUDA=$small,count=2 "
 check no-peer-access 2 'cannot access the memory' env HBMARK_SIMULATED_CUDA=$small,count=2,peer-access=off "${tp[@]}" 2
 check lost-rank 1 'failed:.*CUDA_ERROR_ILLEGAL_ADDRESS' env HBMARK_SIMULATED_CUDA=$small,count=2,illegal-address=120 "${tp[@]}" 2
 for fault in 'no-memory 1 CUDA_ERROR_OUT_OF_MEMORY out-of-memory=40' 'illegal-address 1 failed:.*CUDA_ERROR_ILLEGAL_ADDRESS illegal-address=40' \
-    'lost 0 CUDA_ERROR_UNKNOWN.*the.visit.was.repeated lost=610'; do
+    'lost 0 CUDA_ERROR_UNKNOWN.*the.visit.was.repeated lost=680'; do
     read -r name status text plant <<<"$fault"
     check "$name" "$status" "$text" env HBMARK_SIMULATED_CUDA=$small,$plant "${run[@]}" --engine native --batch 1
 done

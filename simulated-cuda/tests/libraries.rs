@@ -645,8 +645,8 @@ fn kernels_are_launched_as_the_compiler_writes_it() {
             runtime::INVALID_CONFIGURATION
         );
         assert_eq!(launch(size(1), size(32), 50_000), runtime::INVALID_VALUE);
-        assert_eq!(runtime::func_set_attribute(function, 8, 233_000), runtime::INVALID_VALUE);
-        assert_eq!(runtime::func_set_attribute(function, 8, 232_448), runtime::SUCCESS);
+        assert_eq!(runtime::func_set_attribute(function, 8, 232_448), runtime::INVALID_VALUE);
+        assert_eq!(runtime::func_set_attribute(function, 8, 231_936), runtime::SUCCESS);
         assert_eq!(launch(size(1), size(32), 50_000), runtime::SUCCESS);
         assert_eq!(runtime::get_last_error(), runtime::INVALID_VALUE);
         assert_eq!(runtime::get_last_error(), runtime::SUCCESS);

@@ -77,7 +77,7 @@ fn facts(probe: &Probe) -> Vec<String> {
         }
         None => "no counters: steps, queue and KV use of the server stay unknown".to_owned(),
     });
-    facts.push(format!("a key is {}sent", if probe.key_sent { "" } else { "not " }));
+    facts.push(if probe.key_sent { "a key is sent" } else { "no key is sent" }.to_owned());
     facts
 }
 
