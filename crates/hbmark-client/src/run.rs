@@ -728,7 +728,8 @@ impl<'a> Client<'a> {
             Some(Failure::Aborted) => RequestOutcome::Unfinished,
             Some(failure) => RequestOutcome::Failed(failure),
         };
-        let measured = key >= self.live.run.measured.start;
+        let measured = self.live.run.measured.contains(&key);
+        let served = failure.is_none();
         if self.job.keep_events {
             self.live.events[key] = stream.answer.outputs().collect();
         }
@@ -746,7 +747,9 @@ impl<'a> Client<'a> {
                 None => first_tokens = Some(tokens as usize),
                 Some(before) if measured => {
                     let gap: f64 = at - before;
-                    self.live.event_gaps.push(gap);
+                    if served {
+                        self.live.event_gaps.push(gap);
+                    }
                     for _ in 0..tokens {
                         push_gap(&mut self.live.run, &mut self.gap_stride, gap / f64::from(tokens), key);
                     }

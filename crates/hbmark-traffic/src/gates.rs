@@ -66,18 +66,21 @@ fn was_shed(record: &Record) -> bool {
     }
 }
 
-/// Whether the load that was asked for came about. A full queue and answers that come too late are results.
-fn served(result: &mut ServeResult, records: &[Record]) {
-    let measured = records.len();
-    let failed = |r: &&Record| matches!(r.outcome, RequestOutcome::Failed(why) if !why.may_be_overload());
+/// Whether the load that was asked for came about. In an open loop a full queue and answers that come too late are results; in a closed one they
+/// leave fewer requests at a time than were asked for.
+fn served(result: &mut ServeResult, records: &[Record], kind: LoadMode) {
+    let (measured, open) = (records.len(), kind == LoadMode::Open);
+    let failed = |r: &&Record| match r.outcome {
+        RequestOutcome::Failed(why) => !(open && why.may_be_overload()),
+        _ => false,
+    };
     let failed = records.iter().filter(failed).count();
     let detail = if !records.iter().any(|r| r.outcome == RequestOutcome::Served || was_shed(r)) {
         format!("none of the {measured} measured requests was served")
     } else if failed > 1 && failed as f64 > MAX_FAILED_SHARE * measured as f64 {
         let most = MAX_FAILED_SHARE * 100.0;
-        format!(
-            "{failed} of the {measured} measured requests failed, with something else than 429, 503 or a time-out; {most:.0} % may"
-        )
+        let why = if open { ", with something else than 429, 503 or a time-out" } else { "" };
+        format!("{failed} of the {measured} measured requests failed{why}; {most:.0} % may")
     } else {
         return;
     };
@@ -187,7 +190,7 @@ pub(super) fn gates(
     if let Some(failure) = &run.failure {
         result.gate(GateName::Engine, Some(false), format!("the engine failed: {failure}"));
     }
-    served(result, records);
+    served(result, records, traffic.kind);
 }
 
 /// Whether a system keeps up, and on what grounds.

@@ -568,6 +568,11 @@ impl LoadArgs {
                 concurrency.map(Offered::Concurrency).or(rate).unwrap_or(config.offered)
             }
         };
+        if config.offered == Offered::AtOnce && self.serving.warmup_requests.is_some_and(|count| count > 0) {
+            crate::cli::say(
+                "--rate inf has all requests there at once, and measures all: --warmup-requests is not used",
+            );
+        }
         config.slo = slo;
         Ok(config)
     }

@@ -195,7 +195,7 @@ pub const METRICS: &[Metric<CellResult>] = &[
     row("distinct_experts", "experts", Count, Table, |c| c.distinct_experts),
 ];
 
-/// What only the scheduler knows: nothing of a live server, whose queue is not seen either.
+/// What only the scheduler knows: nothing of a live server.
 fn of_scheduler(result: &ServeResult, value: f64) -> Option<Quantity> {
     result.median_step_ns.is_some().then(|| value.into())
 }
@@ -223,7 +223,7 @@ pub const SERVING: &[Metric<ServeResult, Quantity>] = &[
     row("injection_lag_max", "lag max", Nanoseconds, Files, |r| r.injection_lag_ns.max),
     row("mean_batch", "seqs/step", Count, Table, |r| of_scheduler(r, r.mean_batch)),
     row("mean_step_tokens", "tokens/step", Count, Table, |r| of_scheduler(r, r.mean_step_tokens)),
-    row("mean_waiting", "waiting", Count, Files, |r| of_scheduler(r, r.mean_waiting)),
+    row("mean_waiting", "waiting", Count, Files, |r| Some(r.mean_waiting.into())),
     row("mean_kv_use", "KV use", Fraction, Table, |r| of_scheduler(r, r.mean_kv_use)),
     row("max_kv_use", "KV max", Fraction, Files, |r| of_scheduler(r, r.max_kv_use)),
     row("prefix_hit_rate", "prefix hits", Fraction, Table, |r| r.prefix_hit_rate.map(Quantity::from)),

@@ -12,6 +12,7 @@ use hbmark_core::result::serving::{
     SloMetric,
 };
 use hbmark_core::stats;
+use hbmark_core::units::whole;
 
 /// Which latencies and percentiles are written.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,7 +50,9 @@ pub fn bench_serve(report: &ServeReport, point: &Point, selection: &Selection) -
         fields.insert(key.to_owned(), value);
     };
     put("date", report.started_at.clone().into());
-    let backend = report.server.as_ref().map_or("hbmark", |server| backend_of(server.dialect));
+    let backend = report.server.as_ref().map_or("hbmark", |server| {
+        if server.path.ends_with("/chat/completions") { "openai-chat" } else { backend_of(server.dialect) }
+    });
     put("endpoint_type", backend.into());
     put("backend", backend.into());
     put("label", report.note.clone().into());
@@ -69,8 +72,8 @@ pub fn bench_serve(report: &ServeReport, point: &Point, selection: &Selection) -
     put("duration", duration.into());
     put("completed", result.served.into());
     put("failed", failed.into());
-    put("total_input_tokens", input.into());
-    put("total_output_tokens", output.into());
+    put("total_input_tokens", whole(input.round()).into());
+    put("total_output_tokens", whole(output.round()).into());
     put("request_throughput", per_s(result.served as f64).into());
     put("request_goodput", good(result).map(per_s).into());
     put("output_throughput", per_s(output).into());
