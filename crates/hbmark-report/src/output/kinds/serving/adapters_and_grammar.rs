@@ -2,7 +2,7 @@
 
 use crate::analysis::words::counted;
 use hbmark_core::result::serving::{Point, ServeReport, ServeResult};
-use hbmark_core::units::{Bytes, Nanos};
+use hbmark_core::units::{Bytes, Nanos, whole};
 
 /// Adapters listed one by one.
 const LISTED: usize = 8;
@@ -62,19 +62,22 @@ pub(super) fn head(report: &ServeReport) -> Vec<String> {
 pub(super) fn remarks(point: &Point, result: &ServeResult) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(cost) = &point.adapters {
-        lines.push(format!(
+        // A server shows neither its steps nor the size of its adapters.
+        let ours = point.live.is_none();
+        lines.extend(ours.then(|| format!(
             "adapters: {:.2} different ones in a step ({:.2} expected of {}, {}); they add {} to the weights a step reads, {:.2} %",
             cost.mean_in_batch,
             cost.expected_in_batch,
             cost.adapters,
             cost.assignment,
-            bytes(cost.added_bytes_per_step),
+            Bytes(whole(cost.added_bytes_per_step.round())),
             cost.added_share_of_weights * 100.0
-        ));
-        if let (Some(measured), Some(predicted)) = (cost.measured_tpot_ratio, cost.predicted_tpot_ratio) {
-            lines.push(format!(
-                "adapters: median TPOT is {measured:.3} times that without them; bytes alone would make it {predicted:.3} times"
-            ));
+        )));
+        if let Some(measured) = cost.measured_tpot_ratio {
+            let predicted = cost.predicted_tpot_ratio.filter(|_| ours);
+            let by_bytes = predicted
+                .map_or_else(String::new, |ratio| format!("; bytes alone would make it {ratio:.3} times"));
+            lines.push(format!("adapters: median TPOT is {measured:.3} times that without them{by_bytes}"));
         }
     }
     if let Some(cost) = &point.structured {
@@ -100,9 +103,4 @@ pub(super) fn remarks(point: &Point, result: &ServeResult) -> Vec<String> {
         ));
     }
     lines
-}
-
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a mean of counts of bytes")]
-fn bytes(mean: f64) -> Bytes {
-    Bytes(mean.max(0.0).round() as u64)
 }

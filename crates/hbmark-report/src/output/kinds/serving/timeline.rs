@@ -22,9 +22,13 @@ struct Strip {
     quantities: &'static [Quantity],
 }
 
+/// What is seen of a live server: no steps, no pool.
+const REQUESTS: &str = "requests";
+const SEEN: [&str; 4] = ["from", "running", "waiting", "output tokens"];
+
 const STRIPS: &[Strip] = &[
     Strip {
-        name: "requests",
+        name: REQUESTS,
         title: "requests running and waiting",
         measure: Measure::Count,
         quantities: &[
@@ -66,14 +70,20 @@ pub fn plot(points: &[&Point]) -> Block {
             "This result holds no timeline: nothing was run, or it was saved before timelines were kept.",
         );
     }
-    let charts =
-        known.iter().flat_map(|(point, line)| STRIPS.iter().filter_map(|strip| chart(strip, point, line)));
+    let charts = known.iter().flat_map(|(point, line)| {
+        let seen = STRIPS.iter().filter(|strip| point.live.is_none() || strip.name == REQUESTS);
+        seen.filter_map(|strip| chart(strip, point, line))
+    });
     let spans = known.iter().map(|(_, line)| line.span_ns).fold(0.0, f64::max);
     let caption = format!(
         "Averages over spans of {} at most, idle time included; a line of steps is broken where a span has none; between the vertical lines rates and latencies are taken.",
         Measure::Time.show(spans)
     );
-    let tables = known.iter().map(|(point, line)| Table::titled(plain(&point.label), table(line)));
+    let tables = known.iter().map(|(point, line)| {
+        let mut columns = table(line);
+        columns.retain(|column| point.live.is_none() || SEEN.contains(&column.title.as_str()));
+        Table::titled(plain(&point.label), columns)
+    });
     let drawings = charts.map(Drawing::Chart).collect();
     Block::Plot(Plot { open: STRIPS.len(), ..Plot::new(drawings, vec![caption], tables.collect()) })
 }
