@@ -128,29 +128,22 @@ impl ServerConfig {
 
     /// The model to ask for: as it was named, listed, or the first that is listed where what was named is a shape.
     fn name(&self, found: &Probe, is_shape: bool) -> Result<String, ServerError> {
+        if let Some(name) = &self.served_model {
+            return Ok(name.clone());
+        }
+        let listed: Vec<&str> = found.models.iter().map(|model| model.id.as_str()).collect();
         let url = found.root.clone();
-        let mut listed = found.models.iter().map(|model| model.id.as_str());
-        match (&self.served_model, &self.model, listed.clone().next()) {
-            (None, Some(_), None) if found.is_no_server() => {
+        match (&self.model, listed.first()) {
+            (Some(name), None) if !found.is_no_server() => Ok(name.clone()),
+            (_, None) => {
                 Err(found.models_problem().map_or(ServerError::NoModel { url }, ServerError::NoModels))
             }
-            (Some(name), ..) | (None, Some(name), None) => Ok(name.clone()),
-            (None, Some(name), Some(_)) if listed.any(|one| one == name) => Ok(name.clone()),
-            (None, Some(name), Some(_)) if !is_shape => Err(ServerError::OtherModel {
-                url,
-                asked: name.clone(),
-                listed: found
-                    .models
-                    .iter()
-                    .take(8)
-                    .map(|model| model.id.as_str())
-                    .collect::<Vec<_>>()
-                    .join(", "),
-            }),
-            (None, _, Some(first)) => Ok(first.to_owned()),
-            (None, None, None) => {
-                Err(found.models_problem().map_or(ServerError::NoModel { url }, ServerError::NoModels))
+            (Some(name), _) if listed.contains(&name.as_str()) => Ok(name.clone()),
+            (Some(name), _) if !is_shape => {
+                let listed = listed[..listed.len().min(8)].join(", ");
+                Err(ServerError::OtherModel { url, asked: name.clone(), listed })
             }
+            (_, Some(first)) => Ok((*first).to_owned()),
         }
     }
 

@@ -24,7 +24,7 @@ use crate::thinned::Thinned;
 use hbmark_core::result::serving::{
     GateName, LiveResult, Point, Quantiles, Quantity, ServeResult, ServerIdentity, StampSource,
 };
-use hbmark_core::units::{Nanos, whole};
+use hbmark_core::units::{Nanos, rounded};
 use hbmark_traffic::latency::summarise;
 use hbmark_traffic::point::{PlanError, PointSpec};
 use hbmark_traffic::serving_loop::{Progress, RequestOutcome, Run, Traffic};
@@ -269,7 +269,7 @@ impl Server {
         let mut result = summarise(&live.run, &traffic, &spec.slo);
         if let Some(requests) = &mut result.requests {
             let sent = live.exchanges[live.run.measured.clone()].iter().map(|exchange| exchange.dispatched);
-            requests.sent_ns = sent.map(|at| Some(whole(at?.round()))).collect();
+            requests.sent_ns = sent.map(|at| Some(rounded(at?))).collect();
         }
         let mut seen = seen(&live, &traffic, format!("{:x}", hash.finalize()));
         gates(&mut result, &seen);

@@ -188,6 +188,11 @@ pub fn whole(value: f64) -> u64 {
     value as u64
 }
 
+/// The nearest whole number, halves away from zero; bounded as [`whole`].
+pub fn rounded(value: f64) -> u64 {
+    whole(value.round())
+}
+
 /// [`whole`], of a count or an index.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast saturates")]
 pub fn whole_count(value: f64) -> usize {

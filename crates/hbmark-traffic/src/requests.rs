@@ -5,7 +5,7 @@
 
 use super::serving_loop::{Record, RequestOutcome};
 use hbmark_core::result::serving::Requests;
-use hbmark_core::units::{Nanos, whole};
+use hbmark_core::units::{Nanos, rounded};
 
 /// A point with more requests keeps no columns: a result should open in an editor.
 const MAX_REQUESTS: usize = 100_000;
@@ -15,11 +15,10 @@ pub fn columns(records: &[Record]) -> Option<Requests> {
     if records.len() > MAX_REQUESTS {
         return None;
     }
-    let rounded = |time: Nanos| whole(time.0.round());
-    let times = |of: fn(&Record) -> Option<Nanos>| records.iter().map(|r| of(r).map(rounded)).collect();
+    let times = |of: fn(&Record) -> Option<Nanos>| records.iter().map(|r| Some(rounded(of(r)?.0))).collect();
     let counts = |of: fn(&Record) -> usize| records.iter().map(of).collect();
     Some(Requests {
-        arrival_ns: records.iter().map(|r| rounded(r.arrival)).collect(),
+        arrival_ns: records.iter().map(|r| rounded(r.arrival.0)).collect(),
         sent_ns: Vec::new(),
         started_ns: times(|r| r.started),
         first_token_ns: times(|r| r.first_token),

@@ -4,7 +4,7 @@ use hbmark_core::result::serving::{
     BusySteps, Dialect, GaugeOverTime, SeenSeries, ServerConfiguration, ServerMean, ServerMetrics,
     ServerSpeculation, Signal, StepBasis, Unknown, UnknownSignal,
 };
-use hbmark_core::units::whole;
+use hbmark_core::units::rounded;
 
 use super::table::{Kind, Place, TABLE};
 use super::{Reading, Scrape};
@@ -53,13 +53,13 @@ pub(super) fn window(all: &[Scrape]) -> ServerMetrics {
         running: view.gauge(Signal::Running),
         waiting: view.gauge(Signal::Waiting),
         kv_use: view.gauge(Signal::KvUse),
-        preemptions: view.count(Signal::Preemptions).map(whole),
-        requests: view.count(Signal::Requests).map(whole),
-        aborted_requests: view.count(Signal::AbortedRequests).map(whole),
-        prompt_tokens: prompt_tokens.map(whole),
-        computed_prompt_tokens: computed_prompt_tokens.map(whole),
-        cached_prompt_tokens: cached.map(whole),
-        generation_tokens: generation.map(whole),
+        preemptions: view.count(Signal::Preemptions).map(rounded),
+        requests: view.count(Signal::Requests).map(rounded),
+        aborted_requests: view.count(Signal::AbortedRequests).map(rounded),
+        prompt_tokens: prompt_tokens.map(rounded),
+        computed_prompt_tokens: computed_prompt_tokens.map(rounded),
+        cached_prompt_tokens: cached.map(rounded),
+        generation_tokens: generation.map(rounded),
         prefix_hit_rate: hit_rate,
         ttft: view.mean(Signal::Ttft),
         e2e: view.mean(Signal::E2e),
@@ -71,7 +71,7 @@ pub(super) fn window(all: &[Scrape]) -> ServerMetrics {
         tpot: view.mean(Signal::Tpot),
         prompt_ns_per_token: per_token(prompt_seconds, computed),
         predicted_ns_per_token: per_token(predicted_seconds, generation),
-        steps: view.count(Signal::Steps).map(whole),
+        steps: view.count(Signal::Steps).map(rounded),
         busy_steps: view.busy_steps(),
         speculation: view.speculation(),
         estimated_read_bytes: view.count(Signal::ReadBytes),
@@ -158,7 +158,7 @@ impl<'a> View<'a> {
             if count < 1.0 {
                 return Err(Unknown::NothingCounted);
             }
-            Ok(ServerMean { mean_ns: sum / count * 1e9, count: whole(count.round()) })
+            Ok(ServerMean { mean_ns: sum / count * 1e9, count: rounded(count) })
         };
         mean().map_err(|why| self.note(signal, why)).ok()
     }
@@ -292,11 +292,11 @@ impl<'a> View<'a> {
             busy_ns: busy.nanoseconds,
             engines,
             min_running: busy.min_running,
-            steps: whole(busy.steps.round()),
+            steps: rounded(busy.steps),
             // Engines step beside each other.
             mean_step_ns: busy.nanoseconds * engines as f64 / busy.steps,
             mean_step_tokens: per(busy.tokens, busy.steps),
-            decode_steps: whole(decode_steps.round()),
+            decode_steps: rounded(decode_steps),
             mean_batch: per(busy.batch, decode_steps),
         })
     }
@@ -316,9 +316,9 @@ impl<'a> View<'a> {
             return None;
         };
         Some(ServerSpeculation {
-            drafts: drafts.map(whole),
-            draft_tokens: whole(draft_tokens.round()),
-            accepted_tokens: whole(accepted.round()),
+            drafts: drafts.map(rounded),
+            draft_tokens: rounded(draft_tokens),
+            accepted_tokens: rounded(accepted),
             acceptance_rate,
             mean_length: drafts.filter(|drafts| *drafts >= 1.0).map(|drafts| 1.0 + accepted / drafts),
         })
@@ -335,10 +335,10 @@ impl<'a> View<'a> {
         let kv_tokens =
             kv_tokens.or_else(|| Some(self.concluded(Signal::KvTokens, kv_blocks? * block_tokens?)));
         ServerConfiguration {
-            kv_blocks: kv_blocks.map(whole),
-            block_tokens: block_tokens.map(whole),
-            kv_tokens: kv_tokens.map(whole),
-            max_model_len: max_model_len.map(whole),
+            kv_blocks: kv_blocks.map(rounded),
+            block_tokens: block_tokens.map(rounded),
+            kv_tokens: kv_tokens.map(rounded),
+            max_model_len: max_model_len.map(rounded),
             prefix_caching: prefix_caching.map(|value| value > 0.0),
         }
     }

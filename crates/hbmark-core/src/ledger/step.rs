@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use super::routing::{DistinctExperts, ExpertRouting, LayerRouting};
 use crate::model::{Architecture, Dtype, Inventory, Mixer, Reach, Role};
 use crate::result::{Phase, StepBytes};
-use crate::units::{Bytes, Flops, whole};
+use crate::units::{Bytes, Flops, rounded};
 
 /// One point of the grid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -106,7 +106,7 @@ impl StepCost {
     pub fn meeting(self, experts: f64, expert_bytes: Option<Bytes>) -> Self {
         let (Some(expected), Some(each)) = (self.distinct_experts, expert_bytes) else { return self };
         let weights = self.bytes.weights.as_f64() + (experts - expected) * each.as_f64();
-        let weights = Bytes(whole(weights.round()));
+        let weights = Bytes(rounded(weights));
         Self { bytes: StepBytes { weights, ..self.bytes }, distinct_experts: Some(experts), ..self }
     }
 }
@@ -389,7 +389,7 @@ impl Ledger {
         // A step waits for the GPU that has to read the largest share of its own experts.
         let here = experts.count.div_ceil(self.expert_ranks).max(1);
         let share = self.most_experts(tokens).unwrap_or(distinct) / here as f64;
-        let routed = whole((self.expert_bytes as f64 * share).round());
+        let routed = rounded(self.expert_bytes as f64 * share);
         (Bytes(self.shared_bytes + routed), Some(distinct))
     }
 

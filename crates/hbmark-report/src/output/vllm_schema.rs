@@ -12,7 +12,7 @@ use hbmark_core::result::serving::{
     SloMetric,
 };
 use hbmark_core::stats;
-use hbmark_core::units::whole;
+use hbmark_core::units::rounded;
 
 /// Which latencies and percentiles are written.
 #[derive(Debug, Clone, PartialEq)]
@@ -72,8 +72,8 @@ pub fn bench_serve(report: &ServeReport, point: &Point, selection: &Selection) -
     put("duration", duration.into());
     put("completed", result.served.into());
     put("failed", failed.into());
-    put("total_input_tokens", whole(input.round()).into());
-    put("total_output_tokens", whole(output.round()).into());
+    put("total_input_tokens", rounded(input).into());
+    put("total_output_tokens", rounded(output).into());
     put("request_throughput", per_s(result.served as f64).into());
     put("request_goodput", good(result).map(per_s).into());
     put("output_throughput", per_s(output).into());

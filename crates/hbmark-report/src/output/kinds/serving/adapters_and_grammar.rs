@@ -2,7 +2,7 @@
 
 use crate::analysis::words::counted;
 use hbmark_core::result::serving::{Point, ServeReport, ServeResult};
-use hbmark_core::units::{Bytes, Nanos, whole};
+use hbmark_core::units::{Bytes, Nanos, rounded};
 
 /// Adapters listed one by one.
 const LISTED: usize = 8;
@@ -70,7 +70,7 @@ pub(super) fn remarks(point: &Point, result: &ServeResult) -> Vec<String> {
             cost.expected_in_batch,
             cost.adapters,
             cost.assignment,
-            Bytes(whole(cost.added_bytes_per_step.round())),
+            Bytes(rounded(cost.added_bytes_per_step)),
             cost.added_share_of_weights * 100.0
         )));
         if let Some(measured) = cost.measured_tpot_ratio {
