@@ -133,4 +133,8 @@ impl Kind for DryRun {
         document.list(self.unsupported.iter().map(|reason| format!("skip: {reason}")));
         document
     }
+
+    fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self)
+    }
 }

@@ -159,10 +159,11 @@ impl Tokenizer {
         self.inner.token_to_id(name)
     }
 
-    /// The tokenizer as a document.
+    /// Its file as a document.
     pub(crate) fn json(&self) -> Result<serde_json::Value, String> {
-        let text = self.inner.to_string(false).map_err(|error| error.to_string())?;
-        serde_json::from_str(&text).map_err(|error| error.to_string())
+        let read = || SizedFile::open(&self.path)?.read_all(MAX_BYTES);
+        let bytes = read().map_err(|error| error.to_string())?;
+        serde_json::from_slice(&bytes).map_err(|error| error.to_string())
     }
 
     /// The token ids of a text, without special tokens around it.
@@ -270,7 +271,9 @@ impl Tokenizer {
 fn parse(bytes: &[u8]) -> Result<(tokenizers::Tokenizer, Vetted, usize), String> {
     let vetted = validate::check_tokenizer(bytes).map_err(|problem| problem.to_string())?;
     // The crate asserts where it should refuse.
-    let read = || tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| shortened(&error.to_string()));
+    // From text, not bytes: the crate itself then has the code that reads it, and it is not compiled here again.
+    let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
+    let read = || text.parse::<tokenizers::Tokenizer>().map_err(|error| shortened(&error.to_string()));
     let mut inner = unpanicked(read).and_then(|read| read)?;
     // Both are the file's wishes for training: a length in them would be filled up with memory.
     inner.with_padding(None);

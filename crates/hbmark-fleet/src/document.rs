@@ -21,6 +21,10 @@ impl Kind for FleetReport {
         laid_out(self, Vec::new())
     }
 
+    fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self)
+    }
+
     fn page(&self) -> Document {
         let mut page = laid_out(self, plots::plots(self));
         page.page = true;

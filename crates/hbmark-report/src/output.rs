@@ -22,7 +22,6 @@ use document::Document;
 pub use terminal::Screen;
 
 use hbmark_core::result::{CellResult, Report};
-use serde::Serialize;
 
 pub use kinds::{Aliases, Glossary, copy_above_read, record, status_word};
 
@@ -74,7 +73,7 @@ impl Format {
 }
 
 /// Something that can be printed in every format.
-pub trait Kind: Serialize {
+pub trait Kind {
     /// Its content for a reader.
     fn document(&self) -> Document;
 
@@ -82,9 +81,7 @@ pub trait Kind: Serialize {
     ///
     /// # Errors
     /// When it cannot be serialised.
-    fn json(&self) -> Result<String, OutputError> {
-        Ok(serde_json::to_string_pretty(self)?)
-    }
+    fn json(&self) -> serde_json::Result<String>;
 
     /// Its content for a page: kinds with plots have more there.
     fn page(&self) -> Document {
@@ -112,7 +109,7 @@ pub fn render<K: Kind + ?Sized>(
 ) -> Result<String, OutputError> {
     match format {
         Format::Table => Ok(terminal::render(&result.document(), screen)),
-        Format::Json => result.json(),
+        Format::Json => Ok(result.json()?),
         Format::Csv => csv::render(&result.document()),
         Format::Md => Ok(markdown(&result.document())),
         Format::Html => Ok(html::render(&result.page())),

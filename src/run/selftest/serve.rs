@@ -16,10 +16,11 @@ use hbmark_client::point::{Delay, check_delay};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::Finding;
 use hbmark_core::result::serving::{
-    Arrivals, Offered, Point, SchedulerConfig, ServeKind, ServeReport, Slo, WorkloadSummary,
+    self, Arrivals, Offered, Point, SchedulerConfig, ServeKind, ServeReport, Slo, WorkloadSummary,
 };
 use hbmark_core::units::Nanos;
 use hbmark_report::analysis::explain_serving;
+use hbmark_report::output::Kind as _;
 use hbmark_traffic::arrivals::deadlines;
 use hbmark_traffic::clock::{Clock, VirtualClock};
 use hbmark_traffic::latency::summarise;
@@ -308,9 +309,8 @@ pub fn report(points: Vec<Point>) -> ServeReport {
         points,
         ..ServeReport::new(ServeKind::Serve, "hbmark selftest", workload)
     };
-    serde_json::to_string(&saved)
-        .and_then(|text| serde_json::from_str(&text))
-        .expect("a result is read back as it was written")
+    let text = saved.json().expect("a result is plain data");
+    serving::parse(&text).expect("a result is read back as it was written")
 }
 
 /// A verdict and its figures.

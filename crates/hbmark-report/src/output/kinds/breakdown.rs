@@ -18,6 +18,10 @@ impl Kind for Ladder {
         let title = table.title.take().unwrap_or_default();
         Document { blocks: vec![Block::Table(table)], ..Document::new(title) }
     }
+
+    fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self)
+    }
 }
 
 /// The ladders of a report that compares engines; with one engine the cells' own columns have the same numbers.

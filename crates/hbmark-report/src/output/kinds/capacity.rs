@@ -38,6 +38,10 @@ impl Kind for Capacity {
         document.sheet = Some(sheet);
         document
     }
+
+    fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self)
+    }
 }
 
 fn arithmetic<'a>(lines: impl Iterator<Item = &'a ArithmeticLine> + Clone) -> Vec<Column> {

@@ -28,4 +28,8 @@ impl Kind for [Checklist] {
         }
         document
     }
+
+    fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self)
+    }
 }

@@ -57,6 +57,10 @@ impl Kind for Collection {
         document.sheet = Some(self.sheet());
         document
     }
+
+    fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self)
+    }
 }
 
 fn or_dash(text: Option<&String>) -> String {

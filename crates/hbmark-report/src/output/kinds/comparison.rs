@@ -34,6 +34,10 @@ impl Kind for Comparison {
         document
     }
 
+    fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self)
+    }
+
     fn page(&self) -> Document {
         let mut page = self.document();
         page.title = headline::comparison_title(self);

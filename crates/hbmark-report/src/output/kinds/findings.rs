@@ -41,6 +41,10 @@ impl Kind for [Finding] {
         ]);
         document
     }
+
+    fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self)
+    }
 }
 
 fn word(severity: Severity) -> &'static str {

@@ -9,12 +9,12 @@ use crate::analysis::import::{
     Statistic, Value, remedy,
 };
 use crate::analysis::words::counted;
+use crate::output::Kind;
 use crate::output::document::{
     Block, Column, Document, facts, grouped, measured, numbers, split_constants, words,
 };
 use crate::output::kinds::headline;
 use crate::output::metrics::Unit;
-use crate::output::{Kind, OutputError};
 use clap::ValueEnum;
 use hbmark_core::result::{Cause, CellResult, Status};
 use serde::{Serialize, Serializer};
@@ -75,6 +75,10 @@ impl Kind for [Imported] {
         document.sheet = Some(sheet(self));
         document
     }
+
+    fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self)
+    }
 }
 
 /// The table of foreign keys, of all formats or one.
@@ -108,8 +112,8 @@ impl Kind for Aliases {
         document
     }
 
-    fn json(&self) -> Result<String, OutputError> {
-        Ok(serde_json::to_string(self)?)
+    fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string(self)
     }
 }
 

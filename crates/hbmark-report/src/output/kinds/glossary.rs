@@ -68,6 +68,10 @@ impl Kind for Glossary {
         ]);
         document
     }
+
+    fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self)
+    }
 }
 
 #[cfg(test)]

@@ -30,6 +30,10 @@ impl Kind for Probe {
         document.titled_list("not as it should be", Tone::Warning, warnings(self));
         document
     }
+
+    fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self)
+    }
 }
 
 fn answer(probe: &Probe) -> String {

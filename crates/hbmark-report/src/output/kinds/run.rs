@@ -81,6 +81,10 @@ impl Kind for Report {
         document
     }
 
+    fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self)
+    }
+
     fn page(&self) -> Document {
         page::page(self, &[])
     }

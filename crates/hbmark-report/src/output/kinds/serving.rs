@@ -50,6 +50,10 @@ impl Kind for ServeReport {
         document
     }
 
+    fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self)
+    }
+
     fn page(&self) -> Document {
         page::page(self, &explain_serving(self, None))
     }

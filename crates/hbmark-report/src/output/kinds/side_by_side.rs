@@ -44,4 +44,8 @@ impl Kind for SideBySide {
         ]);
         document
     }
+
+    fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self)
+    }
 }

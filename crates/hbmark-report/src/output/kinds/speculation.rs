@@ -39,6 +39,10 @@ impl Kind for Speculation {
         document
     }
 
+    fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self)
+    }
+
     fn page(&self) -> Document {
         let mut page = Document { sheet: None, ..self.document() };
         page.anchored("speed-up", "Speed-up over acceptance");
