@@ -25,6 +25,7 @@ use hbmark_core::result::ReportKind;
 use hbmark_core::result::comparison::{
     ComparedItem, Comparison, ComparisonVerdict, Effect, EngineVariant, Settings,
 };
+use hbmark_core::units::counted;
 use hbmark_report::analysis::{Opened, SideBySide, open, side_by_side};
 use hbmark_report::output::Format;
 
@@ -45,13 +46,17 @@ const KEYS: &[&str] = &[
 
 /// The largest number of rounds; beyond it a typing error is likelier than a wish.
 const MAX_ROUNDS: u64 = 10_000;
+/// Saved processes a side.
+const MAX_PROCESSES: usize = 100;
+/// What `--out` writes.
+const RESULT_FILES: [&str; 3] = ["result.json", "serve.json", "comparison.json"];
 
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Examples:\n  hbmark compare threads=1 threads=2 --both 'engine=native phase=decode batch=1'\n  hbmark compare 'engine=native dtype=bf16' 'engine=native dtype=int8' --aa --fail-on slower:2%\n  hbmark compare base.toml 'base.toml threads=2' --rounds 20\n  hbmark compare results/old/result.json results/new/result.json\n  hbmark compare url=http://a:8000 url=http://b:8000 --both 'workload=chat rate=4 requests=200' --aa\n\nA side is a list of settings (key=value), a TOML file of them, or both, the later winning: model, revision, engine, device, threads, dtype, phase, draft-tokens, batch, context, kv. With settings of `hbmark serve` (url, rate, workload, max-num-seqs, ...) each process serves the same requests, others in every round, and latencies are compared; prefix caches are kept apart where the server can. Two saved results are put side by side, and what that cannot prove is said."
+    after_help = "Examples:\n  hbmark compare threads=1 threads=2 --both 'engine=native phase=decode batch=1'\n  hbmark compare 'engine=native dtype=bf16' 'engine=native dtype=int8' --aa --fail-on slower:2%\n  hbmark compare base.toml 'base.toml threads=2' --rounds 20\n  hbmark compare results/old/result.json results/new/result.json\n  hbmark compare baseline new --fail-on slower:5%\n  hbmark compare url=http://a:8000 url=http://b:8000 --both 'workload=chat rate=4 requests=200' --aa\n\nA side is a list of settings (key=value), a TOML file of them, or both, the later winning: model, revision, engine, device, threads, dtype, phase, draft-tokens, batch, context, kv. With settings of `hbmark serve` (url, rate, workload, max-num-seqs, ...) each process serves the same requests, others in every round, and latencies are compared; prefix caches are kept apart where the server can. Two saved results are put side by side, and what that cannot prove is said; folders with several of them, each of a run of its own, are decided."
 )]
 pub struct Args {
-    /// The side that is compared against: settings, a TOML file of settings, or a saved result.
+    /// The side that is compared against: settings, a TOML file of settings, a saved result, or a folder of several.
     a: String,
     /// The candidate: FASTER and SLOWER say how B compares with A.
     b: String,
@@ -148,24 +153,26 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let settings = Settings::new(args.margin, args.seed);
     let ran = match (saved_path(&args.a), saved_path(&args.b)) {
         (Some(a), Some(b)) => {
-            for (given, flag) in [
-                (args.aa, "--aa"),
-                (args.rounds.is_some(), "--rounds"),
-                (args.both.is_some(), "--both"),
-                (!args.fail_on.is_empty(), "--fail-on"),
-            ] {
-                anyhow::ensure!(
-                    !given,
-                    "{flag} needs two configurations: saved results have no rounds and decide nothing"
-                );
+            for (given, flag) in
+                [(args.aa, "--aa"), (args.rounds.is_some(), "--rounds"), (args.both.is_some(), "--both")]
+            {
+                anyhow::ensure!(!given, "{flag} needs two configurations: saved results were run already");
             }
+            let processes = [processes(a)?, processes(b)?];
+            let several = processes.iter().any(|of_side| of_side.len() > 1);
+            anyhow::ensure!(
+                several || args.fail_on.is_empty(),
+                "--fail-on: one saved result a side decides nothing; give folders with {} results or more each, every one of a run of its own, or two configurations",
+                hbmark_core::stats::least_a_side(settings.alpha)
+            );
             let claim = args.out.as_deref().map(lock_folder).transpose()?;
-            if let Some(beside) = beside(a, b)? {
+            if !several && let Some(beside) = beside(&processes[0][0], &processes[1][0])? {
                 let saved = args.out.as_ref().map(|folder| save(&beside, "comparison", folder));
                 conclude(print_result(&beside, args.format), saved)??;
                 return Ok(Outcome::Complete);
             }
-            let comparison = compare::saved(a, b, &command_line(), settings)?;
+            let comparison =
+                compare::saved([a, b], [&processes[0], &processes[1]], &command_line(), settings)?;
             Ran { comparison, stopped: None, _claim: claim }
         }
         (None, None) => match live(args, settings)? {
@@ -197,13 +204,33 @@ fn saved_path(given: &str) -> Option<&Path> {
     (ending("json") || path.is_dir() || (path.is_file() && !ending("toml"))).then_some(path)
 }
 
+/// The results of a side: a file, that of a folder, or those of the folders in it.
+fn processes(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let own = |folder: &Path| RESULT_FILES.iter().map(|name| folder.join(name)).find(|file| file.is_file());
+    if !path.is_dir() {
+        return Ok(vec![path.to_path_buf()]);
+    }
+    if let Some(file) = own(path) {
+        return Ok(vec![file]);
+    }
+    let entries = path.read_dir().with_context(|| format!("cannot read {}", path.display()))?;
+    let folders =
+        entries.collect::<Result<Vec<_>, _>>().with_context(|| format!("cannot read {}", path.display()))?;
+    let mut found: Vec<PathBuf> = folders.iter().filter_map(|entry| own(&entry.path())).collect();
+    found.sort();
+    anyhow::ensure!(
+        (1..=MAX_PROCESSES).contains(&found.len()),
+        "{} has {} with a result: wanted one to {MAX_PROCESSES}, as `hbmark run --out {}/1` writes them",
+        path.display(),
+        counted(found.len(), "folder"),
+        path.display()
+    );
+    Ok(found)
+}
+
 /// Two results of a kind that has no cells timed in blocks: traffic, predictions, other programs.
 fn beside(a: &Path, b: &Path) -> anyhow::Result<Option<SideBySide>> {
-    let file = |path: &Path| {
-        let results = ["result.json", "serve.json", "comparison.json"].map(|name| path.join(name));
-        results.into_iter().find(|file| file.is_file()).unwrap_or_else(|| path.to_path_buf())
-    };
-    let (first, second) = (open(&file(a))?, open(&file(b))?);
+    let (first, second) = (open(a)?, open(b)?);
     let timed = |opened: &Opened| matches!(opened, Opened::Report(report) if report.kind == ReportKind::Run);
     if timed(&first) && timed(&second) {
         return Ok(None);

@@ -151,6 +151,7 @@ pub fn live(
         schema_version: COMPARISON_VERSION,
         kind: ComparisonKind::Comparison,
         method: Method::PairedRounds,
+        read: Vec::new(),
         command: plan.command.clone(),
         started_at,
         model: a.model_line(&b),

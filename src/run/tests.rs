@@ -169,7 +169,9 @@ fn comparison() -> Comparison {
     };
     let settings = hbmark_core::result::comparison::Settings::new(0.01, 1);
     let (a, b) = (write("a.json", &a), write("b.json", &b));
-    let mut found = crate::run::compare::saved(&a, &b, "hbmark compare a.json b.json", settings).unwrap();
+    let (given, command) = ([a.as_path(), b.as_path()], "hbmark compare a.json b.json");
+    let files = [std::slice::from_ref(&a), std::slice::from_ref(&b)];
+    let mut found = crate::run::compare::saved(given, files, command, settings).unwrap();
     (found.a.given, found.b.given) = ("a.json".into(), "b.json".into());
     found.started_at = None;
     found

@@ -105,9 +105,43 @@ fn saved_results_stand_side_by_side_and_say_what_they_cannot_prove() {
     for format in ["csv", "md"] {
         hbmark().args(["compare", path(a.path()), path(b.path()), "--format", format]).assert().code(0);
     }
-    refused(&[path(a.path()), path(b.path()), "--fail-on", "slower"], "--fail-on needs two configurations");
+    refused(
+        &[path(a.path()), path(b.path()), "--fail-on", "slower"],
+        "one saved result a side decides nothing; give folders with 4 results or more each",
+    );
     refused(&[path(a.path()), path(b.path()), "--aa"], "--aa needs two configurations");
     refused(&[path(a.path()), "threads=1"], "give two of one kind");
+}
+
+#[test]
+fn folders_of_saved_processes_are_decided_and_gated_and_no_process_counts_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let sides = ["old", "new"].map(|side| folder.path().join(side));
+    for process in ["1", "2", "3", "4"] {
+        for side in &sides {
+            save(&side.join(process), "qwen3", &["--engine", "native"]);
+        }
+    }
+    let [old, new] = sides.each_ref().map(|side| path(side));
+    let output = hbmark().args(["compare", old, new, "--format", "json"]).assert().code(0);
+    let found = json(&output.get_output().stdout);
+    assert_eq!((&found["method"], &found["protocol"]), (&"saved_processes".into(), &"smoke".into()));
+    let cell = &found["cells"][0];
+    assert_eq!(cell["pairs"].as_array().map(Vec::len), Some(4));
+    assert!(cell["p"].is_f64() && cell["ratio"].is_f64(), "{cell}");
+    hbmark().args(["compare", old, new, "--fail-on", "slower:5%"]).assert().code(0).stdout(
+        contains("4 processes of A and 4 of B, saved before, not in pairs").and(contains("ran once")),
+    );
+    hbmark().args(["compare", old, new, "--fail-on", "inconclusive"]).assert().code(1);
+    refused(&[old, old], "are one process, which would count as two");
+    refused(&[old, new, "--aa"], "--aa needs two configurations");
+    let empty = folder.path().join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    refused(&[old, path(&empty)], "has 0 folders with a result: wanted one to 100");
+    // One process beside four: not enough to decide, and it is said how many are.
+    let output =
+        hbmark().args(["compare", old, path(&sides[1].join("1")), "--format", "json"]).assert().code(0);
+    assert_eq!(json(&output.get_output().stdout)["method"], "saved_processes");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use clap::{CommandFactory, Parser};
 
 use hbmark::cli::Cli;
 use hbmark_client::mock::{Answer, Mock, Script, Stream};
+use hbmark_core::result::Report;
 use hbmark_fleet::simulation::{Fault, Simulated, node_name, rack_name};
 use hbmark_report::samples;
 
@@ -166,6 +167,14 @@ fn stage(root: &Path) {
         format!("{released}/2026-11-26-50c7e842/Llama-3.1-8B-bf16"),
     ] {
         std::fs::write(make(&format!("{name}/result.json")), &text).unwrap();
+    }
+    for (side, day) in [("baseline", 1), ("new", 2)] {
+        for process in 1..=5 {
+            let started_at = Some(format!("2026-11-0{day}T00:0{process}:00Z"));
+            let report = Report { started_at, ..samples::measured() };
+            let text = hbmark_core::result::saved::write(&report).unwrap();
+            std::fs::write(make(&format!("{side}/{process}/result.json")), text).unwrap();
+        }
     }
     let nodes: Vec<String> = (0..8).map(|node| format!("{} {}", node_name(node), rack_name(node))).collect();
     std::fs::write(root.join("nodes.txt"), nodes.join("\n")).unwrap();

@@ -15,8 +15,8 @@ mod summary;
 pub use hashing::{splitmix64, splitmix64_of_two};
 pub use intervals::{Interval, batch_error, chance_of_at_least, order_statistic_interval, t_interval_log};
 pub use paired::{
-    DRAWS, EXACT_PAIRS, OrderTest, balanced_order, least_order_p, least_pairs, minimum_detectable,
-    order_effect, order_test, unpaired_ratio,
+    DRAWS, EXACT_PAIRS, OrderTest, balanced_order, least_a_side, least_order_p, least_pairs,
+    minimum_detectable, order_effect, order_test, unpaired_ratio,
 };
 pub use regression::{Coefficient, Fit, least_squares};
 pub use robust::{

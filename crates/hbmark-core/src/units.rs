@@ -201,8 +201,8 @@ pub fn whole_count(value: f64) -> usize {
 
 /// `1 row`, `3 rows`.
 pub fn counted<N: Copy + fmt::Display + PartialEq + From<u8>>(count: N, one: &str) -> String {
-    let plural = if count == N::from(1) { "" } else { "s" };
-    format!("{count} {one}{plural}")
+    let plural = if one.ends_with('s') { "es" } else { "s" };
+    format!("{count} {one}{}", if count == N::from(1) { "" } else { plural })
 }
 
 /// Seconds since the epoch as a date. *Source*: days to civil date by the proleptic Gregorian calendar's 400-year cycle.

@@ -1,61 +1,152 @@
 //! Two saved results beside each other, and what they cannot prove.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::matching::{self, places, steps_of};
-use super::{CompareError, SideResult};
+use super::{CompareError, Side, SideResult};
 use hbmark_core::result::comparison::{
-    COMPARISON_VERSION, CellComparison, ComparedCell, ComparedItem, Comparison, ComparisonKind,
-    ComparisonVerdict, Effect, Method, Pair, Settings,
+    COMPARISON_VERSION, CellComparison, ComparedCell, ComparedItem, Comparison, ComparisonKind, Effect,
+    Method, Pair, Settings,
 };
 use hbmark_core::result::{CellResult, Report, ReportKind, block_means, judged_times};
 use hbmark_core::stats;
-use hbmark_report::analysis::compare::ONE_PROCESS;
+use hbmark_report::analysis::compare::{ONE_PROCESS, RAN_ONCE, judge_processes};
 use hbmark_report::analysis::opened;
 
-/// Compares two results that were saved before.
+/// Compares results that were saved before: one a side, or several of processes of their own.
 ///
 /// # Errors
-/// When a file is not a measured result, the models or the grids differ, or it is open which series stand against each other.
-pub fn saved(a: &Path, b: &Path, command: &str, settings: Settings) -> Result<Comparison, CompareError> {
-    let (given_a, given_b) = (a.display().to_string(), b.display().to_string());
-    let (a, b) = (read(a)?, read(b)?);
-    let sides = [&a, &b].map(|report| SideResult::Steps(Box::new(report.clone())));
-    sides[0].check_against(&sides[1])?;
-    let found = places(&steps_of(&a), &steps_of(&b))?;
-    let mut remarks = Vec::new();
-    let mut cells = Vec::with_capacity(found.len());
-    for place in found {
-        let cell = |side: char, report: &'_ Report, id: String| -> Result<CellResult, CompareError> {
-            let found = report.cells.iter().find(|cell| cell.id == id).cloned();
-            found.ok_or(CompareError::CellMissing { side, id })
-        };
-        let of_a = cell('A', &a, place.id_of_a())?;
-        let of_b = cell('B', &b, place.id_of_b())?;
-        cells.push(compare(place, &of_a, &of_b, &settings, &mut remarks));
+/// When a file is not a measured result, the models or the grids differ, it is open which series stand against each other, or a process is
+/// given twice.
+pub fn saved(
+    given: [&Path; 2],
+    [a, b]: [&[PathBuf]; 2],
+    command: &str,
+    settings: Settings,
+) -> Result<Comparison, CompareError> {
+    let given = given.map(|path| path.display().to_string());
+    let load = |paths: &[PathBuf]| -> Result<Vec<SideResult>, CompareError> {
+        paths.iter().map(|path| Ok(SideResult::Steps(Box::new(read(path)?)))).collect()
+    };
+    let sides = [load(a)?, load(b)?];
+    let [[first_a, ..], [first_b, ..]] = [&sides[0][..], &sides[1][..]] else {
+        return Err(CompareError::NoRounds);
+    };
+    let (SideResult::Steps(of_a), SideResult::Steps(of_b)) = (first_a, first_b) else {
+        return Err(CompareError::NoRounds);
+    };
+    for other in sides.iter().flatten() {
+        first_a.check_against(other)?;
     }
-    Ok(Comparison {
+    let found = places(&steps_of(of_a), &steps_of(of_b))?;
+    let several = a.len() > 1 || b.len() > 1;
+    let mut comparison = Comparison {
         schema_version: COMPARISON_VERSION,
         kind: ComparisonKind::Comparison,
-        method: Method::SavedResults,
+        method: if several { Method::SavedProcesses } else { Method::SavedResults },
         command: command.to_owned(),
         started_at: None,
-        model: sides[0].model_line(&sides[1]),
-        machine: sides[0].machine_line(),
-        protocol: sides[0].protocol().map(str::to_owned),
-        differences: sides[0].differences(&sides[1]),
-        a: sides[0].arm(&given_a),
-        b: sides[1].arm(&given_b),
+        model: first_a.model_line(first_b),
+        machine: first_a.machine_line(),
+        protocol: first_a.protocol().map(str::to_owned),
+        differences: first_a.differences(first_b),
+        a: first_a.arm(&given[0]),
+        b: first_b.arm(&given[1]),
         rounds: None,
         seed: None,
         order: Vec::new(),
         settings,
         floor: None,
         overall: None,
-        cells,
-        remarks,
-        limits: limits(&a, &b),
-    })
+        cells: Vec::with_capacity(found.len()),
+        read: Vec::new(),
+        remarks: Vec::new(),
+        limits: Vec::new(),
+    };
+    if several {
+        of_processes(&mut comparison, found, [(a, &sides[0]), (b, &sides[1])])?;
+    } else {
+        for place in found {
+            let of_a = cell_of('A', of_a, place.id_of_a())?;
+            let of_b = cell_of('B', of_b, place.id_of_b())?;
+            comparison.cells.push(compare(place, of_a, of_b, &settings, &mut comparison.remarks));
+        }
+        comparison.limits = limits(of_a, of_b);
+    }
+    Ok(comparison)
+}
+
+fn cell_of(side: char, report: &Report, id: String) -> Result<&CellResult, CompareError> {
+    report.cells.iter().find(|cell| cell.id == id).ok_or(CompareError::CellMissing { side, id })
+}
+
+/// The files of a side and what is in them.
+type Loaded<'a> = (&'a [PathBuf], &'a [SideResult]);
+
+/// Decides by processes that were run at other times, and not in pairs.
+fn of_processes(
+    comparison: &mut Comparison,
+    found: Vec<ComparedCell>,
+    sides: [Loaded<'_>; 2],
+) -> Result<(), CompareError> {
+    let reports = sides.map(|(_, results)| results.iter().filter_map(SideResult::steps).collect::<Vec<_>>());
+    distinct_processes(&sides)?;
+    let longest = reports[0].len().max(reports[1].len());
+    let mut of_cells = Vec::with_capacity(found.len());
+    for place in &found {
+        let mut pairs = vec![Pair::default(); longest];
+        for (side, id) in [(Side::A, place.id_of_a()), (Side::B, place.id_of_b())] {
+            for (at, report) in reports[usize::from(side == Side::B)].iter().enumerate() {
+                match matching::typical(cell_of(side.letter(), report, id.clone())?) {
+                    Ok(time) if side == Side::A => pairs[at].a_ns = Some(time),
+                    Ok(time) => pairs[at].b_ns = Some(time),
+                    Err(reason) => {
+                        comparison.remarks.push(format!("{} {}: {id}: {reason}", side.letter(), at + 1));
+                    }
+                }
+            }
+        }
+        of_cells.push(pairs);
+    }
+    let first = reports[0][0];
+    let elsewhere = |report: &&Report| {
+        report.environment.hostname != first.environment.hostname || gpu(report) != gpu(first)
+    };
+    if !reports.iter().flatten().any(elsewhere) {
+        let read = |report: &Report| Some(1e18 / report.ceilings.as_ref()?.read_bytes_per_s.median);
+        let of = |side: usize, at: usize| reports[side].get(at).copied().and_then(read);
+        comparison.read = (0..longest).map(|at| Pair { a_ns: of(0, at), b_ns: of(1, at) }).collect();
+    }
+    let mut judged = judge_processes(&of_cells, &comparison.read, &comparison.settings);
+    if reports.iter().flatten().any(|report| protocol(report).as_deref() == Some("smoke")) {
+        comparison.protocol = Some("smoke".to_owned());
+        judged.decides_nothing(RAN_ONCE);
+    }
+    comparison.overall = judged.overall;
+    let decided = found.into_iter().zip(of_cells).zip(judged.cells);
+    comparison.cells.extend(decided.map(|((place, pairs), effect)| CellComparison {
+        place: ComparedItem::Cell(place),
+        pairs,
+        effect,
+    }));
+    comparison.limits = limits_of_processes(&reports);
+    Ok(())
+}
+
+/// Refuses a process that is given twice: it would count as two.
+fn distinct_processes(sides: &[Loaded<'_>; 2]) -> Result<(), CompareError> {
+    let mut seen: Vec<(&Option<String>, &[CellResult], &PathBuf)> = Vec::new();
+    for (path, result) in sides.iter().flat_map(|(paths, results)| paths.iter().zip(*results)) {
+        let Some(report) = result.steps() else { continue };
+        let same = |(started, cells, _): &&(&Option<String>, &[CellResult], &PathBuf)| {
+            **started == report.started_at && *cells == &report.cells[..]
+        };
+        if let Some((.., first)) = seen.iter().find(same) {
+            return Err(CompareError::SameProcess { first: (*first).clone(), second: path.clone() });
+        }
+        seen.push((&report.started_at, &report.cells, path));
+    }
+    Ok(())
 }
 
 /// A result, from its file or from the folder that `run --out` wrote.
@@ -97,20 +188,26 @@ fn compare(
         ratio,
         low: within.map(|i| i.low),
         high: within.map(|i| i.high),
-        p: None,
-        p_exact: None,
-        p_adjusted: None,
-        minimum_detectable: None,
-        floor: None,
-        verdict: ComparisonVerdict::Inconclusive,
         reason: ONE_PROCESS.into(),
+        ..Effect::unknown()
     };
     CellComparison { place: ComparedItem::Cell(place), pairs: vec![pair], effect }
 }
 
+fn gpu(report: &Report) -> Option<&String> {
+    report.environment.gpu.as_ref().and_then(|gpu| gpu.uuid.as_ref())
+}
+
+fn protocol(report: &Report) -> Option<String> {
+    report.protocol.as_ref().map(|protocol| protocol.name.clone())
+}
+
+fn when(report: &Report) -> String {
+    report.started_at.clone().unwrap_or_else(|| "an unknown time".into())
+}
+
 /// What two saved results leave open, said plainly.
 fn limits(a: &Report, b: &Report) -> Vec<String> {
-    let when = |report: &Report| report.started_at.clone().unwrap_or_else(|| "an unknown time".into());
     let mut limits = vec![
         "one process a side: what each happened to get (its place in memory, its order of allocation) is in the ratio, and the \
          interval is of the spread within these two processes alone"
@@ -123,21 +220,42 @@ fn limits(a: &Report, b: &Report) -> Vec<String> {
         "no random order: an effect of going first or second cannot be told from one of the configuration".to_owned(),
         "hence no p and no verdict; `hbmark compare` with two configurations runs them in paired rounds".to_owned(),
     ];
-    let (here, there) = (&a.environment, &b.environment);
-    let gpu = |report: &Report| report.environment.gpu.as_ref().and_then(|gpu| gpu.uuid.clone());
-    let protocol = |report: &Report| report.protocol.as_ref().map(|p| p.name.clone());
-    for (differs, what) in [
-        (here.hostname != there.hostname, "machines"),
-        (here.cpu.model != there.cpu.model, "CPU models"),
-        (gpu(a) != gpu(b), "GPUs: identical products alone differ by 8 % on average"),
-        (here.build != there.build, "builds of hbmark"),
-        (protocol(a) != protocol(b), "protocols"),
-    ] {
-        if differs {
-            limits.push(format!("the results are from different {what}"));
-        }
-    }
+    limits.extend(of_different(&[a, b]));
     limits
+}
+
+/// What processes leave open that were not run in pairs.
+fn limits_of_processes(sides: &[Vec<&Report>; 2]) -> Vec<String> {
+    let span = |reports: &[&Report]| {
+        let mut times: Vec<String> = reports.iter().copied().map(when).collect();
+        times.sort();
+        format!("{} to {}", times[0], times[times.len() - 1])
+    };
+    let mut limits = vec![
+        format!(
+            "not in pairs: whatever changed on the machine between the processes of A ({}) and of B ({}) is in the ratio; a verdict is of \
+             these processes, and its cause may be the day",
+            span(&sides[0]),
+            span(&sides[1])
+        ),
+        "`hbmark compare` with two configurations runs them in paired rounds, which a drift of the machine does not reach".to_owned(),
+    ];
+    limits.extend(of_different(&sides.concat()));
+    limits
+}
+
+fn of_different(reports: &[&Report]) -> Vec<String> {
+    let differ =
+        |same: &dyn Fn(&Report, &Report) -> bool| reports.iter().any(|other| !same(reports[0], other));
+    let checks: [(bool, &str); 5] = [
+        (differ(&|a, b| a.environment.hostname == b.environment.hostname), "machines"),
+        (differ(&|a, b| a.environment.cpu.model == b.environment.cpu.model), "CPU models"),
+        (differ(&|a, b| gpu(a) == gpu(b)), "GPUs: identical products alone differ by 8 % on average"),
+        (differ(&|a, b| a.environment.build == b.environment.build), "builds of hbmark"),
+        (differ(&|a, b| protocol(a) == protocol(b)), "protocols"),
+    ];
+    let found = checks.into_iter().filter(|(differs, _)| *differs);
+    found.map(|(_, what)| format!("the results are from different {what}")).collect()
 }
 
 #[cfg(test)]

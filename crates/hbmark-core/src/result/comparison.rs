@@ -222,6 +222,27 @@ pub struct Effect {
     pub reason: String,
 }
 
+impl Effect {
+    /// Before anything is decided.
+    pub fn unknown() -> Self {
+        Self {
+            rounds: 0,
+            a_ns: None,
+            b_ns: None,
+            ratio: None,
+            low: None,
+            high: None,
+            p: None,
+            p_exact: None,
+            p_adjusted: None,
+            minimum_detectable: None,
+            floor: None,
+            verdict: ComparisonVerdict::Inconclusive,
+            reason: String::new(),
+        }
+    }
+}
+
 /// Version of the JSON of a comparison; raised when a field changes its meaning or goes away.
 ///
 /// Version 1 tested signs and corrected by Holm, in `p_holm`.
@@ -242,6 +263,8 @@ pub enum Method {
     PairedRounds,
     /// Two saved results.
     SavedResults,
+    /// Several saved results a side, each of a process of its own.
+    SavedProcesses,
 }
 
 /// A side.
@@ -269,7 +292,7 @@ pub struct Difference {
 pub struct CellComparison {
     #[serde(flatten)]
     pub place: ComparedItem,
-    /// In the order of the rounds; saved results have one.
+    /// In the order of the rounds; saved results have one. Of saved processes, the first of A beside the first of B and so on: they were no pairs.
     pub pairs: Vec<Pair>,
     #[serde(flatten)]
     pub effect: Effect,
@@ -306,6 +329,9 @@ pub struct Comparison {
     pub floor: Option<Floor>,
     pub cells: Vec<CellComparison>,
     pub overall: Option<Effect>,
+    /// Nanoseconds in which each saved process's own probe read a gigabyte; empty where the sides are not of one machine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub read: Vec<Pair>,
     /// What happened on the way: lost rounds, cells without a time.
     pub remarks: Vec<String>,
     /// What this comparison cannot prove.

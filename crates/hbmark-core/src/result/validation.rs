@@ -102,6 +102,7 @@ pub(crate) fn check_comparison(comparison: &Comparison) -> Result<(), ReportErro
         ("the number of remarks", comparison.remarks.len()),
         ("the number of limits", comparison.limits.len()),
         ("the number of rounds", comparison.rounds.unwrap_or_default()),
+        ("the number of processes", comparison.read.len()),
     ] {
         within(what, count, &(0..=MAX_ROWS))?;
     }

@@ -139,6 +139,11 @@ pub fn least_pairs(alpha: f64) -> usize {
     (2..most).find(|&pairs| least_order_p(pairs, pairs / 2) <= alpha).unwrap_or(most)
 }
 
+/// The fewest processes a side, not in pairs, whose deal to the sides can show anything at a level.
+pub fn least_a_side(alpha: f64) -> usize {
+    (2..EXACT_PAIRS).find(|&a_side| least_order_p(2 * a_side, a_side) <= alpha).unwrap_or(EXACT_PAIRS)
+}
+
 /// What being B adds to the logarithm of a time, with its interval and the spread of one pair; what being second adds is taken out. `None`
 /// where the pairs do not tell the two apart, or nothing is left to estimate a spread from.
 pub fn order_effect(later: &[Option<f64>], b_second: &[bool], confidence: f64) -> Option<(Interval, f64)> {

@@ -624,6 +624,7 @@ pub fn of_comparison(found: &Comparison) -> Checklist {
     let machine = Some(&found.machine).filter(|machine| !machine.starts_with(UNKNOWN_PRODUCT));
     let paired = match found.method {
         Method::SavedResults => "two saved results: one process a side".to_owned(),
+        Method::SavedProcesses => "saved processes of each side, not in pairs".to_owned(),
         Method::PairedRounds if lenient => {
             format!("decided at a level of {}, and {} is asked for", found.settings.alpha, usual.alpha)
         }
@@ -642,7 +643,7 @@ pub fn of_comparison(found: &Comparison) -> Checklist {
                 found.method == Method::PairedRounds && rounds >= least && !lenient,
                 paired,
                 match found.method {
-                    Method::SavedResults => "hbmark compare with two configurations",
+                    Method::SavedResults | Method::SavedProcesses => "hbmark compare with two configurations",
                     Method::PairedRounds => {
                         "hbmark doctor, then the same comparison with nothing else running"
                     }

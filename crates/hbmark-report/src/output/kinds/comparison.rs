@@ -10,7 +10,7 @@ use crate::output::kinds::headline;
 use crate::output::metrics::Unit;
 use hbmark_core::result::comparison::{
     Arm, CellComparison, ComparedCell, ComparedItem, Comparison, ComparisonVerdict, Difference, Effect,
-    Method,
+    Method, Pair,
 };
 
 impl Kind for Comparison {
@@ -204,10 +204,25 @@ fn header(comparison: &Comparison) -> Vec<String> {
             comparison.order.join(" "),
         ),
         Method::SavedResults => format!("two saved results, {each}: no rounds, no test"),
+        Method::SavedProcesses => {
+            let most = |side: fn(&Pair) -> Option<f64>| {
+                let timed = |cell: &CellComparison| cell.pairs.iter().filter_map(side).count();
+                comparison.cells.iter().map(timed).max().unwrap_or(0)
+            };
+            format!(
+                "{} of A and {} of B, saved before, not in pairs, {each}",
+                counted(most(|pair| pair.a_ns), "process"),
+                most(|pair| pair.b_ns)
+            )
+        }
     });
     lines.push(format!(
-        "ratios are B's time over A's; equivalent within ±{}; p over the orders that could have been drawn, for all {} together",
+        "ratios are B's time over A's; equivalent within ±{}; p over {}, for all {} together",
         percent(comparison.settings.margin),
+        match comparison.method {
+            Method::SavedProcesses => "all ways to deal the processes to the sides",
+            Method::PairedRounds | Method::SavedResults => "the orders that could have been drawn",
+        },
         if served { "metrics" } else { "cells" }
     ));
     lines

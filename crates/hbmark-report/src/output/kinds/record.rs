@@ -451,7 +451,9 @@ pub fn of_comparison(comparison: &Comparison) -> Document {
             )
         }
         (Method::PairedRounds, None) => "the rounds were over".to_owned(),
-        (Method::SavedResults, _) => "two results that were there already; nothing was run".to_owned(),
+        (Method::SavedResults | Method::SavedProcesses, _) => {
+            "the results were there already; nothing was run".to_owned()
+        }
     };
     page.section("Why it ended there", [end]);
     let mut lines = vec![format!("model {}", comparison.model), format!("machine {}", comparison.machine)];
