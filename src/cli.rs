@@ -64,7 +64,7 @@ enum Command {
     Run(Box<run::Args>),
     /// Serve traffic with objectives, in process or on a live server (--url); or predict it on a virtual clock.
     Serve(Box<serve::Args>),
-    /// Is B faster than A? Two configurations or servers in paired rounds, or two saved results side by side.
+    /// Is B faster than A? Two configurations or servers in paired rounds, folders of saved processes, or two saved results side by side.
     Compare(compare::Args),
     /// How many instances a rate needs, what they cost and what breaks first, from a sweep of `serve`: the arithmetic line by line.
     Capacity(capacity::Args),

@@ -23,9 +23,10 @@ use crate::worker::journal::FolderLock;
 use crate::worker::signals::Interrupts;
 use hbmark_core::result::ReportKind;
 use hbmark_core::result::comparison::{
-    ComparedItem, Comparison, ComparisonVerdict, Effect, EngineVariant, Settings,
+    ComparedItem, Comparison, ComparisonVerdict, Effect, EngineVariant, Method, Settings,
 };
 use hbmark_core::units::counted;
+use hbmark_report::analysis::compare::processes::MAX_A_SIDE;
 use hbmark_report::analysis::{Opened, SideBySide, open, side_by_side};
 use hbmark_report::output::Format;
 
@@ -46,8 +47,6 @@ const KEYS: &[&str] = &[
 
 /// The largest number of rounds; beyond it a typing error is likelier than a wish.
 const MAX_ROUNDS: u64 = 10_000;
-/// Saved processes a side.
-const MAX_PROCESSES: usize = 100;
 /// What `--out` writes.
 const RESULT_FILES: [&str; 3] = ["result.json", "serve.json", "comparison.json"];
 
@@ -160,10 +159,12 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
             }
             let processes = [processes(a)?, processes(b)?];
             let several = processes.iter().any(|of_side| of_side.len() > 1);
+            let least = hbmark_core::stats::least_a_side(settings.alpha);
             anyhow::ensure!(
-                several || args.fail_on.is_empty(),
-                "--fail-on: one saved result a side decides nothing; give folders with {} results or more each, every one of a run of its own, or two configurations",
-                hbmark_core::stats::least_a_side(settings.alpha)
+                args.fail_on.is_empty() || processes.iter().all(|of_side| of_side.len() >= least),
+                "--fail-on: {} and {} saved results decide nothing; give folders with {least} or more each, every one of a run of its own, or two configurations",
+                processes[0].len(),
+                processes[1].len()
             );
             let claim = args.out.as_deref().map(lock_folder).transpose()?;
             if !several && let Some(beside) = beside(&processes[0][0], &processes[1][0])? {
@@ -192,7 +193,13 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
 /// 1 where a gate closes, or a cell has no time to compare.
 fn outcome(comparison: &Comparison, gates: &[Gate]) -> Outcome {
     let effects = || comparison.cells.iter().map(|cell| &cell.effect).chain(&comparison.overall);
-    let lost = comparison.cells.iter().any(|cell| cell.effect.ratio.is_none());
+    // A gate must not hold because too few processes were left to close it.
+    let few = |effect: &Effect| {
+        comparison.method == Method::SavedProcesses
+            && !gates.is_empty()
+            && effect.rounds < hbmark_core::stats::least_a_side(comparison.settings.alpha)
+    };
+    let lost = comparison.cells.iter().any(|cell| cell.effect.ratio.is_none() || few(&cell.effect));
     let closed = effects().any(|effect| gates.iter().any(|gate| gate.closes(effect)));
     if lost || closed { Outcome::SomeCellsFailed } else { Outcome::Complete }
 }
@@ -219,8 +226,8 @@ fn processes(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut found: Vec<PathBuf> = folders.iter().filter_map(|entry| own(&entry.path())).collect();
     found.sort();
     anyhow::ensure!(
-        (1..=MAX_PROCESSES).contains(&found.len()),
-        "{} has {} with a result: wanted one to {MAX_PROCESSES}, as `hbmark run --out {}/1` writes them",
+        (1..=MAX_A_SIDE).contains(&found.len()),
+        "{} has {} with a result: wanted one to {MAX_A_SIDE}, as `hbmark run --out {}/1` writes them",
         path.display(),
         counted(found.len(), "folder"),
         path.display()

@@ -159,11 +159,10 @@ impl Tokenizer {
         self.inner.token_to_id(name)
     }
 
-    /// Its file as a document.
+    /// The tokenizer as a document: not its file, whose ids of added tokens are not always those that are used.
     pub(crate) fn json(&self) -> Result<serde_json::Value, String> {
-        let read = || SizedFile::open(&self.path)?.read_all(MAX_BYTES);
-        let bytes = read().map_err(|error| error.to_string())?;
-        serde_json::from_slice(&bytes).map_err(|error| error.to_string())
+        let text = self.inner.to_string(false).map_err(|error| error.to_string())?;
+        serde_json::from_str(&text).map_err(|error| error.to_string())
     }
 
     /// The token ids of a text, without special tokens around it.

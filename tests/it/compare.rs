@@ -107,7 +107,7 @@ fn saved_results_stand_side_by_side_and_say_what_they_cannot_prove() {
     }
     refused(
         &[path(a.path()), path(b.path()), "--fail-on", "slower"],
-        "one saved result a side decides nothing; give folders with 4 results or more each",
+        "--fail-on: 1 and 1 saved results decide nothing; give folders with 4 or more each",
     );
     refused(&[path(a.path()), path(b.path()), "--aa"], "--aa needs two configurations");
     refused(&[path(a.path()), "threads=1"], "give two of one kind");
@@ -135,12 +135,17 @@ fn folders_of_saved_processes_are_decided_and_gated_and_no_process_counts_twice(
     hbmark().args(["compare", old, new, "--fail-on", "inconclusive"]).assert().code(1);
     refused(&[old, old], "are one process, which would count as two");
     refused(&[old, new, "--aa"], "--aa needs two configurations");
+    let one = sides[1].join("1");
+    refused(&[old, path(&one), "--fail-on", "slower"], "--fail-on: 4 and 1 saved results decide nothing");
+    let mixed = sides[1].join("5");
+    save(&mixed, "qwen3", &["--engine", "native", "--threads", "1"]);
+    refused(&[old, new], "are not runs of one configuration: threads differs");
+    std::fs::remove_dir_all(&mixed).unwrap();
     let empty = folder.path().join("empty");
     std::fs::create_dir(&empty).unwrap();
     refused(&[old, path(&empty)], "has 0 folders with a result: wanted one to 100");
     // One process beside four: not enough to decide, and it is said how many are.
-    let output =
-        hbmark().args(["compare", old, path(&sides[1].join("1")), "--format", "json"]).assert().code(0);
+    let output = hbmark().args(["compare", old, path(&one), "--format", "json"]).assert().code(0);
     assert_eq!(json(&output.get_output().stdout)["method"], "saved_processes");
 }
 

@@ -81,6 +81,7 @@ pub trait Kind {
     ///
     /// # Errors
     /// When it cannot be serialised.
+    // Without a default, which would be compiled once more in each crate that prints the kind.
     fn json(&self) -> serde_json::Result<String>;
 
     /// Its content for a page: kinds with plots have more there.

@@ -35,6 +35,10 @@ pub enum CompareError {
         "stopped by signal {signal} after {rounds} of {wanted} rounds: {least} at least are needed to say anything"
     )]
     Stopped { signal: i32, rounds: usize, wanted: usize, least: usize },
+    #[error(
+        "{first} and {second} are not runs of one configuration: {what} differs; keep those of a side alike"
+    )]
+    Mixed { first: PathBuf, second: PathBuf, what: String },
     #[error("{first} and {second} are one process, which would count as two")]
     SameProcess { first: PathBuf, second: PathBuf },
     #[error("a comparison needs at least one round")]

@@ -8,9 +8,9 @@ use hbmark_core::result::comparison::{
     COMPARISON_VERSION, CellComparison, ComparedCell, ComparedItem, Comparison, ComparisonKind, Effect,
     Method, Pair, Settings,
 };
-use hbmark_core::result::{CellResult, Report, ReportKind, block_means, judged_times};
+use hbmark_core::result::{Block, CellResult, Report, ReportKind, block_means, judged_times};
 use hbmark_core::stats;
-use hbmark_report::analysis::compare::{ONE_PROCESS, RAN_ONCE, judge_processes};
+use hbmark_report::analysis::compare::{ONE_PROCESS, RAN_ONCE, processes};
 use hbmark_report::analysis::opened;
 
 /// Compares results that were saved before: one a side, or several of processes of their own.
@@ -25,19 +25,15 @@ pub fn saved(
     settings: Settings,
 ) -> Result<Comparison, CompareError> {
     let given = given.map(|path| path.display().to_string());
-    let load = |paths: &[PathBuf]| -> Result<Vec<SideResult>, CompareError> {
-        paths.iter().map(|path| Ok(SideResult::Steps(Box::new(read(path)?)))).collect()
+    let load = |paths: &[PathBuf]| -> Result<Vec<Report>, CompareError> {
+        paths.iter().map(|path| read(path)).collect()
     };
-    let sides = [load(a)?, load(b)?];
-    let [[first_a, ..], [first_b, ..]] = [&sides[0][..], &sides[1][..]] else {
+    let reports = [load(a)?, load(b)?];
+    let ([of_a, ..], [of_b, ..]) = (&reports[0][..], &reports[1][..]) else {
         return Err(CompareError::NoRounds);
     };
-    let (SideResult::Steps(of_a), SideResult::Steps(of_b)) = (first_a, first_b) else {
-        return Err(CompareError::NoRounds);
-    };
-    for other in sides.iter().flatten() {
-        first_a.check_against(other)?;
-    }
+    let [first_a, first_b] = [of_a, of_b].map(|report| SideResult::Steps(Box::new(report.clone())));
+    first_a.check_against(&first_b)?;
     let found = places(&steps_of(of_a), &steps_of(of_b))?;
     let several = a.len() > 1 || b.len() > 1;
     let mut comparison = Comparison {
@@ -46,10 +42,10 @@ pub fn saved(
         method: if several { Method::SavedProcesses } else { Method::SavedResults },
         command: command.to_owned(),
         started_at: None,
-        model: first_a.model_line(first_b),
+        model: first_a.model_line(&first_b),
         machine: first_a.machine_line(),
         protocol: first_a.protocol().map(str::to_owned),
-        differences: first_a.differences(first_b),
+        differences: first_a.differences(&first_b),
         a: first_a.arm(&given[0]),
         b: first_b.arm(&given[1]),
         rounds: None,
@@ -64,7 +60,7 @@ pub fn saved(
         limits: Vec::new(),
     };
     if several {
-        of_processes(&mut comparison, found, [(a, &sides[0]), (b, &sides[1])])?;
+        of_processes(&mut comparison, found, [(a, &reports[0]), (b, &reports[1])])?;
     } else {
         for place in found {
             let of_a = cell_of('A', of_a, place.id_of_a())?;
@@ -81,7 +77,7 @@ fn cell_of(side: char, report: &Report, id: String) -> Result<&CellResult, Compa
 }
 
 /// The files of a side and what is in them.
-type Loaded<'a> = (&'a [PathBuf], &'a [SideResult]);
+type Loaded<'a> = (&'a [PathBuf], &'a [Report]);
 
 /// Decides by processes that were run at other times, and not in pairs.
 fn of_processes(
@@ -89,36 +85,35 @@ fn of_processes(
     found: Vec<ComparedCell>,
     sides: [Loaded<'_>; 2],
 ) -> Result<(), CompareError> {
-    let reports = sides.map(|(_, results)| results.iter().filter_map(SideResult::steps).collect::<Vec<_>>());
+    one_configuration(&sides)?;
     distinct_processes(&sides)?;
+    let reports = sides.map(|(_, reports)| reports);
     let longest = reports[0].len().max(reports[1].len());
     let mut of_cells = Vec::with_capacity(found.len());
     for place in &found {
         let mut pairs = vec![Pair::default(); longest];
         for (side, id) in [(Side::A, place.id_of_a()), (Side::B, place.id_of_b())] {
-            for (at, report) in reports[usize::from(side == Side::B)].iter().enumerate() {
+            let (paths, reports) = sides[usize::from(side == Side::B)];
+            for (at, (path, report)) in paths.iter().zip(reports).enumerate() {
                 match matching::typical(cell_of(side.letter(), report, id.clone())?) {
                     Ok(time) if side == Side::A => pairs[at].a_ns = Some(time),
                     Ok(time) => pairs[at].b_ns = Some(time),
                     Err(reason) => {
-                        comparison.remarks.push(format!("{} {}: {id}: {reason}", side.letter(), at + 1));
+                        comparison.remarks.push(format!("{}: {id}: {reason}", path.display()));
                     }
                 }
             }
         }
         of_cells.push(pairs);
     }
-    let first = reports[0][0];
-    let elsewhere = |report: &&Report| {
-        report.environment.hostname != first.environment.hostname || gpu(report) != gpu(first)
+    let read = |report: &Report| {
+        let rates: Vec<f64> = report.cells.iter().filter_map(|cell| cell.read_beside_bytes_per_s).collect();
+        (!rates.is_empty()).then(|| 1e18 / stats::geometric_mean(&rates))
     };
-    if !reports.iter().flatten().any(elsewhere) {
-        let read = |report: &Report| Some(1e18 / report.ceilings.as_ref()?.read_bytes_per_s.median);
-        let of = |side: usize, at: usize| reports[side].get(at).copied().and_then(read);
-        comparison.read = (0..longest).map(|at| Pair { a_ns: of(0, at), b_ns: of(1, at) }).collect();
-    }
-    let mut judged = judge_processes(&of_cells, &comparison.read, &comparison.settings);
-    if reports.iter().flatten().any(|report| protocol(report).as_deref() == Some("smoke")) {
+    let of = |side: usize, at: usize| reports[side].get(at).and_then(read);
+    comparison.read = (0..longest).map(|at| Pair { a_ns: of(0, at), b_ns: of(1, at) }).collect();
+    let mut judged = processes::judge(&of_cells, &comparison.read, &comparison.settings);
+    if reports.into_iter().flatten().any(|report| protocol(report).as_deref() == Some("smoke")) {
         comparison.protocol = Some("smoke".to_owned());
         judged.decides_nothing(RAN_ONCE);
     }
@@ -129,32 +124,48 @@ fn of_processes(
         pairs,
         effect,
     }));
-    comparison.limits = limits_of_processes(&reports);
+    comparison.limits = limits_of_processes(reports);
+    Ok(())
+}
+
+/// Refuses a side whose processes did not all run the same: they would be taken for the spread of one.
+fn one_configuration(sides: &[Loaded<'_>; 2]) -> Result<(), CompareError> {
+    for (paths, reports) in sides {
+        let results: Vec<SideResult> =
+            reports.iter().map(|report| SideResult::Steps(Box::new(report.clone()))).collect();
+        for (path, other) in paths.iter().zip(&results).skip(1) {
+            results[0].check_against(other)?;
+            let mut differing = results[0].differences(other);
+            differing.retain(|found| !matches!(found.key.as_str(), "note" | "hypothesis"));
+            let key = differing.into_iter().next().map(|found| found.key);
+            let protocols = results[0].protocol() != other.protocol();
+            if let Some(what) = key.or_else(|| protocols.then(|| "protocol".to_owned())) {
+                return Err(CompareError::Mixed { first: paths[0].clone(), second: path.clone(), what });
+            }
+        }
+    }
     Ok(())
 }
 
 /// Refuses a process that is given twice: it would count as two.
 fn distinct_processes(sides: &[Loaded<'_>; 2]) -> Result<(), CompareError> {
-    let mut seen: Vec<(&Option<String>, &[CellResult], &PathBuf)> = Vec::new();
-    for (path, result) in sides.iter().flat_map(|(paths, results)| paths.iter().zip(*results)) {
-        let Some(report) = result.steps() else { continue };
-        let same = |(started, cells, _): &&(&Option<String>, &[CellResult], &PathBuf)| {
-            **started == report.started_at && *cells == &report.cells[..]
-        };
-        if let Some((.., first)) = seen.iter().find(same) {
-            return Err(CompareError::SameProcess { first: (*first).clone(), second: path.clone() });
+    let all: Vec<(&PathBuf, &Report)> =
+        sides.iter().flat_map(|(paths, reports)| paths.iter().zip(*reports)).collect();
+    let blocks =
+        |report: &Report| report.cells.iter().flat_map(|cell| cell.blocks.clone()).collect::<Vec<_>>();
+    let taken: Vec<Vec<Block>> = all.iter().map(|(_, report)| blocks(report)).collect();
+    for (at, blocks) in taken.iter().enumerate().filter(|(_, blocks)| !blocks.is_empty()) {
+        if let Some(first) = taken[..at].iter().position(|earlier| earlier == blocks) {
+            return Err(CompareError::SameProcess { first: all[first].0.clone(), second: all[at].0.clone() });
         }
-        seen.push((&report.started_at, &report.cells, path));
     }
     Ok(())
 }
 
-/// A result, from its file or from the folder that `run --out` wrote.
 fn read(path: &Path) -> Result<Report, CompareError> {
-    let file = if path.is_dir() { path.join("result.json") } else { path.to_path_buf() };
-    let report = opened::report(&file)?;
+    let report = opened::report(path)?;
     if report.kind == ReportKind::Predict {
-        return Err(CompareError::NotMeasured { path: file });
+        return Err(CompareError::NotMeasured { path: path.to_path_buf() });
     }
     Ok(report)
 }
@@ -225,22 +236,22 @@ fn limits(a: &Report, b: &Report) -> Vec<String> {
 }
 
 /// What processes leave open that were not run in pairs.
-fn limits_of_processes(sides: &[Vec<&Report>; 2]) -> Vec<String> {
-    let span = |reports: &[&Report]| {
-        let mut times: Vec<String> = reports.iter().copied().map(when).collect();
+fn limits_of_processes(sides: [&[Report]; 2]) -> Vec<String> {
+    let span = |reports: &[Report]| {
+        let mut times: Vec<String> = reports.iter().map(when).collect();
         times.sort();
         format!("{} to {}", times[0], times[times.len() - 1])
     };
     let mut limits = vec![
         format!(
-            "not in pairs: whatever changed on the machine between the processes of A ({}) and of B ({}) is in the ratio; a verdict is of \
-             these processes, and its cause may be the day",
-            span(&sides[0]),
-            span(&sides[1])
+            "not in pairs: whatever changed on the machine between the processes of A ({}) and of B ({}) is in the ratio. A verdict \
+             lies beyond what the read bandwidth beside the steps leaves open; a clock that changed alone is not seen in it",
+            span(sides[0]),
+            span(sides[1])
         ),
         "`hbmark compare` with two configurations runs them in paired rounds, which a drift of the machine does not reach".to_owned(),
     ];
-    limits.extend(of_different(&sides.concat()));
+    limits.extend(of_different(&sides.into_iter().flatten().collect::<Vec<_>>()));
     limits
 }
 
@@ -261,8 +272,8 @@ fn of_different(reports: &[&Report]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hbmark_core::result::Block;
     use hbmark_core::result::GpuEnvironment;
+    use hbmark_core::result::comparison::ComparisonVerdict;
     use hbmark_core::result::saved;
 
     #[test]
@@ -304,6 +315,51 @@ mod tests {
             }
         }
         assert!(intervals > 0);
+    }
+
+    #[test]
+    fn saved_processes_are_decided_by_their_times_and_the_memory_beside_them() {
+        let template = saved::parse(include_str!("../../../fuzz/seeds/result.json")).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        // `time` and `read`: of the template's, in each process a little more.
+        let side = |name: &str, time: f64, read: f64| -> Vec<PathBuf> {
+            let process = |at: u32| {
+                let mut report = template.clone();
+                if let Some(protocol) = &mut report.protocol {
+                    protocol.name = "quick".to_owned();
+                }
+                let factor = time * (1.0 + 0.001 * f64::from(at * at));
+                for block in report.cells.iter_mut().flat_map(|cell| &mut cell.blocks) {
+                    block.step_ns.iter_mut().chain(&mut block.interval_ns).for_each(|time| *time *= factor);
+                    block.read_bytes_per_s = Some(1e10 * read * (1.0 + 0.001 * f64::from(at)));
+                }
+                let path = folder.path().join(format!("{name}-{at}.json"));
+                std::fs::write(&path, saved::write(&report).unwrap()).unwrap();
+                path
+            };
+            (1..=5).map(process).collect()
+        };
+        let decide = |a: &[PathBuf], b: &[PathBuf]| {
+            let given = [Path::new("a"), Path::new("b")];
+            super::saved(given, [a, b], "hbmark compare a b", Settings::new(0.01, 1))
+        };
+        let verdicts = |found: &Comparison| -> Vec<ComparisonVerdict> {
+            let timed = found.cells.iter().filter(|cell| cell.effect.ratio.is_some());
+            timed.map(|cell| cell.effect.verdict).collect()
+        };
+        let old = side("old", 1.0, 1.0);
+        for (name, time, read, wanted) in [
+            ("slower", 1.2, 1.0, ComparisonVerdict::Slower),
+            ("faster", 0.8, 1.0, ComparisonVerdict::Faster),
+            ("machine", 1.2, 0.8, ComparisonVerdict::Inconclusive),
+        ] {
+            let found = decide(&old, &side(name, time, read)).unwrap();
+            let given = verdicts(&found);
+            assert!(!given.is_empty() && given.iter().all(|verdict| *verdict == wanted), "{name}: {found:?}");
+            assert_eq!((found.method, found.read.len()), (Method::SavedProcesses, 5));
+        }
+        let error = decide(&old, &old).unwrap_err().to_string();
+        assert!(error.ends_with("are one process, which would count as two"), "{error}");
     }
 
     #[test]

@@ -380,6 +380,13 @@ fn a_saved_comparison_with_numbers_that_no_run_has_is_not_believed() {
         let error = read(&changed).unwrap_err().to_string();
         assert!(error.contains("18446744073709551615, and no run has that"), "{error}");
     }
+    for place in ["confidence", "alpha", "power", "margin"] {
+        for number in [3.0, 1.0, -1.0] {
+            let mut changed = whole.clone();
+            changed["settings"][place] = number.into();
+            assert!(read(&changed).is_err(), "{place} {number}");
+        }
+    }
 }
 
 /// Served requests whose TTFT grows with the launch, and where B takes another time.

@@ -198,7 +198,7 @@ impl Pair {
 /// What was found in one cell, or over all of them. Ratios are B's time over A's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Effect {
-    /// Rounds in which both sides have a time.
+    /// Rounds in which both sides have a time; of saved processes, those of the side that has fewer with one.
     pub rounds: usize,
     /// Geometric means of the medians over those rounds; null over all cells.
     pub a_ns: Option<f64>,
@@ -206,7 +206,7 @@ pub struct Effect {
     pub ratio: Option<f64>,
     pub low: Option<f64>,
     pub high: Option<f64>,
-    /// Two-sided, over the orders of the rounds that could have been drawn.
+    /// Two-sided, over the orders of the rounds that could have been drawn, or over the ways to relabel the processes.
     pub p: Option<f64>,
     /// Whether every order was counted.
     pub p_exact: Option<bool>,
@@ -329,7 +329,7 @@ pub struct Comparison {
     pub floor: Option<Floor>,
     pub cells: Vec<CellComparison>,
     pub overall: Option<Effect>,
-    /// Nanoseconds in which each saved process's own probe read a gigabyte; empty where the sides are not of one machine.
+    /// Of each saved process: nanoseconds in which the machine's memory read a gigabyte beside its steps.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub read: Vec<Pair>,
     /// What happened on the way: lost rounds, cells without a time.

@@ -106,6 +106,17 @@ pub(crate) fn check_comparison(comparison: &Comparison) -> Result<(), ReportErro
     ] {
         within(what, count, &(0..=MAX_ROWS))?;
     }
+    let settings = comparison.settings;
+    for (what, share, least) in [
+        ("the confidence", settings.confidence, 1e-3),
+        ("the level", settings.alpha, 1e-6),
+        ("the power", settings.power, 1e-3),
+        ("the margin", settings.margin, 0.0),
+    ] {
+        if !(least..=0.9999).contains(&share) {
+            return Err(impossible_value(what.to_owned(), &share, "a share between 0 and 1"));
+        }
+    }
     for cell in comparison.cells.iter().chain(floor) {
         if let Some(step) = cell.place.cell() {
             within("a batch", step.batch, &GRID)?;

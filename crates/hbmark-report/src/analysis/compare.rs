@@ -1,10 +1,12 @@
-//! Is B faster than A? From paired times to a verdict.
+//! Is B faster than A? From paired times to a verdict; [`processes`] decides on times that were not taken in pairs.
 //!
 //! Enters: the times of each round, one per side, and the settings of the decision. Leaves: an [`Effect`] per cell and one over all
 //! cells. Pure: it runs nothing.
 //!
 //! The unit is a round: one fresh process a side. Everything is decided on ln(B/A) of a round's medians, and on the order
 //! within rounds, which was drawn: what the second launch of a round has of being the second is estimated beside the effect and taken out.
+
+pub mod processes;
 
 use serde::{Deserialize, Serialize};
 
@@ -31,94 +33,9 @@ pub fn judge(
     floor: Option<&Findings>,
     settings: &Settings,
 ) -> Findings {
-    let later = cells.iter().map(|rounds| later_over_first(rounds, b_second)).collect();
-    let centers = |rounds: &[Pair]| (center(rounds, |pair| pair.a_ns), center(rounds, |pair| pair.b_ns));
-    decide(later, b_second, Unit::Round, floor, settings).with_times(cells, centers)
-}
-
-/// Judges processes that were run at other times, and not in pairs: the `i`-th of each side stand beside each other for no other reason. The
-/// test deals all of them to the sides in every way. `read` is the time in which the probe of each read a gigabyte: no difference is called that
-/// the interval of its ratio leaves open, for the machine may have changed as much.
-pub fn judge_processes(cells: &[Vec<Pair>], read: &[Pair], settings: &Settings) -> Findings {
-    let dealt = Dealt::of(cells);
-    let later = cells.iter().map(|pairs| dealt.twice_logs(pairs)).collect();
-    let centers = |pairs: &[Pair]| {
-        let side = |times: Vec<f64>| (!times.is_empty()).then(|| stats::geometric_mean(&times));
-        (side(times_of(pairs, |pair| pair.a_ns)), side(times_of(pairs, |pair| pair.b_ns)))
-    };
-    let mut found = decide(later, &dealt.is_b, Unit::Process, None, settings).with_times(cells, centers);
-    let machine =
-        decide(vec![dealt.twice_logs(read)], &dealt.is_b, Unit::Process, None, settings).cells.remove(0);
-    if let (Some(ratio), Some(low), Some(high)) = (machine.ratio, machine.low, machine.high) {
-        let reason = format!(
-            "the machine itself may be the cause: by the probe of each process its memory took {ratio:.3} times as long in those of B \
-             ({low:.3} to {high:.3})"
-        );
-        let differs = is_shown(&machine, machine.p, settings);
-        found.undecided(&reason, |effect| match effect.verdict {
-            ComparisonVerdict::Faster | ComparisonVerdict::Slower => nearest(effect) <= furthest(&machine),
-            ComparisonVerdict::Equivalent => differs,
-            ComparisonVerdict::Inconclusive => false,
-        });
-    }
-    found
-}
-
-/// Whether the test and the interval both show a difference: a verdict never contradicts the interval beside it.
-fn is_shown(effect: &Effect, p: Option<f64>, settings: &Settings) -> bool {
-    let apart = effect.low.zip(effect.high).is_some_and(|(low, high)| low > 1.0 || high < 1.0);
-    apart && p.is_some_and(|p| p <= settings.alpha)
-}
-
-/// Which processes there are, those of A before those of B.
-struct Dealt {
-    places: Vec<usize>,
-    is_b: Vec<bool>,
-}
-
-impl Dealt {
-    /// Of those that have a time in any cell.
-    fn of(cells: &[Vec<Pair>]) -> Self {
-        let most = cells.iter().map(Vec::len).max().unwrap_or(0);
-        let timed = |side: fn(&Pair) -> Option<f64>| {
-            let has =
-                move |at: &usize| cells.iter().any(|pairs| usable(pairs.get(*at).and_then(side)).is_some());
-            (0..most).filter(has)
-        };
-        let (a, b) = (timed(|pair| pair.a_ns), timed(|pair| pair.b_ns));
-        let labelled = a.map(|at| (at, false)).chain(b.map(|at| (at, true)));
-        let (places, is_b) = labelled.unzip();
-        Self { places, is_b }
-    }
-
-    /// Twice the logarithm of the time of each: being B adds to it and being A takes away half of the difference of the sides, as in a round.
-    fn twice_logs(&self, pairs: &[Pair]) -> Vec<Option<f64>> {
-        let time = |(at, is_b): (&usize, &bool)| {
-            let pair = pairs.get(*at)?;
-            Some(2.0 * usable(if *is_b { pair.b_ns } else { pair.a_ns })?.ln())
-        };
-        self.places.iter().zip(&self.is_b).map(time).collect()
-    }
-}
-
-fn usable(time: Option<f64>) -> Option<f64> {
-    time.filter(|time| time.is_finite() && *time > 0.0)
-}
-
-fn times_of(pairs: &[Pair], side: impl Fn(&Pair) -> Option<f64>) -> Vec<f64> {
-    pairs.iter().filter_map(|pair| usable(side(pair))).collect()
-}
-
-/// The effects of one family, without times.
-fn decide(
-    mut later: Vec<Vec<Option<f64>>>,
-    b_second: &[bool],
-    unit: Unit,
-    floor: Option<&Findings>,
-    settings: &Settings,
-) -> Findings {
-    let cells = later.len();
-    let with_overall = cells > 1;
+    let mut later: Vec<Vec<Option<f64>>> =
+        cells.iter().map(|rounds| later_over_first(rounds, b_second)).collect();
+    let with_overall = cells.len() > 1;
     if with_overall {
         later.push(means(&later, b_second.len()));
     }
@@ -126,16 +43,18 @@ fn decide(
     let tests = stats::order_test(&later, b_second, settings.seed);
     let effect = |index: usize, floor: Option<f64>| {
         let found =
-            Statistics { later: &later[index], b_second, unit, test: tests[index], tests: tested, floor };
+            PairedStatistics { later: &later[index], b_second, test: tests[index], tests: tested, floor };
         found.effect(settings)
     };
-    let of_cells = (0..cells).map(|index| {
-        effect(index, floor.map(|floor| floor.cells.get(index).map_or(f64::INFINITY, furthest)))
+    let of_cells = cells.iter().enumerate().map(|(index, rounds)| {
+        let floor = floor.map(|floor| floor.cells.get(index).map_or(f64::INFINITY, furthest));
+        let (a_ns, b_ns) = (center(rounds, |pair| pair.a_ns), center(rounds, |pair| pair.b_ns));
+        Effect { a_ns, b_ns, ..effect(index, floor) }
     });
     let of_cells = of_cells.collect();
-    let overall = (with_overall && later[cells].iter().any(Option::is_some)).then(|| {
+    let overall = (with_overall && later[cells.len()].iter().any(Option::is_some)).then(|| {
         let floor = floor.map(|floor| floor.overall.as_ref().map_or(f64::INFINITY, furthest));
-        effect(cells, floor)
+        effect(cells.len(), floor)
     });
     Findings { cells: of_cells, overall }
 }
@@ -171,29 +90,11 @@ fn furthest(effect: &Effect) -> f64 {
     ends.map_or(f64::INFINITY, |(low, high)| low.ln().abs().max(high.ln().abs()).exp_m1())
 }
 
-/// The end of an interval that is nearer to no difference, as a relative difference; none where it is on both sides of it.
-fn nearest(effect: &Effect) -> f64 {
-    let ends = effect.low.zip(effect.high).map(|(low, high)| (low.ln(), high.ln()));
-    let same_side = ends.filter(|(low, high)| *low > 0.0 || *high < 0.0);
-    same_side.map_or(0.0, |(low, high)| low.abs().min(high.abs()).exp_m1())
-}
-
-/// What is drawn, and counted.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Unit {
-    /// A pair of processes; its order was drawn.
-    Round,
-    /// A process by itself.
-    Process,
-}
-
 /// What a verdict is made of.
-struct Statistics<'a> {
-    /// The second time of each round over the first, as a logarithm; twice that of the time of each process.
+struct PairedStatistics<'a> {
+    /// The second time of each round over the first, as a logarithm.
     later: &'a [Option<f64>],
-    /// Of a process: whether it is B's.
     b_second: &'a [bool],
-    unit: Unit,
     test: Option<stats::OrderTest>,
     /// Tests in the family.
     tests: usize,
@@ -201,26 +102,16 @@ struct Statistics<'a> {
     floor: Option<f64>,
 }
 
-impl Statistics<'_> {
-    /// What has a time, and how much of it has B second, or is B's.
-    fn known(&self) -> (usize, usize) {
-        let known = self.later.iter().zip(self.b_second).filter(|(d, _)| d.is_some());
-        known.fold((0, 0), |(all, second), (_, is_second)| (all + 1, second + usize::from(*is_second)))
-    }
-
-    /// The least p that what has a time can reach.
+impl PairedStatistics<'_> {
+    /// The least p that the rounds which have both times can reach.
     fn least_p(&self) -> f64 {
-        let (all, second) = self.known();
-        stats::least_order_p(all, second)
+        let known = self.later.iter().zip(self.b_second).filter(|(d, _)| d.is_some());
+        let second: Vec<bool> = known.map(|(_, second)| *second).collect();
+        stats::least_order_p(second.len(), second.iter().filter(|second| **second).count())
     }
 
     fn effect(&self, settings: &Settings) -> Effect {
-        let (all, of_b) = self.known();
-        // As many rounds, or processes a side, as tell as much where one side has more of them.
-        let (rounds, balanced) = match self.unit {
-            Unit::Round => (all, all),
-            Unit::Process => (of_b.min(all - of_b), 4 * of_b * (all - of_b) / all.max(1)),
-        };
+        let rounds = self.later.iter().flatten().count();
         let estimated = stats::order_effect(self.later, self.b_second, settings.confidence);
         // Without both orders the difference of the sides is what there is, without an interval.
         let plain = || {
@@ -235,7 +126,7 @@ impl Statistics<'_> {
         let level = settings.alpha / self.tests.max(1) as f64;
         let minimum = estimated
             .filter(|_| self.least_p() <= settings.alpha)
-            .and_then(|(_, spread)| stats::minimum_detectable(spread, balanced, level, settings.power));
+            .and_then(|(_, spread)| stats::minimum_detectable(spread, rounds, level, settings.power));
         let mut effect = Effect {
             rounds,
             ratio: estimated.map(|(interval, _)| interval.center).or_else(plain).map(f64::exp),
@@ -256,21 +147,20 @@ impl Statistics<'_> {
         let (Some(ratio), Some(low), Some(high), Some(p)) =
             (effect.ratio, effect.low, effect.high, effect.p_adjusted)
         else {
-            let least = self.least_units(settings);
-            let reason = match self.unit {
-                Unit::Round => {
-                    format!("{}; at least {least} are needed", counted(effect.rounds, "usable round"))
-                }
-                Unit::Process => format!("{}; at least {least} a side are needed", self.processes()),
-            };
-            return (ComparisonVerdict::Inconclusive, reason);
+            return (
+                ComparisonVerdict::Inconclusive,
+                format!(
+                    "{}; at least {} are needed",
+                    counted(effect.rounds, "usable round"),
+                    stats::least_pairs(settings.alpha)
+                ),
+            );
         };
-        let edge = settings.margin.ln_1p();
-        if low.ln() >= -edge && high.ln() <= edge {
+        if is_within_margin(low, high, settings) {
             let reason = format!("the whole interval lies within ±{}", percent(settings.margin));
             return (ComparisonVerdict::Equivalent, reason);
         }
-        if !is_shown(effect, Some(p), settings) {
+        if !is_shown(low, high, p, settings) {
             return (ComparisonVerdict::Inconclusive, self.not_shown(effect, settings));
         }
         let size = ratio.ln().abs().exp_m1();
@@ -293,52 +183,36 @@ impl Statistics<'_> {
     }
 
     fn not_shown(&self, effect: &Effect, settings: &Settings) -> String {
-        if let Some(minimum) = effect.minimum_detectable {
-            return format!("no difference shown; {} would mostly have been found", percent(minimum));
-        }
-        let (have, remedy) = match self.unit {
-            Unit::Round => (counted(effect.rounds, "round"), "run"),
-            Unit::Process => (self.processes(), "of each side, save"),
-        };
-        format!(
-            "{have} cannot show one: the least p is {:.2e}, and {:.2e} is needed; {remedy} {} or more",
-            self.least_p(),
-            settings.alpha,
-            self.least_units(settings)
-        )
-    }
-
-    /// How many processes of A and of B have a time.
-    fn processes(&self) -> String {
-        let (all, of_b) = self.known();
-        format!("{} of A and {of_b} of B", counted(all - of_b, "process"))
-    }
-
-    /// The fewest rounds, or processes a side, that can decide.
-    fn least_units(&self, settings: &Settings) -> usize {
-        match self.unit {
-            Unit::Round => stats::least_pairs(settings.alpha),
-            Unit::Process => stats::least_a_side(settings.alpha),
+        match effect.minimum_detectable {
+            Some(minimum) => {
+                format!("no difference shown; {} would mostly have been found", percent(minimum))
+            }
+            None => format!(
+                "{} rounds cannot show one: the least p is {:.2e}, and {:.2e} is needed; run {} or more",
+                effect.rounds,
+                self.least_p(),
+                settings.alpha,
+                stats::least_pairs(settings.alpha)
+            ),
         }
     }
 }
 
-impl Findings {
-    /// With the times of both sides of each cell.
-    fn with_times(mut self, cells: &[Vec<Pair>], of: impl Fn(&[Pair]) -> (Option<f64>, Option<f64>)) -> Self {
-        for (effect, pairs) in self.cells.iter_mut().zip(cells) {
-            (effect.a_ns, effect.b_ns) = of(pairs);
-        }
-        self
-    }
+/// Whether p shows a difference, which a verdict never does against the interval beside it.
+fn is_shown(low: f64, high: f64, p: f64, settings: &Settings) -> bool {
+    p <= settings.alpha && (low > 1.0 || high < 1.0)
+}
 
+/// Whether an interval of a ratio lies within the margin.
+fn is_within_margin(low: f64, high: f64, settings: &Settings) -> bool {
+    let edge = settings.margin.ln_1p();
+    low.ln() >= -edge && high.ln() <= edge
+}
+
+impl Findings {
     /// What a verdict rests on means nothing.
     pub fn decides_nothing(&mut self, reason: &str) {
-        self.undecided(reason, |_| true);
-    }
-
-    fn undecided(&mut self, reason: &str, is: impl Fn(&Effect) -> bool) {
-        for effect in self.cells.iter_mut().chain(&mut self.overall).filter(|effect| is(effect)) {
+        for effect in self.cells.iter_mut().chain(&mut self.overall) {
             effect.verdict = ComparisonVerdict::Inconclusive;
             reason.clone_into(&mut effect.reason);
         }
@@ -392,8 +266,8 @@ fn of_rounds(
         pairs.resize(b_second.len(), Pair::default());
         pairs
     };
-    if let Some(kept) = too_many(cells, b_second.len()) {
-        return kept;
+    if cells.len().saturating_mul(b_second.len()) > MAX_PAIRS {
+        return too_many(cells);
     }
     let pairs: Vec<Vec<Pair>> = cells.iter().map(complete).collect();
     judge(&pairs, &b_second, floor, settings)
@@ -401,22 +275,20 @@ fn of_rounds(
 
 /// The effects of saved processes.
 fn of_processes(cells: &[CellComparison], read: &[Pair], settings: &Settings) -> Findings {
-    let most = cells.iter().map(|cell| 2 * cell.pairs.len()).max().unwrap_or(0);
-    if let Some(kept) = too_many(cells, most) {
-        return kept;
+    let most = cells.iter().map(|cell| cell.pairs.len()).max().unwrap_or(0);
+    if most > processes::MAX_A_SIDE || cells.len().saturating_mul(most) > MAX_PAIRS {
+        return too_many(cells);
     }
     let pairs: Vec<Vec<Pair>> = cells.iter().map(|cell| cell.pairs.clone()).collect();
-    judge_processes(&pairs, read, settings)
+    processes::judge(&pairs, read, settings)
 }
 
-/// Where deciding again would take too long: the effects as they are, and no verdict.
-fn too_many(cells: &[CellComparison], units: usize) -> Option<Findings> {
-    (cells.len().saturating_mul(units) > MAX_PAIRS).then(|| {
-        let effects = cells.iter().map(|cell| cell.effect.clone()).collect();
-        let mut kept = Findings { cells: effects, overall: None };
-        kept.decides_nothing("more rounds than are decided again from a file");
-        kept
-    })
+/// The effects as they are, and no verdict, where deciding again would take too long.
+fn too_many(cells: &[CellComparison]) -> Findings {
+    let effects = cells.iter().map(|cell| cell.effect.clone()).collect();
+    let mut kept = Findings { cells: effects, overall: None };
+    kept.decides_nothing("more rounds than are decided again from a file");
+    kept
 }
 
 /// The effects of two saved results: the interval is that of samples which the comparison does not keep.
@@ -426,8 +298,7 @@ fn of_saved(cells: &[CellComparison]) -> Findings {
         let ratio = pair.log_ratio().map(f64::exp);
         let around = |low: &f64, high: &f64| ratio.is_some_and(|ratio| (*low..=*high).contains(&ratio));
         let interval = cell.effect.low.zip(cell.effect.high).filter(|(low, high)| around(low, high));
-        let effect =
-            Statistics { later: &[], b_second: &[], unit: Unit::Process, test: None, tests: 0, floor: None };
+        let effect = PairedStatistics { later: &[], b_second: &[], test: None, tests: 0, floor: None };
         Effect {
             rounds: usize::from(ratio.is_some()),
             a_ns: pair.a_ns,
@@ -683,156 +554,6 @@ mod tests {
             let (_, found) = called(machine, effect, 400);
             assert!(found >= least, "{machine:?} {effect}: {found}");
         }
-    }
-
-    /// Processes of four cells, in which B takes `effect` more: `sides` of A and of B; and the time in which the probe of each read a gigabyte, on a
-    /// machine that is `drift` slower while B's are run.
-    fn processes(
-        machine: Machine,
-        (effect, drift): (f64, f64),
-        sides: [usize; 2],
-        random: &mut ChaCha8Rng,
-    ) -> (Vec<Vec<Pair>>, Vec<Pair>) {
-        let rounds = sides[0].max(sides[1]);
-        let mut cells = vec![vec![Pair::default(); rounds]; 4];
-        let mut read = vec![Pair::default(); rounds];
-        for (is_b, count) in [false, true].into_iter().zip(sides) {
-            let slower = if is_b { drift.ln_1p() } else { 0.0 };
-            let put = |pair: &mut Pair, time: f64| {
-                *(if is_b { &mut pair.b_ns } else { &mut pair.a_ns }) = Some(time);
-            };
-            for at in 0..count {
-                let mut normal = || -> f64 { StandardNormal.sample(random) };
-                let shared = normal();
-                for cell in &mut cells {
-                    let noise = match machine {
-                        Machine::SharedByCells => 0.01 * shared + 0.002 * normal(),
-                        Machine::HeavyTails => {
-                            let chi = f64::midpoint(normal().powi(2), normal().powi(2));
-                            0.01 * normal() / chi.sqrt().max(1e-3)
-                        }
-                        Machine::Independent | Machine::DriftAndPosition => 0.01 * normal(),
-                    };
-                    let of_b = if is_b { effect.ln_1p() } else { 0.0 };
-                    put(&mut cell[at], 1e7 * (noise + slower + of_b).exp());
-                }
-                put(&mut read[at], 2e7 * (0.01 * normal() + slower).exp());
-            }
-        }
-        (cells, read)
-    }
-
-    /// How often a verdict of difference comes, in any cell or over all of them, and in the mean cell.
-    fn called_of_processes(
-        machine: Machine,
-        moved: (f64, f64),
-        sides: [usize; 2],
-        trials: usize,
-    ) -> (f64, f64) {
-        let mut random = ChaCha8Rng::seed_from_u64(6);
-        let (mut any, mut cells) = (0, 0);
-        for _ in 0..trials {
-            let (times, read) = processes(machine, moved, sides, &mut random);
-            let found = judge_processes(&times, &read, &settings());
-            let different = found.cells.iter().filter(|effect| is_different(effect)).count();
-            cells += different;
-            any += usize::from(different > 0 || found.overall.as_ref().is_some_and(is_different));
-        }
-        (any as f64 / trials as f64, cells as f64 / (4 * trials) as f64)
-    }
-
-    #[test]
-    fn processes_of_one_thing_are_called_different_in_no_more_than_one_comparison_of_twenty() {
-        for machine in [Machine::Independent, Machine::SharedByCells, Machine::HeavyTails] {
-            for sides in [[4, 4], [5, 5], [8, 5]] {
-                let (wrong, _) = called_of_processes(machine, (0.0, 0.0), sides, 2_000);
-                assert!(wrong <= 0.05 + 0.015, "{machine:?} {sides:?}: {wrong}");
-            }
-        }
-    }
-
-    #[test]
-    fn five_percent_between_saved_processes_is_found_in_nearly_every_cell() {
-        for (machine, sides, least) in [
-            (Machine::Independent, [4, 4], 0.75),
-            (Machine::Independent, [5, 5], 0.9),
-            (Machine::Independent, [8, 5], 0.9),
-            (Machine::SharedByCells, [5, 5], 0.9),
-            (Machine::HeavyTails, [8, 8], 0.6),
-        ] {
-            let (_, found) = called_of_processes(machine, (0.05, 0.0), sides, 400);
-            assert!(found >= least, "{machine:?} {sides:?}: {found}");
-        }
-    }
-
-    #[test]
-    fn a_machine_that_was_slower_on_the_other_day_decides_nothing() {
-        for drift in [0.005, 0.01, 0.02, 0.03, 0.1, -0.1] {
-            let (any, _) = called_of_processes(Machine::Independent, (0.0, drift), [6, 6], 400);
-            assert!(any <= 0.05, "{drift}: {any}");
-        }
-        let mut random = ChaCha8Rng::seed_from_u64(7);
-        let (times, read) = processes(Machine::Independent, (0.0, 0.1), [6, 6], &mut random);
-        let told = judge_processes(&times, &read, &settings());
-        assert!(
-            told.cells[0].reason.starts_with("the machine itself may be the cause: by the probe"),
-            "{told:?}"
-        );
-        // What the machine cannot explain is told all the same.
-        let (times, read) = processes(Machine::Independent, (0.5, 0.1), [6, 6], &mut random);
-        let told = judge_processes(&times, &read, &settings());
-        assert!(told.cells.iter().all(|effect| effect.verdict == ComparisonVerdict::Slower), "{told:?}");
-        let (times, _) = processes(Machine::Independent, (0.0, 0.1), [6, 6], &mut random);
-        // Where the probe was not run, or the sides are two machines, the times are all there is.
-        let blind = judge_processes(&times, &[], &settings());
-        assert_eq!(blind.overall.unwrap().verdict, ComparisonVerdict::Slower);
-    }
-
-    #[test]
-    fn too_few_processes_say_how_many_are_needed() {
-        let mut random = ChaCha8Rng::seed_from_u64(8);
-        for (sides, reason) in [
-            ([3, 3], "3 processes of A and 3 of B cannot show one: the least p is 1.00e-1"),
-            ([4, 1], "of each side, save 4 or more"),
-            ([1, 1], "1 process of A and 1 of B; at least 4 a side are needed"),
-        ] {
-            let (times, read) = processes(Machine::Independent, (0.5, 0.0), sides, &mut random);
-            for effect in judge_processes(&times, &read, &settings()).cells {
-                assert_eq!(effect.verdict, ComparisonVerdict::Inconclusive);
-                assert!(effect.reason.contains(reason), "{}", effect.reason);
-            }
-        }
-        // A process without a time in one cell is left out of that cell alone.
-        let (mut times, read) = processes(Machine::Independent, (0.5, 0.0), [6, 5], &mut random);
-        times[0][1].a_ns = None;
-        times[1][2].b_ns = Some(f64::INFINITY);
-        let found = judge_processes(&times, &read, &settings());
-        assert_eq!(found.cells.iter().map(|effect| effect.rounds).collect::<Vec<_>>(), [5, 4, 5, 5]);
-        assert!(found.cells.iter().all(|effect| effect.verdict == ComparisonVerdict::Slower), "{found:?}");
-        let one = &found.cells[2];
-        assert!((one.b_ns.unwrap() / one.a_ns.unwrap() - one.ratio.unwrap()).abs() < 1e-9);
-    }
-
-    #[test]
-    fn a_verdict_on_saved_processes_is_decided_again_from_their_times() {
-        let mut random = ChaCha8Rng::seed_from_u64(9);
-        let mut honest: Comparison = crate::samples::saved("comparison");
-        let (times, read) = processes(Machine::Independent, (0.2, 0.0), [6, 5], &mut random);
-        (honest.method, honest.read) = (Method::SavedProcesses, read);
-        honest.cells.truncate(times.len());
-        for (cell, pairs) in honest.cells.iter_mut().zip(times) {
-            cell.pairs = pairs;
-        }
-        recheck_comparison(&mut honest);
-        honest.remarks.clear();
-        let is_slower = |cell: &CellComparison| cell.effect.verdict == ComparisonVerdict::Slower;
-        assert!(honest.cells.iter().all(is_slower), "{:?}", honest.cells);
-        let mut edited = honest.clone();
-        edited.cells[0].effect.verdict = ComparisonVerdict::Faster;
-        recheck_comparison(&mut edited);
-        assert_eq!(edited.remarks.len(), 1, "{:?}", edited.remarks);
-        edited.remarks.clear();
-        assert_eq!(edited, honest);
     }
 
     #[test]

@@ -220,7 +220,7 @@ fn header(comparison: &Comparison) -> Vec<String> {
         "ratios are B's time over A's; equivalent within ±{}; p over {}, for all {} together",
         percent(comparison.settings.margin),
         match comparison.method {
-            Method::SavedProcesses => "all ways to deal the processes to the sides",
+            Method::SavedProcesses => "the ways to relabel the processes",
             Method::PairedRounds | Method::SavedResults => "the orders that could have been drawn",
         },
         if served { "metrics" } else { "cells" }

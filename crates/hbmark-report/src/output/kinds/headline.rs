@@ -11,7 +11,7 @@ use crate::output::kinds::run::status_word;
 use crate::output::kinds::serving::{held, mean_wait, met_objectives, range_over_seeds};
 use crate::output::metrics::Unit;
 use crate::output::text::{alone, single};
-use hbmark_core::result::comparison::{Comparison, ComparisonVerdict};
+use hbmark_core::result::comparison::{Comparison, ComparisonVerdict, Method};
 use hbmark_core::result::serving::{
     Offered, Point, Quantiles, Quantity, RowVerdict, ServeKind, ServeReport, Validity,
 };
@@ -199,6 +199,7 @@ pub fn comparison(found: &Comparison) -> Vec<Figure> {
     }
     let usable = found.cells.iter().map(|cell| cell.effect.rounds).max().unwrap_or(0);
     let rounds = match found.rounds {
+        None if found.method == Method::SavedProcesses => format!("{usable} saved processes a side"),
         None => "two saved results".to_owned(),
         Some(rounds) if usable < rounds => format!("{usable} of {rounds} usable"),
         Some(rounds) => rounds.to_string(),
