@@ -26,7 +26,11 @@ impl Kind for Comparison {
             document.heading("B against A");
         }
         document.blocks.push(table(&found));
-        document.section("about these rounds", self.remarks.iter().cloned());
+        let about = match self.method {
+            Method::PairedRounds => "about these rounds",
+            Method::SavedResults | Method::SavedProcesses => "about these results",
+        };
+        document.section(about, self.remarks.iter().cloned());
         document.section("what this cannot prove", self.limits.iter().cloned());
         let floor = floor.into_iter().flatten().map(|row| ("a_against_a", row));
         document.sheet =
@@ -119,6 +123,8 @@ fn columns(rows: &[Row<'_>]) -> Vec<Column> {
     if rows.iter().any(|row| row.effect.p.is_some()) {
         columns.push(written("p", &|effect| p(effect.p)));
         columns.push(written("p (family)", &|effect| p(effect.p_adjusted)));
+    }
+    if rows.iter().any(|row| row.effect.minimum_detectable.is_some()) {
         columns.push(written("detectable", &|effect| small(effect.minimum_detectable)));
     }
     if rows.iter().any(|row| row.effect.floor.is_some()) {

@@ -198,13 +198,13 @@ pub fn comparison(found: &Comparison) -> Vec<Figure> {
         figures.push(figure("time of B over A", format!("{ratio:.4}"), note.unwrap_or_default()));
     }
     let usable = found.cells.iter().map(|cell| cell.effect.rounds).max().unwrap_or(0);
-    let rounds = match found.rounds {
-        None if found.method == Method::SavedProcesses => format!("{usable} saved processes a side"),
-        None => "two saved results".to_owned(),
-        Some(rounds) if usable < rounds => format!("{usable} of {rounds} usable"),
-        Some(rounds) => rounds.to_string(),
+    let (name, count) = match found.rounds {
+        None if found.method == Method::SavedProcesses => ("processes a side", usable.to_string()),
+        None => ("rounds", "two saved results".to_owned()),
+        Some(rounds) if usable < rounds => ("rounds", format!("{usable} of {rounds} usable")),
+        Some(rounds) => ("rounds", rounds.to_string()),
     };
-    figures.push(figure("rounds", rounds, String::new()));
+    figures.push(figure(name, count, String::new()));
     figures
 }
 
