@@ -1,4 +1,4 @@
-//! Two saved results beside each other, and what they cannot prove.
+//! Saved results: two beside each other, or several processes a side decided, and what they cannot prove.
 
 use std::path::{Path, PathBuf};
 
