@@ -220,9 +220,8 @@ fn processes(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     if let Some(file) = own(path) {
         return Ok(vec![file]);
     }
-    let entries = path.read_dir().with_context(|| format!("cannot read {}", path.display()))?;
-    let folders =
-        entries.collect::<Result<Vec<_>, _>>().with_context(|| format!("cannot read {}", path.display()))?;
+    let entries = || path.read_dir()?.collect::<std::io::Result<Vec<_>>>();
+    let folders = entries().with_context(|| format!("cannot read {}", path.display()))?;
     let mut found: Vec<PathBuf> = folders.iter().filter_map(|entry| own(&entry.path())).collect();
     found.sort();
     anyhow::ensure!(
@@ -505,21 +504,7 @@ mod tests {
 
     #[test]
     fn gates_close_on_their_verdict_from_their_size_on() {
-        let found = |verdict, ratio| Effect {
-            rounds: 12,
-            a_ns: None,
-            b_ns: None,
-            ratio: Some(ratio),
-            low: None,
-            high: None,
-            p: None,
-            p_exact: None,
-            p_adjusted: None,
-            minimum_detectable: None,
-            floor: None,
-            verdict,
-            reason: String::new(),
-        };
+        let found = |verdict, ratio| Effect { rounds: 12, ratio: Some(ratio), verdict, ..Effect::unknown() };
         let gate = parse_gate("slower:2%").unwrap();
         assert!(gate.closes(&found(ComparisonVerdict::Slower, 1.03)));
         assert!(!gate.closes(&found(ComparisonVerdict::Slower, 1.01)));

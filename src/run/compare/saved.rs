@@ -25,15 +25,17 @@ pub fn saved(
     settings: Settings,
 ) -> Result<Comparison, CompareError> {
     let given = given.map(|path| path.display().to_string());
-    let load = |paths: &[PathBuf]| -> Result<Vec<Report>, CompareError> {
-        paths.iter().map(|path| read(path)).collect()
+    let load = |paths: &[PathBuf]| -> Result<Vec<SideResult>, CompareError> {
+        paths.iter().map(|path| Ok(SideResult::Steps(Box::new(read(path)?)))).collect()
     };
-    let reports = [load(a)?, load(b)?];
-    let ([of_a, ..], [of_b, ..]) = (&reports[0][..], &reports[1][..]) else {
+    let sides = [load(a)?, load(b)?];
+    let reports = sides.each_ref().map(|side| side.iter().filter_map(SideResult::steps).collect::<Vec<_>>());
+    let (Some(first_a), Some(first_b), [of_a, ..], [of_b, ..]) =
+        (sides[0].first(), sides[1].first(), &reports[0][..], &reports[1][..])
+    else {
         return Err(CompareError::NoRounds);
     };
-    let [first_a, first_b] = [of_a, of_b].map(|report| SideResult::Steps(Box::new(report.clone())));
-    first_a.check_against(&first_b)?;
+    first_a.check_against(first_b)?;
     let found = places(&steps_of(of_a), &steps_of(of_b))?;
     let several = a.len() > 1 || b.len() > 1;
     let mut comparison = Comparison {
@@ -42,10 +44,10 @@ pub fn saved(
         method: if several { Method::SavedProcesses } else { Method::SavedResults },
         command: command.to_owned(),
         started_at: None,
-        model: first_a.model_line(&first_b),
+        model: first_a.model_line(first_b),
         machine: first_a.machine_line(),
         protocol: first_a.protocol().map(str::to_owned),
-        differences: first_a.differences(&first_b),
+        differences: first_a.differences(first_b),
         a: first_a.arm(&given[0]),
         b: first_b.arm(&given[1]),
         rounds: None,
@@ -60,6 +62,9 @@ pub fn saved(
         limits: Vec::new(),
     };
     if several {
+        for (paths, side) in [(a, &sides[0]), (b, &sides[1])] {
+            one_configuration(paths, side)?;
+        }
         of_processes(&mut comparison, found, [(a, &reports[0]), (b, &reports[1])])?;
     } else {
         for place in found {
@@ -77,7 +82,7 @@ fn cell_of(side: char, report: &Report, id: String) -> Result<&CellResult, Compa
 }
 
 /// The files of a side and what is in them.
-type Loaded<'a> = (&'a [PathBuf], &'a [Report]);
+type Loaded<'a> = (&'a [PathBuf], &'a [&'a Report]);
 
 /// Decides by processes that were run at other times, and not in pairs.
 fn of_processes(
@@ -85,7 +90,6 @@ fn of_processes(
     found: Vec<ComparedCell>,
     sides: [Loaded<'_>; 2],
 ) -> Result<(), CompareError> {
-    one_configuration(&sides)?;
     distinct_processes(&sides)?;
     let reports = sides.map(|(_, reports)| reports);
     let longest = reports[0].len().max(reports[1].len());
@@ -110,7 +114,7 @@ fn of_processes(
         let rates: Vec<f64> = report.cells.iter().filter_map(|cell| cell.read_beside_bytes_per_s).collect();
         (!rates.is_empty()).then(|| 1e18 / stats::geometric_mean(&rates))
     };
-    let of = |side: usize, at: usize| reports[side].get(at).and_then(read);
+    let of = |side: usize, at: usize| reports[side].get(at).copied().and_then(read);
     comparison.read = (0..longest).map(|at| Pair { a_ns: of(0, at), b_ns: of(1, at) }).collect();
     let mut judged = processes::judge(&of_cells, &comparison.read, &comparison.settings);
     if reports.into_iter().flatten().any(|report| protocol(report).as_deref() == Some("smoke")) {
@@ -129,19 +133,15 @@ fn of_processes(
 }
 
 /// Refuses a side whose processes did not all run the same: they would be taken for the spread of one.
-fn one_configuration(sides: &[Loaded<'_>; 2]) -> Result<(), CompareError> {
-    for (paths, reports) in sides {
-        let results: Vec<SideResult> =
-            reports.iter().map(|report| SideResult::Steps(Box::new(report.clone()))).collect();
-        for (path, other) in paths.iter().zip(&results).skip(1) {
-            results[0].check_against(other)?;
-            let mut differing = results[0].differences(other);
-            differing.retain(|found| !matches!(found.key.as_str(), "note" | "hypothesis"));
-            let key = differing.into_iter().next().map(|found| found.key);
-            let protocols = results[0].protocol() != other.protocol();
-            if let Some(what) = key.or_else(|| protocols.then(|| "protocol".to_owned())) {
-                return Err(CompareError::Mixed { first: paths[0].clone(), second: path.clone(), what });
-            }
+fn one_configuration(paths: &[PathBuf], side: &[SideResult]) -> Result<(), CompareError> {
+    for (path, other) in paths.iter().zip(side).skip(1) {
+        side[0].check_against(other)?;
+        let mut differing = side[0].differences(other);
+        differing.retain(|found| !matches!(found.key.as_str(), "note" | "hypothesis"));
+        let key = differing.into_iter().next().map(|found| found.key);
+        let protocols = side[0].protocol() != other.protocol();
+        if let Some(what) = key.or_else(|| protocols.then(|| "protocol".to_owned())) {
+            return Err(CompareError::Mixed { first: paths[0].clone(), second: path.clone(), what });
         }
     }
     Ok(())
@@ -149,14 +149,17 @@ fn one_configuration(sides: &[Loaded<'_>; 2]) -> Result<(), CompareError> {
 
 /// Refuses a process that is given twice: it would count as two.
 fn distinct_processes(sides: &[Loaded<'_>; 2]) -> Result<(), CompareError> {
+    fn blocks(report: &Report) -> impl Iterator<Item = &Block> {
+        report.cells.iter().flat_map(|cell| &cell.blocks)
+    }
     let all: Vec<(&PathBuf, &Report)> =
-        sides.iter().flat_map(|(paths, reports)| paths.iter().zip(*reports)).collect();
-    let blocks =
-        |report: &Report| report.cells.iter().flat_map(|cell| cell.blocks.clone()).collect::<Vec<_>>();
-    let taken: Vec<Vec<Block>> = all.iter().map(|(_, report)| blocks(report)).collect();
-    for (at, blocks) in taken.iter().enumerate().filter(|(_, blocks)| !blocks.is_empty()) {
-        if let Some(first) = taken[..at].iter().position(|earlier| earlier == blocks) {
-            return Err(CompareError::SameProcess { first: all[first].0.clone(), second: all[at].0.clone() });
+        sides.iter().flat_map(|(paths, reports)| paths.iter().zip(reports.iter().copied())).collect();
+    for (at, (second, report)) in all.iter().enumerate() {
+        let same = |(_, earlier): &&(&PathBuf, &Report)| blocks(earlier).eq(blocks(report));
+        if blocks(report).next().is_some()
+            && let Some((first, _)) = all[..at].iter().find(same)
+        {
+            return Err(CompareError::SameProcess { first: (*first).clone(), second: (*second).clone() });
         }
     }
     Ok(())
@@ -236,9 +239,9 @@ fn limits(a: &Report, b: &Report) -> Vec<String> {
 }
 
 /// What processes leave open that were not run in pairs.
-fn limits_of_processes(sides: [&[Report]; 2]) -> Vec<String> {
-    let span = |reports: &[Report]| {
-        let mut times: Vec<String> = reports.iter().map(when).collect();
+fn limits_of_processes(sides: [&[&Report]; 2]) -> Vec<String> {
+    let span = |reports: &[&Report]| {
+        let mut times: Vec<String> = reports.iter().copied().map(when).collect();
         times.sort();
         format!("{} to {}", times[0], times[times.len() - 1])
     };
@@ -251,7 +254,7 @@ fn limits_of_processes(sides: [&[Report]; 2]) -> Vec<String> {
         ),
         "`hbmark compare` with two configurations runs them in paired rounds, which a drift of the machine does not reach".to_owned(),
     ];
-    limits.extend(of_different(&sides.into_iter().flatten().collect::<Vec<_>>()));
+    limits.extend(of_different(&sides.concat()));
     limits
 }
 

@@ -34,6 +34,14 @@ fn point(report: &ServeReport) -> Option<&Point> {
 }
 
 impl SideResult {
+    /// The result of `hbmark run`, if it is one.
+    pub(super) fn steps(&self) -> Option<&Report> {
+        match self {
+            Self::Steps(report) => Some(report),
+            Self::Served(_) => None,
+        }
+    }
+
     /// The time of an item, or why there is none.
     pub(super) fn time(&self, item: &ComparedItem, side: Side) -> Result<Result<f64, String>, CompareError> {
         match (self, item) {

@@ -512,22 +512,27 @@ mod tests {
         (cells, b_second)
     }
 
-    fn is_different(effect: &Effect) -> bool {
-        matches!(effect.verdict, ComparisonVerdict::Faster | ComparisonVerdict::Slower)
+    /// How often a verdict of difference comes, in any cell or over all of them, and in the mean cell.
+    pub(super) fn share_different(trials: usize, mut trial: impl FnMut() -> Findings) -> (f64, f64) {
+        let is_different =
+            |effect: &Effect| matches!(effect.verdict, ComparisonVerdict::Faster | ComparisonVerdict::Slower);
+        let (mut any, mut cells, mut different) = (0, 0, 0);
+        for _ in 0..trials {
+            let found = trial();
+            let here = found.cells.iter().filter(|effect| is_different(effect)).count();
+            cells += found.cells.len();
+            different += here;
+            any += usize::from(here > 0 || found.overall.as_ref().is_some_and(is_different));
+        }
+        (any as f64 / trials as f64, different as f64 / cells as f64)
     }
 
-    /// How often a verdict of difference comes, in any cell or over all of them, and in the mean cell.
     fn called(machine: Machine, effect: f64, trials: usize) -> (f64, f64) {
         let mut random = ChaCha8Rng::seed_from_u64(3);
-        let (mut any, mut cells) = (0, 0);
-        for _ in 0..trials {
+        share_different(trials, || {
             let (rounds, b_second) = launched(machine, effect, &mut random);
-            let found = judge(&rounds, &b_second, None, &settings());
-            let different = found.cells.iter().filter(|effect| is_different(effect)).count();
-            cells += different;
-            any += usize::from(different > 0 || found.overall.as_ref().is_some_and(is_different));
-        }
-        (any as f64 / trials as f64, cells as f64 / (4 * trials) as f64)
+            judge(&rounds, &b_second, None, &settings())
+        })
     }
 
     #[test]

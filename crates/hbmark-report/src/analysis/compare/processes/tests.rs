@@ -3,6 +3,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 
 use super::super::recheck_comparison;
+use super::super::tests::share_different;
 use super::*;
 use hbmark_core::result::comparison::{CellComparison, Comparison, Method};
 
@@ -18,10 +19,6 @@ enum Machine {
     SharedByCells,
     /// Student's t of two degrees of freedom: some processes are far off.
     HeavyTails,
-}
-
-fn is_different(effect: &Effect) -> bool {
-    matches!(effect.verdict, ComparisonVerdict::Faster | ComparisonVerdict::Slower)
 }
 
 /// Processes of four cells, in which B takes `effect` more: `sides` of A and of B; and the time in which the probe of each read a gigabyte, on a
@@ -61,18 +58,12 @@ fn processes(
     (cells, read)
 }
 
-/// How often a verdict of difference comes, in any cell or over all of them, and in the mean cell.
 fn called_of_processes(machine: Machine, moved: (f64, f64), sides: [usize; 2], trials: usize) -> (f64, f64) {
     let mut random = ChaCha8Rng::seed_from_u64(6);
-    let (mut any, mut cells) = (0, 0);
-    for _ in 0..trials {
+    share_different(trials, || {
         let (times, read) = processes(machine, moved, sides, &mut random);
-        let found = judge(&times, &read, &settings());
-        let different = found.cells.iter().filter(|effect| is_different(effect)).count();
-        cells += different;
-        any += usize::from(different > 0 || found.overall.as_ref().is_some_and(is_different));
-    }
-    (any as f64 / trials as f64, cells as f64 / (4 * trials) as f64)
+        judge(&times, &read, &settings())
+    })
 }
 
 #[test]
