@@ -17,38 +17,11 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
 SEED = 20240612
-# Above this many pairs the Rust side draws patterns instead of counting them.
-EXACT_PAIRS = 20
 
 
 def rounded(values: np.ndarray) -> list[float]:
     """Values short enough to be read, before anything is computed from them."""
     return [float(f"{value:.5g}") for value in values]
-
-
-def sign_flip(random: np.random.Generator) -> list[dict]:
-    cases = []
-    for pairs, shift, spread in [
-        (3, 0.02, 0.01),
-        (6, 0.01, 0.02),
-        (8, 0.0, 0.02),
-        (12, 0.0, 0.015),
-        (12, 0.01, 0.015),
-        (12, 0.02, 0.015),
-        (15, -0.01, 0.02),
-        (30, 0.005, 0.015),
-    ]:
-        differences = rounded(random.normal(shift, spread, pairs))
-        exact = pairs <= EXACT_PAIRS
-        test = stats.permutation_test(
-            (np.array(differences),),
-            np.mean,
-            permutation_type="samples",
-            n_resamples=np.inf if exact else 999_999,
-            rng=np.random.default_rng(SEED),
-        )
-        cases.append({"differences": differences, "p": float(test.pvalue), "exact": exact})
-    return cases
 
 
 def holm(random: np.random.Generator) -> list[dict]:
@@ -99,7 +72,6 @@ def main() -> None:
             "scipy": scipy.__version__,
             "statsmodels": statsmodels.__version__,
         },
-        "sign_flip": sign_flip(random),
         "holm": holm(random),
         "t_interval_log": t_interval_log(random),
         "welch_log": welch_log(random),

@@ -49,7 +49,17 @@ pub use device::{Backend, DeviceOptions, ScriptedRouting};
 pub use open::{capabilities, check_kv_dtype, open};
 pub(crate) use open::{default_dtype, kv_dtype, open_reference, reference_device};
 pub use stock::StockSession;
-pub use timeline::{Mark, Timeline, TimelineKind};
+pub use timeline::Timeline;
+
+/// Methods of a session that hand their call to the session inside it.
+macro_rules! forward {
+    ($($method:ident($($argument:ident: $kind:ty),*) -> $answer:ty;)*) => {$(
+        fn $method(&mut self $(, $argument: $kind)*) -> $answer {
+            self.session.$method($($argument),*)
+        }
+    )*};
+}
+pub(crate) use forward;
 
 /// Identifies a sequence while a session keeps its KV.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -123,14 +133,6 @@ impl StepBatch {
     pub fn token_count(&self) -> usize {
         self.sequences.iter().map(|s| s.tokens.len()).sum()
     }
-}
-
-/// Memory a session holds on its device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct MemoryUse {
-    pub weights: Bytes,
-    /// The peak since the session began or the last reset, where the device reports it.
-    pub peak: Option<Bytes>,
 }
 
 /// One operation of a step, all its calls together.
@@ -219,9 +221,9 @@ pub trait Session {
     }
     /// Forgets a sequence and frees its KV.
     fn release(&mut self, sequence: SequenceId);
-    /// What is held on the device; reading it resets the peak.
-    fn memory(&mut self) -> MemoryUse {
-        MemoryUse { weights: self.inventory().total_bytes(), peak: None }
+    /// The most memory held on the device since the last call, where the device reports it.
+    fn peak_memory(&mut self) -> Option<Bytes> {
+        None
     }
     /// Bytes the last step moved, counted by its operations; `None` where the engine does not count.
     fn bytes_moved(&mut self) -> Option<Bytes> {

@@ -12,7 +12,7 @@ pub(crate) mod compare;
 pub mod config;
 pub(crate) mod device_worker;
 pub(crate) mod dry_run;
-mod engine_run;
+pub(crate) mod engine_run;
 pub(crate) mod fleet;
 pub(crate) mod in_process;
 pub(crate) mod journal;

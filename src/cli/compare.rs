@@ -16,7 +16,7 @@ use crate::run::compare::{
     self, CompareError, Compared, ComparisonPlan, DEFAULT_ROUNDS, Launched, Launcher, Processes,
 };
 use crate::run::config::RunConfig;
-use crate::run::plan;
+use crate::run::engine_run::{self, EngineRun};
 use crate::serve::ServeConfig;
 use crate::weights::OpenModel;
 use crate::worker::journal::FolderLock;
@@ -393,7 +393,7 @@ impl Configured {
         let config = parse_run(&arguments).with_context(|| format!("side {side}"))?;
         let model = crate::weights::open(&config.model, config.revision.as_deref(), config.seed)
             .with_context(|| format!("side {side}"))?;
-        for series in series(&config, &model) {
+        for series in engine_run::all(&config, &model) {
             crate::engine::capabilities(&series.engine, &model, series.dtype, config.device)
                 .with_context(|| format!("side {side}"))?;
             let (dtype, asked) = (series.dtype, config.device_options.kv_dtype);
@@ -405,22 +405,13 @@ impl Configured {
 
     /// The cells that `hbmark run` would measure.
     fn steps(&self) -> Vec<PlacedStep> {
-        let config = &self.config;
-        let of = |series: EngineVariant| {
-            let contexts = |phase| config.contexts_of(phase);
-            let cells = plan::cells(&series.engine, series.dtype, &config.phases, &config.batches, contexts);
-            cells.into_iter().map(move |cell| (series.clone(), (cell.phase, cell.batch, cell.context)))
+        let of = |run: EngineRun| {
+            let cells = run.cells(&self.config).into_iter();
+            let series = EngineVariant { engine: run.engine, dtype: run.dtype };
+            cells.map(move |cell| (series.clone(), (cell.phase, cell.batch, cell.context)))
         };
-        series(config, &self.model).into_iter().flat_map(of).collect()
+        engine_run::all(&self.config, &self.model).into_iter().flat_map(of).collect()
     }
-}
-
-fn series(config: &RunConfig, model: &OpenModel) -> Vec<EngineVariant> {
-    let of = |engine: &String| {
-        let dtypes = config.dtypes_for(engine, model).into_iter();
-        dtypes.map(|dtype| EngineVariant { engine: engine.clone(), dtype }).collect::<Vec<_>>()
-    };
-    config.engines.iter().flat_map(of).collect()
 }
 
 /// The configuration that `hbmark run` makes of the same arguments.

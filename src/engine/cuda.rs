@@ -18,7 +18,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sy
 
 use super::device::{Backend, DeviceOptions};
 use super::error_mapping::{self, of_candle};
-use super::{EngineError, Mark, Timeline, TimelineKind};
+use super::{EngineError, Timeline};
 use hbmark_core::units::{Bytes, Nanos};
 
 /// Opens candle's device on a stream of its own.
@@ -167,10 +167,6 @@ impl EventTimeline {
 }
 
 impl Timeline for EventTimeline {
-    fn kind(&self) -> TimelineKind {
-        TimelineKind::CudaEvents
-    }
-
     fn reserve(&mut self, marks: usize) {
         while self.events.len() < self.set + marks {
             // Where one cannot be made, setting its mark says so.
@@ -179,14 +175,14 @@ impl Timeline for EventTimeline {
         }
     }
 
-    fn mark(&mut self) -> Result<Mark, EngineError> {
+    fn mark(&mut self) -> Result<(), EngineError> {
         if self.set == self.events.len() {
             let event = self.new_event().map_err(|error| self.failed(error))?;
             self.events.push(event);
         }
         self.events[self.set].record(&self.stream).map_err(|error| self.failed(error))?;
         self.set += 1;
-        Ok(Mark(self.set - 1))
+        Ok(())
     }
 
     fn drain_into(&mut self, times: &mut Vec<Nanos>) -> Result<(), EngineError> {

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use super::{EngineError, LoadedModel, MemoryUse, SequenceId, Session, StepBatch, Timeline, relative_error};
+use super::{EngineError, LoadedModel, SequenceId, Session, StepBatch, Timeline, forward, relative_error};
 use crate::engine::{ScriptedRouting, StepProfiler, SyntheticKv};
 use hbmark_core::units::Bytes;
 
@@ -119,36 +119,22 @@ impl<S: CapturableSession> Session for Replayed<S> {
         Ok(())
     }
 
-    fn read_logits(&mut self, logits: &mut Vec<f32>) -> Result<(), EngineError> {
-        self.session.read_logits(logits)
-    }
-    fn next_tokens(&mut self, tokens: &mut Vec<u32>) -> Result<(), EngineError> {
-        self.session.next_tokens(tokens)
-    }
-    fn timeline(&mut self) -> &mut dyn Timeline {
-        self.session.timeline()
-    }
     fn release(&mut self, sequence: SequenceId) {
         self.forget(sequence);
         self.session.release(sequence);
     }
-    fn memory(&mut self) -> MemoryUse {
-        self.session.memory()
-    }
     fn synthetic_kv(&mut self) -> Option<&mut dyn SyntheticKv> {
         self.session.synthetic_kv().is_some().then_some(self as &mut dyn SyntheticKv)
     }
-    fn profiler(&mut self) -> Option<&mut dyn StepProfiler> {
-        self.session.profiler()
-    }
-    fn bytes_moved(&mut self) -> Option<Bytes> {
-        self.session.bytes_moved()
-    }
-    fn experts_met(&mut self) -> Option<f64> {
-        self.session.experts_met()
-    }
-    fn script_experts(&mut self, script: Option<ScriptedRouting>) -> Option<ScriptedRouting> {
-        self.session.script_experts(script)
+    forward! {
+        read_logits(logits: &mut Vec<f32>) -> Result<(), EngineError>;
+        next_tokens(tokens: &mut Vec<u32>) -> Result<(), EngineError>;
+        timeline() -> &mut dyn Timeline;
+        peak_memory() -> Option<Bytes>;
+        profiler() -> Option<&mut dyn StepProfiler>;
+        bytes_moved() -> Option<Bytes>;
+        experts_met() -> Option<f64>;
+        script_experts(script: Option<ScriptedRouting>) -> Option<ScriptedRouting>;
     }
 }
 

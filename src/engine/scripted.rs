@@ -8,13 +8,10 @@ use std::collections::BTreeMap;
 
 #[cfg(test)]
 use super::replay::CapturableSession;
-use super::{
-    EngineError, LoadedModel, Mark, MemoryUse, OperationTime, SequenceId, Session, StepBatch, Timeline,
-    TimelineKind,
-};
+use super::{EngineError, LoadedModel, OperationTime, SequenceId, Session, StepBatch, Timeline, native};
 use crate::engine::StepProfiler;
 use hbmark_core::model::{Architecture, Dtype, Inventory};
-use hbmark_core::result::{Capabilities, Ragged};
+use hbmark_core::result::Capabilities;
 use hbmark_core::units::{Bytes, Nanos};
 use hbmark_traffic::clock::VirtualClock;
 
@@ -104,12 +101,9 @@ struct ScriptedTimeline {
 }
 
 impl Timeline for ScriptedTimeline {
-    fn kind(&self) -> TimelineKind {
-        TimelineKind::Scripted
-    }
-    fn mark(&mut self) -> Result<Mark, EngineError> {
+    fn mark(&mut self) -> Result<(), EngineError> {
         self.marks.push(Nanos(self.clock.now().0 * self.rate));
-        Ok(Mark(self.marks.len() - 1))
+        Ok(())
     }
     fn drain_into(&mut self, times: &mut Vec<Nanos>) -> Result<(), EngineError> {
         let first = self.marks.first().map_or(0.0, |m| m.0);
@@ -129,20 +123,11 @@ impl ScriptedSession {
         clock: &VirtualClock,
         script: Script,
     ) -> Self {
+        // As the native engine's, without graphs.
         let capabilities = Capabilities {
             engine: "scripted".into(),
-            device: "scripted".into(),
-            max_batch: 4096,
-            max_batch_reason: None,
-            max_positions: architecture.max_positions,
-            max_positions_reason: None,
-            ragged: Ragged::Fused,
-            paged: true,
-            prefix_sharing: true,
             graphs: false,
-            every_token_logits: true,
-            kernels: Vec::new(),
-            host_memory: false,
+            ..native::capabilities(&architecture, "scripted", false)
         };
         Self {
             clock: clock.clone(),
@@ -342,10 +327,10 @@ impl Session for ScriptedSession {
             self.leaked_positions += length;
         }
     }
-    fn memory(&mut self) -> MemoryUse {
+    fn peak_memory(&mut self) -> Option<Bytes> {
         let weights = self.model.inventory.total_bytes();
         let in_use = |per_step: Bytes| Bytes(weights.0 + self.kv_bytes() + per_step.0 * self.steps as u64);
-        MemoryUse { weights, peak: self.faults.leak_per_step.map(in_use) }
+        self.faults.leak_per_step.map(in_use)
     }
     fn bytes_moved(&mut self) -> Option<Bytes> {
         self.moved.filter(|_| self.steps > 0)

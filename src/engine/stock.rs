@@ -19,11 +19,12 @@ use candle_core::{D, DType, Tensor};
 
 use super::error_mapping::of_candle;
 use super::{
-    Backend, DeviceChoice, EngineError, LoadedModel, MemoryUse, SequenceId, Session, StepBatch, Timeline,
-    check_logits,
+    Backend, DeviceChoice, EngineError, LoadedModel, SequenceId, Session, StepBatch, Timeline, check_logits,
 };
+use crate::weights::loading::plain_dtype;
 use hbmark_core::model::{Architecture, Dtype, Inventory};
 use hbmark_core::result::{Capabilities, EngineKind, Ragged};
+use hbmark_core::units::Bytes;
 
 pub use family::{Limits, StockModel, limits};
 
@@ -243,11 +244,8 @@ impl Session for StockSession {
         self.groups.retain(|_, group| !group.sequences.contains(&sequence));
     }
 
-    fn memory(&mut self) -> MemoryUse {
-        MemoryUse {
-            weights: self.model.inventory.total_bytes(),
-            peak: self.backend.peak_memory.as_mut().and_then(|read| read()),
-        }
+    fn peak_memory(&mut self) -> Option<Bytes> {
+        self.backend.peak_memory.as_mut().and_then(|read| read())
     }
 }
 
@@ -282,29 +280,16 @@ fn greedy(model: &mut StockModel, tokens: &Tensor, position: usize) -> candle_co
 
 /// The candle dtype of a plain float dtype.
 pub fn candle_dtype(dtype: Dtype) -> Result<DType, EngineError> {
-    match dtype {
-        Dtype::F32 => Ok(DType::F32),
-        Dtype::Bf16 => Ok(DType::BF16),
-        Dtype::F16 => Ok(DType::F16),
-        Dtype::Int8
-        | Dtype::Int4
-        | Dtype::Mxfp8
-        | Dtype::Mxfp4
-        | Dtype::Nvfp4
-        | Dtype::Q8_0
-        | Dtype::Q4_0
-        | Dtype::Q4K
-        | Dtype::Q5K
-        | Dtype::Q6K => Err(unsupported(dtype, format!("{FLOATS_ONLY}; the native engine runs {dtype}"))),
-        Dtype::Fp8 | Dtype::Gguf => Err(unsupported(dtype, FLOATS_ONLY.into())),
-    }
-}
-
-const FLOATS_ONLY: &str =
-    "candle's float models run f32, bf16 and f16; its quantised ones take their weights from a GGUF file";
-
-fn unsupported(dtype: Dtype, why: String) -> EngineError {
-    EngineError::unsupported("stock", format!("dtype {dtype}"), why)
+    plain_dtype(dtype, "loaded").map_err(|_| {
+        let native = match dtype {
+            Dtype::Fp8 | Dtype::Gguf => String::new(),
+            _ => format!("; the native engine runs {dtype}"),
+        };
+        let why = format!(
+            "candle's float models run f32, bf16 and f16; its quantised ones take their weights from a GGUF file{native}"
+        );
+        EngineError::unsupported("stock", format!("dtype {dtype}"), why)
+    })
 }
 
 #[cfg(test)]

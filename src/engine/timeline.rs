@@ -5,38 +5,18 @@
 //! the scripted engine a reading of the virtual clock. Each engine owns its stream, and so its timeline;
 //! the protocol uses the trait.
 
-use serde::{Deserialize, Serialize};
-
 use super::EngineError;
 use hbmark_core::units::Nanos;
 
-/// A place on a timeline, in the order in which marks were set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Mark(pub usize);
-
-/// The clock of a timeline.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TimelineKind {
-    /// CUDA events on the stream of the steps.
-    CudaEvents,
-    /// The host's monotonic clock; steps are synchronous.
-    MonotonicClock,
-    /// A virtual clock.
-    Scripted,
-}
-
 /// Marks on a stream or a clock.
 pub trait Timeline {
-    /// The clock.
-    fn kind(&self) -> TimelineKind;
     /// Reserves so many marks, so that setting one allocates nothing.
     fn reserve(&mut self, _marks: usize) {}
     /// Sets a mark after everything enqueued so far, without waiting.
     ///
     /// # Errors
     /// When the device fails.
-    fn mark(&mut self) -> Result<Mark, EngineError>;
+    fn mark(&mut self) -> Result<(), EngineError>;
     /// Waits for the device and appends to the caller's buffer the time of every mark since the last call, relative to the first; then
     /// removes them all.
     ///
@@ -70,15 +50,12 @@ impl Default for MonotonicTimeline {
 }
 
 impl Timeline for MonotonicTimeline {
-    fn kind(&self) -> TimelineKind {
-        TimelineKind::MonotonicClock
-    }
     fn reserve(&mut self, marks: usize) {
         self.marks.reserve(marks);
     }
-    fn mark(&mut self) -> Result<Mark, EngineError> {
+    fn mark(&mut self) -> Result<(), EngineError> {
         self.marks.push(self.host_now());
-        Ok(Mark(self.marks.len() - 1))
+        Ok(())
     }
     fn drain_into(&mut self, times: &mut Vec<Nanos>) -> Result<(), EngineError> {
         let first = self.marks.first().map_or(0.0, |m| m.0);

@@ -54,15 +54,10 @@ pub fn check_free_space(folder: &Path, needed: Bytes) -> Result<(), FileError> {
 }
 
 /// Bytes that this user may still write on the disk of a folder.
-#[cfg(unix)]
 fn free_space(folder: &Path) -> Option<Bytes> {
     let disk = rustix::fs::statvfs(folder).ok()?;
     // Some network and user-space file systems count nothing.
     (disk.f_blocks > 0).then(|| Bytes(disk.f_bavail.saturating_mul(disk.f_frsize)))
-}
-#[cfg(not(unix))]
-fn free_space(_: &Path) -> Option<Bytes> {
-    None
 }
 
 /// The folder a path lies in.
@@ -134,7 +129,6 @@ fn target(path: &Path) -> Result<WriteTarget, FileError> {
     Err(FileError::NotAFile { path: path.to_owned(), found: "a link that leads to itself" })
 }
 
-#[cfg(unix)]
 fn of_kind(kind: std::fs::FileType, file: PathBuf) -> Result<WriteTarget, &'static str> {
     use std::os::unix::fs::FileTypeExt;
     match kind {
@@ -143,10 +137,6 @@ fn of_kind(kind: std::fs::FileType, file: PathBuf) -> Result<WriteTarget, &'stat
         kind if kind.is_dir() => Err("a folder"),
         _ => Err("a socket or a disk"),
     }
-}
-#[cfg(not(unix))]
-fn of_kind(kind: std::fs::FileType, file: PathBuf) -> Result<WriteTarget, &'static str> {
-    if kind.is_dir() { Err("a folder") } else { Ok(WriteTarget::File(file)) }
 }
 
 /// Puts a new file in the place of `file`, which the user named `path`.
@@ -219,7 +209,6 @@ mod tests {
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
-    #[cfg(unix)]
     #[test]
     fn a_result_can_be_read_by_whom_the_mask_allows() {
         use std::os::unix::fs::PermissionsExt;
@@ -231,7 +220,6 @@ mod tests {
         assert_eq!(mode(&ours), mode(&plain));
     }
 
-    #[cfg(unix)]
     #[test]
     fn a_disk_with_less_room_than_needed_is_refused_with_both() {
         let folder = tempfile::tempdir().unwrap();
@@ -267,7 +255,6 @@ mod tests {
         }
     }
 
-    #[cfg(unix)]
     mod not_files {
         use super::*;
         use std::os::unix::fs::{FileTypeExt, symlink};

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::nvml::{self, Throttle};
 use super::system_files::Root;
 use super::telemetry::{HostTelemetry, LOAD_WINDOW, Telemetry};
+use hbmark_core::input::plain;
 use hbmark_core::result::{CpuEnvironment, Environment, GpuEnvironment, GpuMatch, Limits, Severity};
 use hbmark_core::units::{Bytes, counted};
 
@@ -395,10 +396,11 @@ pub fn render(findings: &[Finding], color: bool) -> String {
             (true, Severity::Warn) => label.yellow().to_string(),
             (true, Severity::Problem) => label.red().bold().to_string(),
         };
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "{label}  {:<width$}  {}", finding.what, printable(&finding.detail));
+        // Writing to a String cannot fail. Names come from firmware and from environment variables: no control byte may reach a
+        // terminal.
+        let _ = writeln!(text, "{label}  {:<width$}  {}", finding.what, plain(&finding.detail));
         if let Some(advice) = &finding.advice {
-            let _ = writeln!(text, "{:7}  {:width$}  → {}", "", "", printable(advice));
+            let _ = writeln!(text, "{:7}  {:width$}  → {}", "", "", plain(advice));
         }
     }
     text
@@ -411,11 +413,6 @@ fn label(severity: Severity) -> &'static str {
         Severity::Warn => "warn",
         Severity::Problem => "problem",
     }
-}
-
-/// Names come from firmware and from environment variables: no control byte may reach a terminal.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 #[cfg(test)]

@@ -64,23 +64,6 @@ impl ProbeConfig {
         threads.dedup();
         Ok(Self { threads, repetitions: 5, seconds_cap: 3.0, gemm_sizes: vec![512, 1024], ..Self::full()? })
     }
-
-    fn check(&self, cores: usize) -> Result<(), ProbeError> {
-        if let Some(threads) = self.threads.iter().copied().find(|threads| *threads == 0 || *threads > cores)
-        {
-            return Err(ProbeError::Threads { threads, cores });
-        }
-        if self.threads.is_empty() {
-            return Err(ProbeError::Threads { threads: 0, cores });
-        }
-        if self.repetitions < MIN_REPETITIONS {
-            return Err(ProbeError::Repetitions { repetitions: self.repetitions });
-        }
-        if self.working_set.0 < MIB {
-            return Err(ProbeError::WorkingSet { bytes: self.working_set });
-        }
-        Ok(())
-    }
 }
 
 /// Why a probe failed.
@@ -90,12 +73,8 @@ pub enum ProbeError {
     Cores { source: io::Error },
     #[error("the native engine cannot multiply in {dtype}: {source}")]
     NativeProduct { dtype: &'static str, source: Box<crate::engine::EngineError> },
-    #[error("cannot probe with {threads} threads on {cores} usable cores; ask for 1 to {cores}")]
-    Threads { threads: usize, cores: usize },
     #[error("cannot judge {repetitions} repetitions; ask for at least {MIN_REPETITIONS}")]
     Repetitions { repetitions: usize },
-    #[error("a working set of {bytes} is too small to measure memory; ask for at least 1 MiB")]
-    WorkingSet { bytes: Bytes },
     #[error("cannot map {bytes} for the bandwidth probe: {source}; ask for a smaller working set")]
     Memory { bytes: Bytes, source: io::Error },
     #[error("cannot start {threads} probe threads: {source}")]
@@ -168,25 +147,6 @@ mod tests {
         assert_eq!(thread_counts(1), [1]);
         assert_eq!(thread_counts(3), [1, 2, 3]);
         assert_eq!(thread_counts(24), [1, 2, 4, 8, 16, 18, 24]);
-    }
-
-    #[test]
-    fn a_config_that_cannot_be_run_is_refused_with_its_values() {
-        let good = ProbeConfig {
-            threads: vec![1],
-            working_set: Bytes(MIB),
-            repetitions: 3,
-            seconds_cap: 1.0,
-            gemm_sizes: vec![],
-        };
-        assert!(good.check(1).is_ok());
-        let message = |config: ProbeConfig| config.check(2).unwrap_err().to_string();
-        assert!(
-            message(ProbeConfig { threads: vec![3], ..good.clone() }).contains("3 threads on 2 usable cores")
-        );
-        assert!(message(ProbeConfig { threads: vec![], ..good.clone() }).contains("0 threads"));
-        assert!(message(ProbeConfig { repetitions: 2, ..good.clone() }).contains("2 repetitions"));
-        assert!(message(ProbeConfig { working_set: Bytes(5), ..good }).contains("5.00 B"));
     }
 
     #[test]

@@ -124,7 +124,6 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::engine::timeline::{Mark, TimelineKind};
 
     /// A timeline that runs at `rate` times the virtual time.
     struct Skewed<'a> {
@@ -134,12 +133,9 @@ mod tests {
     }
 
     impl Timeline for Skewed<'_> {
-        fn kind(&self) -> TimelineKind {
-            TimelineKind::Scripted
-        }
-        fn mark(&mut self) -> Result<Mark, EngineError> {
+        fn mark(&mut self) -> Result<(), EngineError> {
             self.marks.push(self.host_now().0);
-            Ok(Mark(self.marks.len() - 1))
+            Ok(())
         }
         fn drain_into(&mut self, times: &mut Vec<Nanos>) -> Result<(), EngineError> {
             let first = self.marks.first().copied().unwrap_or(0.0);

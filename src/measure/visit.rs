@@ -318,7 +318,7 @@ fn memory_in_use(
         let now = memory::resident().now?;
         return Some(Bytes(now.0.saturating_sub(monitor.resident_overhead().0)));
     }
-    let in_use = session.memory().peak;
+    let in_use = session.peak_memory();
     *peak = (*peak).max(in_use);
     in_use
 }
@@ -327,7 +327,7 @@ fn memory_in_use(
 /// monitor holds of it, where the system lets its high-water mark be reset.
 fn peak_memory(session: &mut dyn Session, monitor: &dyn Monitor) -> Option<Bytes> {
     if !session.capabilities().host_memory {
-        return session.memory().peak;
+        return session.peak_memory();
     }
     let resident = memory::resident();
     memory::reset_peak().then(|| resident.peak_without(monitor.resident_overhead())).flatten()

@@ -5,7 +5,7 @@
 use serde::Serialize;
 
 use super::config::RunConfig;
-use super::{RunError, in_process, plan};
+use super::{RunError, engine_run, in_process, plan};
 use crate::engine::{self, EngineError};
 use crate::machine::memory;
 use crate::weights::OpenModel;
@@ -61,32 +61,30 @@ impl DryRun {
             cells: Vec::new(),
             unsupported: Vec::new(),
         };
-        for engine in &config.engines {
-            for dtype in config.dtypes_for(engine, model) {
-                let (device, asked) = (config.device, config.device_options.kv_dtype);
-                let capabilities = engine::check_kv_dtype(engine, model, dtype, device, asked)
-                    .and_then(|()| engine::capabilities(engine, model, dtype, device));
-                let capabilities = match capabilities {
-                    Ok(capabilities) => capabilities,
-                    Err(error @ EngineError::Unsupported { .. }) if config.engines.len() > 1 => {
-                        plan.unsupported.push(format!("{engine}, {dtype}: {error}"));
-                        continue;
-                    }
-                    Err(error) => return Err(error.into()),
-                };
-                let kv_dtype = engine::kv_dtype(engine, model, dtype, asked);
-                let inventory = model.inventory(dtype);
-                let ledger = plan::ledger(&model.architecture, &inventory, kv_dtype, engine, device);
-                let contexts = |phase| config.contexts_of(phase);
-                for cell in plan::cells(engine, dtype, &config.phases, &config.batches, contexts) {
-                    let memory = plan::needed(&ledger, &cell, config.device);
-                    plan.cells.push(PlannedCell {
-                        id: cell.id(),
-                        step_bytes: plan::cost(&ledger, &cell, config.device).bytes.ideal(),
-                        memory,
-                        skip: plan::obstacle(&cell, &capabilities, memory, available),
-                    });
+        for series in engine_run::all(config, model) {
+            let (engine, dtype) = (series.engine.as_str(), series.dtype);
+            let (device, asked) = (config.device, config.device_options.kv_dtype);
+            let capabilities = engine::check_kv_dtype(engine, model, dtype, device, asked)
+                .and_then(|()| engine::capabilities(engine, model, dtype, device));
+            let capabilities = match capabilities {
+                Ok(capabilities) => capabilities,
+                Err(error @ EngineError::Unsupported { .. }) if config.engines.len() > 1 => {
+                    plan.unsupported.push(format!("{engine}, {dtype}: {error}"));
+                    continue;
                 }
+                Err(error) => return Err(error.into()),
+            };
+            let kv_dtype = engine::kv_dtype(engine, model, dtype, asked);
+            let inventory = model.inventory(dtype);
+            let ledger = plan::ledger(&model.architecture, &inventory, kv_dtype, engine, device);
+            for cell in series.cells(config) {
+                let memory = plan::needed(&ledger, &cell, config.device);
+                plan.cells.push(PlannedCell {
+                    id: cell.id(),
+                    step_bytes: plan::cost(&ledger, &cell, config.device).bytes.ideal(),
+                    memory,
+                    skip: plan::obstacle(&cell, &capabilities, memory, available),
+                });
             }
         }
         if plan.cells.is_empty() {

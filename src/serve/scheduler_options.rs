@@ -198,8 +198,8 @@ impl SchedulerOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::native;
     use hbmark_core::model::{Dtype, test_shapes};
-    use hbmark_core::result::Ragged;
     use hbmark_core::result::{CpuEnvironment, GpuEnvironment};
 
     fn environment() -> Environment {
@@ -210,21 +210,8 @@ mod tests {
     }
 
     fn engine() -> Capabilities {
-        Capabilities {
-            engine: "native".into(),
-            device: "cuda:0".into(),
-            max_batch: 1024,
-            max_batch_reason: None,
-            max_positions: 131_072,
-            max_positions_reason: None,
-            ragged: Ragged::Fused,
-            paged: true,
-            prefix_sharing: true,
-            graphs: true,
-            every_token_logits: true,
-            kernels: Vec::new(),
-            host_memory: false,
-        }
+        let all = native::capabilities(&test_shapes::llama_3_1_8b(), "cuda:0", false);
+        Capabilities { max_batch: 1024, ..all }
     }
 
     fn ledger() -> Ledger {

@@ -13,9 +13,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use llguidance::api::TopLevelGrammar;
-use llguidance::toktrie::{
-    InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv,
-};
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 
@@ -130,23 +128,6 @@ impl Grammar {
     }
 }
 
-/// The vocabulary as a trie of bytes.
-struct Vocabulary {
-    trie: TokTrie,
-}
-
-impl TokenizerEnv for Vocabulary {
-    fn tok_trie(&self) -> &TokTrie {
-        &self.trie
-    }
-    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
-        self.trie.greedy_tokenize(bytes)
-    }
-    fn tokenize_is_canonical(&self) -> bool {
-        false
-    }
-}
-
 /// The bytes of every token, by its number.
 fn token_bytes(tokenizer: &Tokenizer) -> Result<Vec<Vec<u8>>, StructuredError> {
     let unknown = |problem: String| StructuredError::Vocabulary { problem };
@@ -221,7 +202,7 @@ impl GrammarCompiler {
         words.resize(vocab, Vec::new());
         let size = u32::try_from(vocab).map_err(|_| StructuredError::NoEnd)?;
         let trie = TokTrie::from(&TokRxInfo::new(size, end), &words);
-        let env: TokEnv = Arc::new(Vocabulary { trie });
+        let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let failed = |error: anyhow::Error| StructuredError::Vocabulary { problem: error.to_string() };
         let slices = llguidance::earley::SlicedBiasComputer::general_slices();
         let mut factory =

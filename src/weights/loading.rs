@@ -301,17 +301,6 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_shrinks_while_it_is_read_is_an_error() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("weights");
-        std::fs::write(&path, [7; 100]).unwrap();
-        let file = SizedFile::open(&path).unwrap();
-        File::options().write(true).open(&path).unwrap().set_len(10).unwrap();
-        let error = file.read_at(&mut [0; 20], 0).unwrap_err().to_string();
-        assert!(error.contains("ended while it was read: wanted 20 bytes at offset 0"), "{error}");
-    }
-
-    #[test]
     fn links_of_a_hub_snapshot_may_lead_to_its_blobs_and_nowhere_else() {
         let cache = tempfile::tempdir().unwrap();
         let entry = cache.path().join("models--org--name");

@@ -603,22 +603,6 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_whose_headers_cannot_be_read_says_that_its_config_was_taken() {
-        let none = folder(serde_json::Value::Null, None);
-        let opened = |folder: &tempfile::TempDir| open_shape(folder.path().to_str().unwrap(), None).unwrap();
-        assert_eq!(opened(&none).doubt(), None, "a folder may have a config alone");
-        let expected = opened(&none).inventory(Dtype::Bf16);
-        // As a clone without large files leaves it.
-        std::fs::write(none.path().join("model.safetensors"), "version https://git-lfs.example/spec/v1")
-            .unwrap();
-        let doubt = opened(&none).doubt().unwrap();
-        assert!(doubt.starts_with("bytes are those that ") && doubt.contains("model.safetensors"), "{doubt}");
-        assert_eq!(opened(&none).inventory(Dtype::Bf16), expected);
-        let whole = folder(serde_json::Value::Null, Some(&expected));
-        assert_eq!(opened(&whole).doubt(), None);
-    }
-
-    #[test]
     fn weights_that_are_quantised_already_have_no_other_storage_and_plain_ones_have_any() {
         let fp8 = folder(serde_json::json!({"quant_method": "fp8"}), None);
         let fp8 = open_shape(fp8.path().to_str().unwrap(), None).unwrap();

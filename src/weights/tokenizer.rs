@@ -387,17 +387,6 @@ mod tests {
     }
 
     #[test]
-    fn a_regex_with_catastrophic_backtracking_ends() {
-        // Each start of a match costs the engine all its steps, and there are many starts.
-        let folder = folder_with(&with_pattern(r"(?:x+x+)+(?=y)|(?=z)z"));
-        let tokenizer = Tokenizer::open(folder.path()).unwrap();
-        assert_eq!(tokenizer.vetted.cost, None);
-        let text = "x".repeat(40);
-        // It fails or times out; either way there is a result.
-        let _ = tokenizer.encode(&text);
-    }
-
-    #[test]
     fn a_text_that_takes_too_long_is_refused_and_so_is_the_next() {
         let tokenizer = Tokenizer::open(folder_with(&with_pattern(r"(?=y)y")).path()).unwrap();
         let run = |_: &tokenizers::Tokenizer, _: &str| -> tokenizers::Result<()> {

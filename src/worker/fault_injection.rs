@@ -8,8 +8,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::engine::{
-    EngineError, LoadedModel, LoraSession, MemoryUse, ScriptedRouting, SequenceId, Session, StepBatch,
-    StepProfiler, SyntheticKv, Timeline,
+    EngineError, LoadedModel, LoraSession, ScriptedRouting, SequenceId, Session, StepBatch, StepProfiler,
+    SyntheticKv, Timeline, forward,
 };
 use hbmark_core::units::Bytes;
 
@@ -149,41 +149,21 @@ impl Session for FaultInjectingSession {
     fn model(&self) -> &LoadedModel {
         self.session.model()
     }
-    fn read_logits(&mut self, logits: &mut Vec<f32>) -> Result<(), EngineError> {
-        self.session.read_logits(logits)
-    }
-    fn next_tokens(&mut self, tokens: &mut Vec<u32>) -> Result<(), EngineError> {
-        self.session.next_tokens(tokens)
-    }
-    fn timeline(&mut self) -> &mut dyn Timeline {
-        self.session.timeline()
-    }
-    fn preallocate_blocks(&mut self, blocks: usize) -> Result<(), EngineError> {
-        self.session.preallocate_blocks(blocks)
-    }
     fn release(&mut self, sequence: SequenceId) {
         self.session.release(sequence);
     }
-    fn memory(&mut self) -> MemoryUse {
-        self.session.memory()
-    }
-    fn lora(&mut self) -> Option<&mut dyn LoraSession> {
-        self.session.lora()
-    }
-    fn synthetic_kv(&mut self) -> Option<&mut dyn SyntheticKv> {
-        self.session.synthetic_kv()
-    }
-    fn profiler(&mut self) -> Option<&mut dyn StepProfiler> {
-        self.session.profiler()
-    }
-    fn bytes_moved(&mut self) -> Option<Bytes> {
-        self.session.bytes_moved()
-    }
-    fn experts_met(&mut self) -> Option<f64> {
-        self.session.experts_met()
-    }
-    fn script_experts(&mut self, script: Option<ScriptedRouting>) -> Option<ScriptedRouting> {
-        self.session.script_experts(script)
+    forward! {
+        read_logits(logits: &mut Vec<f32>) -> Result<(), EngineError>;
+        next_tokens(tokens: &mut Vec<u32>) -> Result<(), EngineError>;
+        timeline() -> &mut dyn Timeline;
+        preallocate_blocks(blocks: usize) -> Result<(), EngineError>;
+        peak_memory() -> Option<Bytes>;
+        lora() -> Option<&mut dyn LoraSession>;
+        synthetic_kv() -> Option<&mut dyn SyntheticKv>;
+        profiler() -> Option<&mut dyn StepProfiler>;
+        bytes_moved() -> Option<Bytes>;
+        experts_met() -> Option<f64>;
+        script_experts(script: Option<ScriptedRouting>) -> Option<ScriptedRouting>;
     }
 }
 

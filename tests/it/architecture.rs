@@ -4,11 +4,9 @@
 //! `tests` or `*_tests`, and what stands behind the first `mod tests` of a file, are not read.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
+use crate::runs::{root, sources};
 
 /// The rows of the table, uppermost first: crate and module.
 fn table(text: &str) -> Vec<(String, String)> {
@@ -23,17 +21,6 @@ fn table(text: &str) -> Vec<(String, String)> {
 /// The folder of a crate's source.
 fn source(name: &str) -> PathBuf {
     if name == "hbmark" { root().join("src") } else { root().join("crates").join(name).join("src") }
-}
-
-fn files(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            files(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
 }
 
 /// How imports of the workspace begin.
@@ -95,7 +82,7 @@ fn read(rows: &[(String, String)]) -> (Graph, Vec<String>) {
     for name in crates {
         let folder = source(name);
         let mut found = Vec::new();
-        files(&folder, &mut found);
+        sources(&folder, &mut found);
         for path in found {
             let relative = path.strip_prefix(&folder).unwrap().to_string_lossy().into_owned();
             let names = relative.trim_end_matches(".rs").split('/');

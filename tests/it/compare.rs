@@ -2,15 +2,10 @@
 
 use std::path::Path;
 
-use assert_cmd::Command;
 use predicates::prelude::PredicateBooleanExt;
 use predicates::str::contains;
 
-use crate::runs::{self, fixture, path};
-
-fn hbmark() -> Command {
-    Command::from_std(runs::hbmark())
-}
+use crate::runs::{self, asserted as hbmark, fixture, path};
 
 /// What both sides of a tiny comparison share.
 fn tiny() -> String {
@@ -214,23 +209,11 @@ fn settings_may_come_from_a_file() {
 
 /// Starts a comparison of more rounds than anybody waits for, and waits until so many launches have a result.
 fn long_comparison(out: &Path, launches: usize) -> std::process::Child {
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_hbmark"));
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("HBMARK_")) {
-        command.env_remove(name);
-    }
-    let child = command
-        .args(["compare", "dtype=bf16", "dtype=int8", "--both", &tiny(), "--protocol", "smoke"])
-        .args(["--rounds", "5000", "--format", "json", "--out", path(out)])
-        .env("HF_HUB_OFFLINE", "1")
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    let begin = std::time::Instant::now();
-    while results(out) < launches {
-        assert!(begin.elapsed() < std::time::Duration::from_mins(3), "it launches nothing");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    let mut command = runs::hbmark();
+    command.args(["compare", "dtype=bf16", "dtype=int8", "--both", &tiny(), "--protocol", "smoke"]);
+    command.args(["--rounds", "5000", "--format", "json", "--out", path(out)]);
+    let child = runs::start(&mut command);
+    runs::until("its launches", || (results(out) >= launches).then_some(()));
     child
 }
 
@@ -240,16 +223,11 @@ fn results(out: &Path) -> usize {
     launches.filter(|launch| launch.path().join("result.json").is_file()).count()
 }
 
-fn signal(child: &std::process::Child, name: &str) {
-    let arguments = [format!("-{name}"), child.id().to_string()];
-    assert!(std::process::Command::new("kill").args(arguments).status().unwrap().success());
-}
-
 #[test]
 fn a_comparison_that_is_stopped_keeps_its_complete_rounds() {
     let out = tempfile::tempdir().unwrap();
     let child = long_comparison(out.path(), 5);
-    signal(&child, "INT");
+    runs::signal(child.id(), "INT");
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(130), "{said}");
@@ -266,10 +244,8 @@ fn a_comparison_that_is_stopped_keeps_its_complete_rounds() {
 fn a_comparison_that_is_stopped_in_its_first_round_says_that_it_decides_nothing() {
     let out = tempfile::tempdir().unwrap();
     let child = long_comparison(out.path(), 0);
-    while !out.path().join("processes").is_dir() {
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
-    signal(&child, "INT");
+    runs::until("its first launch", || out.path().join("processes").is_dir().then_some(()));
+    runs::signal(child.id(), "INT");
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(130), "{said}");
@@ -281,7 +257,7 @@ fn a_comparison_that_is_stopped_in_its_first_round_says_that_it_decides_nothing(
 fn a_comparison_that_was_killed_is_started_again_with_the_same_command() {
     let out = tempfile::tempdir().unwrap();
     let mut child = long_comparison(out.path(), 1);
-    signal(&child, "KILL");
+    runs::signal(child.id(), "KILL");
     child.wait().unwrap();
     // What a launch leaves that was killed after it had measured something.
     let launches = std::fs::read_dir(out.path().join("processes")).unwrap();
@@ -303,7 +279,7 @@ fn a_comparison_that_cannot_be_printed_is_saved() {
     let (a, b, out) = (saved.path().join("a"), saved.path().join("b"), saved.path().join("out"));
     save(&a, "qwen3", &["--context", "8"]);
     save(&b, "qwen3", &["--context", "8"]);
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_hbmark"));
+    let mut command = runs::hbmark();
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let output =
         command.args(["compare", path(&a), path(&b), "--out", path(&out)]).stdout(full).output().unwrap();

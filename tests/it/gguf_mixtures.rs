@@ -1,7 +1,7 @@
 //! Mixtures of experts in GGUF files: what the checkpoint they were made of gives, run and counted as stored.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{D, Device, Tensor};
@@ -15,27 +15,17 @@ use hbmark_core::ledger::{ExpertRouting, Ledger, StepShape};
 use hbmark_core::model::gguf::{expected_tensors, file_shape, file_tensor};
 use hbmark_core::model::{Architecture, Attention, Dtype, Family, Mixer, Reach, Role, RopeScaling};
 
+use crate::models::{self, logits_of, opened, threads};
+use crate::runs::{changed, fixture};
+
 /// Folders with checkpoints of transformers, and what their architecture is called in a file.
 const CHECKPOINTS: [(&str, &str); 4] =
     [("qwen3-moe", "qwen3moe"), ("mixtral", "llama"), ("qwen2-moe", "qwen2moe"), ("gpt-oss", "gpt-oss")];
 
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name)
-}
-
-fn opened(path: &Path) -> OpenModel {
-    weights::open(path.to_str().unwrap(), None, 0).unwrap()
-}
-
 fn session(model: &OpenModel, dtype: Dtype) -> Box<dyn Session> {
     // Not what goes with the weights: those are in other dtypes.
-    let options = DeviceOptions { threads: Some(2), kv_dtype: Some(Dtype::F32), ..DeviceOptions::default() };
-    engine::open("native", model, dtype, DeviceChoice::Cpu, options, &mut |_, _| {}).unwrap()
-}
-
-fn logits_of(session: &mut dyn Session, sequence: u64, tokens: &[u32]) -> Vec<f32> {
-    session.step(&StepBatch::uniform(SequenceId(sequence), &[tokens.to_vec()], 0)).unwrap();
-    session.logits().unwrap().swap_remove(0)
+    let options = DeviceOptions { kv_dtype: Some(Dtype::F32), ..threads(2) };
+    models::session("native", model, dtype, options)
 }
 
 fn prompts(vocabulary: usize) -> impl Iterator<Item = (u64, Vec<u32>)> {
@@ -45,15 +35,12 @@ fn prompts(vocabulary: usize) -> impl Iterator<Item = (u64, Vec<u32>)> {
 
 /// A folder's checkpoint and its tensors, each expert's by itself.
 fn checkpoint(folder: &str) -> (tempfile::TempDir, OpenModel, HashMap<String, Tensor>) {
-    let copy = tempfile::tempdir().unwrap();
-    let config = std::fs::read_to_string(fixture(folder).join("config.json")).unwrap();
-    let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
-    if folder == "gpt-oss" {
-        // That of all published ones, which a file does not state.
-        config["swiglu_limit"] = 7.0.into();
-    }
-    std::fs::write(copy.path().join("config.json"), config.to_string()).unwrap();
-    std::fs::copy(fixture(folder).join("model.safetensors"), copy.path().join("model.safetensors")).unwrap();
+    let copy = changed(folder, |config| {
+        if folder == "gpt-oss" {
+            // That of all published ones, which a file does not state.
+            config["swiglu_limit"] = 7.0.into();
+        }
+    });
     let model = opened(copy.path());
     let tensors =
         candle_core::safetensors::load(copy.path().join("model.safetensors"), &Device::Cpu).unwrap();
@@ -255,8 +242,8 @@ fn a_file_gives_what_the_checkpoint_it_was_made_of_gives() {
         let (mut from_file, mut from_folder) =
             (session(&opened(&path), Dtype::Gguf), session(&checkpoint, Dtype::F32));
         for (sequence, prompt) in prompts(checkpoint.architecture.vocab_size) {
-            let found = logits_of(from_file.as_mut(), sequence, &prompt);
-            assert_eq!(found, logits_of(from_folder.as_mut(), sequence, &prompt), "{folder}, {prompt:?}");
+            let found = logits_of(from_file.as_mut(), sequence, &prompt, 0);
+            assert_eq!(found, logits_of(from_folder.as_mut(), sequence, &prompt, 0), "{folder}, {prompt:?}");
         }
     }
 }
@@ -334,7 +321,7 @@ fn a_mixture_of_blocks_gives_what_its_dequantised_weights_give_and_moves_the_byt
         let (_kept, path) = written(name, &architecture, &tensors, blocks);
         let model = opened(&path);
         let mut quantised = session(&model, Dtype::Gguf);
-        let two = DeviceOptions { threads: Some(2), ..DeviceOptions::default() };
+        let two = threads(2);
         let mut dequantised: NativeSession<_> =
             native::open_dequantised(&model, Dtype::Gguf, two, &mut |_| {}).unwrap();
         // Experts may be so near to each other that what is rounded before them decides.
@@ -342,8 +329,8 @@ fn a_mixture_of_blocks_gives_what_its_dequantised_weights_give_and_moves_the_byt
         quantised.script_experts(Some(script));
         dequantised.script_experts(Some(script));
         for (sequence, prompt) in prompts(architecture.vocab_size) {
-            let found = logits_of(quantised.as_mut(), sequence, &prompt);
-            let error = relative_error(&found, &logits_of(&mut dequantised, sequence, &prompt));
+            let found = logits_of(quantised.as_mut(), sequence, &prompt, 0);
+            let error = relative_error(&found, &logits_of(&mut dequantised, sequence, &prompt, 0));
             assert!(
                 error > 0.0 && error <= tolerance(Dtype::Gguf),
                 "{folder}: {error:.1e} off its own weights"
@@ -425,24 +412,17 @@ fn columns_of_mxfp4_lie_where_a_file_has_them() {
         }
     }
     let (_folder, rounded) = written("gpt-oss", &architecture, &tensors, plain);
-    let two = DeviceOptions { threads: Some(2), kv_dtype: Some(Dtype::F32), ..DeviceOptions::default() };
+    let two = DeviceOptions { kv_dtype: Some(Dtype::F32), ..threads(2) };
     let mut found: NativeSession<_> =
         native::open_dequantised(&opened(&path), Dtype::Gguf, two, &mut |_| {}).unwrap();
     let mut wanted = session(&opened(&rounded), Dtype::Gguf);
     for (sequence, prompt) in prompts(architecture.vocab_size) {
-        let logits = logits_of(&mut found, sequence, &prompt);
-        assert_eq!(logits, logits_of(wanted.as_mut(), sequence, &prompt), "{prompt:?}");
+        let logits = logits_of(&mut found, sequence, &prompt, 0);
+        assert_eq!(logits, logits_of(wanted.as_mut(), sequence, &prompt, 0), "{prompt:?}");
     }
-    let error = weights::open(path.to_str().unwrap(), None, 0).unwrap();
-    let error = engine::open(
-        "stock",
-        &error,
-        Dtype::Gguf,
-        DeviceChoice::Cpu,
-        DeviceOptions::default(),
-        &mut |_, _| {},
-    );
-    assert!(error.is_err());
+    let (model, device) = (opened(&path), DeviceChoice::Cpu);
+    let stock = engine::open("stock", &model, Dtype::Gguf, device, threads(2), &mut |_, _| {});
+    assert!(stock.is_err());
 }
 
 #[test]

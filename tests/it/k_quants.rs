@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::Cursor;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use candle_core::quantized::{GgmlDType, QTensor, gguf_file};
 use candle_core::{Device, Tensor};
@@ -11,12 +11,14 @@ use hbmark::engine::native::operations::{FusedLayout, LinearPart, Storage};
 use hbmark::engine::native::{self, DEFAULT_BLOCK_SIZE, NativeSession};
 use hbmark::engine::native::{CpuOperations, InstructionSet};
 use hbmark::engine::relative_error;
-use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, SequenceStep, Session, StepBatch};
+use hbmark::engine::{SequenceId, SequenceStep, Session, StepBatch};
 use hbmark::measure::quality::tolerance;
 use hbmark::weights::stored_matrix::SuperBlock;
-use hbmark::weights::{self, OpenModel, Packing, StoredMatrix, StoredTensor};
+use hbmark::weights::{self, Packing, StoredMatrix, StoredTensor};
 use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::{Dtype, Role};
+
+use crate::models::{logits_of, opened, session, threads};
 
 const LAYERS: usize = 4;
 const HIDDEN: usize = 512;
@@ -142,22 +144,8 @@ fn written(mixture: Mixture, tied: bool) -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-fn opened(path: &Path) -> OpenModel {
-    weights::open(path.to_str().unwrap(), None, 0).unwrap()
-}
-
-fn session(model: &OpenModel, engine: &str) -> Box<dyn Session> {
-    let options = DeviceOptions { threads: Some(2), ..DeviceOptions::default() };
-    engine::open(engine, model, Dtype::Gguf, DeviceChoice::Cpu, options, &mut |_, _| {}).unwrap()
-}
-
 fn tokens(seed: u32, count: u32) -> Vec<u32> {
     (0..count).map(|i| (i * 37 + seed * 101 + 3) % 1000).collect()
-}
-
-fn logits_of(session: &mut dyn Session, sequence: u64, tokens: &[u32], start: usize) -> Vec<f32> {
-    session.step(&StepBatch::uniform(SequenceId(sequence), &[tokens.to_vec()], start)).unwrap();
-    session.logits().unwrap().swap_remove(0)
 }
 
 #[test]
@@ -165,9 +153,9 @@ fn a_mixture_gives_what_candle_gives_and_what_its_dequantised_weights_give() {
     for (name, mixture, tied) in MIXTURES {
         let (_folder, path) = written(mixture, tied);
         let model = opened(&path);
-        let mut native = session(&model, "native");
-        let mut stock = session(&model, "stock");
-        let two = DeviceOptions { threads: Some(2), ..DeviceOptions::default() };
+        let mut native = session("native", &model, Dtype::Gguf, threads(2));
+        let mut stock = session("stock", &model, Dtype::Gguf, threads(2));
+        let two = threads(2);
         let mut dequantised = native::open_dequantised(&model, Dtype::Gguf, two, &mut |_| {}).unwrap();
         for (sequence, count) in [(0, 1), (1, 5), (2, 33)] {
             let prompt = tokens(u32::try_from(sequence).unwrap(), count);
@@ -223,7 +211,7 @@ fn a_step_moves_the_bytes_of_the_file_and_a_prediction_counts_them_to_the_byte()
         let read = of(Role::Matrix) + of(Role::Head) + of(Role::Norm) + table;
         assert_eq!(cost.weights.0 + cost.other.0, read, "{name}");
 
-        let mut session = session(&opened(&path), "native");
+        let mut session = session("native", &opened(&path), Dtype::Gguf, threads(2));
         let counted = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
         let ideal = counted.step(StepShape::decode(1, 100)).bytes;
         assert_eq!((ideal.weights, ideal.other), (cost.weights, cost.other), "{name}");

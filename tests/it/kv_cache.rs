@@ -6,27 +6,22 @@ use hbmark::weights::OpenModel;
 use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::Dtype;
 
-use crate::logits::fixtures;
+use crate::models::{opened, session, threads};
 use crate::native::in_steps;
-use crate::runs::{hbmark, refused, report};
+use crate::runs::{fixture, hbmark, refused, report};
 
 /// Largest difference from the logits of an f32 cache: an element is off by a sixteenth, or by a 254th of the largest of its vector.
 const TOLERANCES: [(Dtype, f64); 2] = [(Dtype::Fp8, 0.1), (Dtype::Int8, 0.04)];
 
-fn fixture(name: &str) -> OpenModel {
-    hbmark::weights::open(fixtures().join(name).to_str().unwrap(), None, 0).unwrap()
-}
-
 fn open(model: &OpenModel, dtype: Dtype, kv_dtype: Option<Dtype>) -> Box<dyn Session> {
-    let options = DeviceOptions { kv_dtype, threads: Some(2), ..DeviceOptions::default() };
-    engine::open("native", model, dtype, DeviceChoice::Cpu, options, &mut |_, _| {}).unwrap()
+    session("native", model, dtype, DeviceOptions { kv_dtype, ..threads(2) })
 }
 
 #[test]
 fn logits_are_near_those_of_an_f32_cache_however_a_prompt_is_cut() {
     let tokens: Vec<u32> = (0..50).map(|i| (i * 7 + 3) % 180).collect();
     for name in ["llama-llama3-rope", "qwen3-tied", "gemma2", "gpt-oss", "minimax-m2"] {
-        let model = fixture(name);
+        let model = opened(&fixture(name));
         let plain = in_steps(open(&model, Dtype::F32, None).as_mut(), 0, &tokens, &[50]);
         for (kv_dtype, tolerance) in TOLERANCES {
             let mut session = open(&model, Dtype::F32, Some(kv_dtype));
@@ -42,7 +37,7 @@ fn logits_are_near_those_of_an_f32_cache_however_a_prompt_is_cut() {
 /// Of a step that ends in a whole block, so that no tile is read in part, what 64 positions more of each sequence add.
 #[test]
 fn bytes_of_the_cache_are_those_of_the_ledger() {
-    let model = fixture("llama-gqa");
+    let model = opened(&fixture("llama-gqa"));
     for kv_dtype in [Dtype::F32, Dtype::Bf16, Dtype::Fp8, Dtype::Int8] {
         let mut session = open(&model, Dtype::Bf16, Some(kv_dtype));
         let ledger = Ledger::new(session.architecture(), session.inventory(), kv_dtype);
@@ -64,8 +59,8 @@ fn bytes_of_the_cache_are_those_of_the_ledger() {
 
 #[test]
 fn caches_that_an_engine_has_not_are_refused_with_those_it_has() {
-    let llama = fixture("llama-llama3-rope");
-    let latent = fixture("deepseek-v3");
+    let llama = opened(&fixture("llama-llama3-rope"));
+    let latent = opened(&fixture("deepseek-v3"));
     let cuda = DeviceChoice::Cuda(0);
     for (engine, model, dtype, device, asked, said) in [
         ("stock", &llama, Dtype::F32, DeviceChoice::Cpu, Dtype::Fp8, "candle keeps it in f32"),
@@ -87,7 +82,7 @@ fn caches_that_an_engine_has_not_are_refused_with_those_it_has() {
 
 #[test]
 fn a_run_measures_the_engine_that_has_the_cache_and_skips_the_other() {
-    let folder = fixtures().join("llama-llama3-rope");
+    let folder = fixture("llama-llama3-rope");
     let run = |engines: &str, kv_dtype: &str| {
         let mut command = hbmark();
         command.args(["run", "--smoke", "--device", "cpu", "--threads", "1", "--format", "json"]);

@@ -2,7 +2,7 @@
 //! (`tests/fixtures/README.md` says how).
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use candle_core::{Device, Tensor};
 use serde::Deserialize;
@@ -13,6 +13,9 @@ use hbmark::engine::{
 };
 use hbmark::weights::{OpenModel, StoredTensor};
 use hbmark_core::model::Dtype;
+
+use crate::models::{fixtures, open, opened, session};
+use crate::runs::copy_of;
 
 /// f32 against f32: only the order of sums differs.
 const F32_TOLERANCE: f64 = 1e-4;
@@ -33,17 +36,8 @@ pub struct Case {
     pub greedy: Vec<u32>,
 }
 
-pub fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models")
-}
-
 pub fn reference(path: &Path) -> Reference {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
-}
-
-fn open(path: &Path, dtype: Dtype) -> Box<dyn Session> {
-    let model = hbmark::weights::open(path.to_str().unwrap(), None, 0).unwrap();
-    engine::open("stock", &model, dtype, DeviceChoice::Cpu, DeviceOptions::default(), &mut |_, _| {}).unwrap()
 }
 
 /// Prefill logits and greedy continuation against the reference, for each case the engine's limits allow.
@@ -74,7 +68,7 @@ pub fn compare(name: &str, session: &mut dyn Session, reference: &Reference, tol
 
 fn folder_equals_transformers(name: &str, cases: usize) {
     let folder = fixtures().join(name);
-    let mut session = open(&folder, Dtype::F32);
+    let mut session = open("stock", &folder, Dtype::F32);
     let compared = compare(name, session.as_mut(), &reference(&folder.join("reference.json")), F32_TOLERANCE);
     assert_eq!(compared, cases);
 }
@@ -121,10 +115,7 @@ fn mixtures_give_what_the_native_engine_gives() {
         let architecture = hbmark_core::model::parse_config(&config, "config.json".as_ref()).unwrap();
         let model = OpenModel::synthetic("small", architecture, 5);
         let logits = |name: &str| {
-            let device = DeviceChoice::Cpu;
-            let mut session =
-                engine::open(name, &model, Dtype::F32, device, DeviceOptions::default(), &mut |_, _| {})
-                    .unwrap();
+            let mut session = session(name, &model, Dtype::F32, DeviceOptions::default());
             let prompt: Vec<u32> = (0..23).map(|i| i * 29 % 211).collect();
             session.step(&StepBatch::uniform(SequenceId(0), &[prompt], 0)).unwrap();
             session.step(&StepBatch::uniform(SequenceId(0), &[vec![7]], 23)).unwrap();
@@ -138,7 +129,7 @@ fn mixtures_give_what_the_native_engine_gives() {
 #[test]
 fn what_candle_leaves_out_of_mixtures_is_refused() {
     let stock = |name: &str, dtype, device| {
-        let model = hbmark::weights::open(fixtures().join(name).to_str().unwrap(), None, 0).unwrap();
+        let model = opened(&fixtures().join(name));
         engine::capabilities("stock", &model, dtype, device).map_err(|error| error.to_string())
     };
     let (cpu, gpu) = (DeviceChoice::Cpu, DeviceChoice::Cuda(0));
@@ -159,7 +150,7 @@ fn what_candle_leaves_out_of_mixtures_is_refused() {
 #[test]
 fn beyond_a_window_is_refused_and_within_it_is_right() {
     for folder in ["mistral-window", "phi3"].map(|name| fixtures().join(name)) {
-        let mut session = open(&folder, Dtype::F32);
+        let mut session = open("stock", &folder, Dtype::F32);
         assert_eq!(session.capabilities().max_positions, 8);
         let reference = reference(&folder.join("reference.json"));
         let short = &reference.cases[0];
@@ -180,7 +171,7 @@ fn beyond_a_window_is_refused_and_within_it_is_right() {
 #[test]
 fn gguf_follows_its_dequantised_weights() {
     for name in ["llama-q8_0", "qwen3-q8_0"] {
-        let mut session = open(&fixtures().join(format!("{name}.gguf")), Dtype::Gguf);
+        let mut session = open("stock", &fixtures().join(format!("{name}.gguf")), Dtype::Gguf);
         let reference = reference(&fixtures().join(format!("{name}.reference.json")));
         assert_eq!(compare(name, session.as_mut(), &reference, GGUF_TOLERANCE), 3, "{name}");
     }
@@ -192,7 +183,7 @@ fn gguf_follows_its_dequantised_weights() {
 fn streamed_gguf_weights_are_the_checkpoint_they_were_converted_from() {
     for name in ["llama-q8_0", "qwen3-q8_0"] {
         let path = fixtures().join(format!("{name}.gguf"));
-        let model = hbmark::weights::open(path.to_str().unwrap(), None, 0).unwrap();
+        let model = opened(&path);
         let mut tensors = HashMap::new();
         let mut keep = |name: &str, tensor: StoredTensor| {
             tensors.insert(name.to_owned(), as_candle(&tensor));
@@ -227,7 +218,7 @@ fn a_batch_gives_each_sequence_what_it_gets_alone() {
     let reference = reference(&folder.join("reference.json"));
     let tokens = &reference.cases[1].tokens;
     let other: Vec<u32> = tokens.iter().rev().copied().collect();
-    let mut session = open(&folder, Dtype::F32);
+    let mut session = open("stock", &folder, Dtype::F32);
     let alone: Vec<Vec<f32>> = [tokens, &other]
         .map(|prompt| {
             session.step(&StepBatch::uniform(SequenceId(9), std::slice::from_ref(prompt), 0)).unwrap();
@@ -243,7 +234,7 @@ fn a_batch_gives_each_sequence_what_it_gets_alone() {
 
 #[test]
 fn rope_scaling_that_candle_leaves_out_is_refused() {
-    let model = hbmark::weights::open(fixtures().join("llama-yarn").to_str().unwrap(), None, 0).unwrap();
+    let model = opened(&fixtures().join("llama-yarn"));
     let (device, options) = (DeviceChoice::Cpu, DeviceOptions::default());
     let error = engine::open("stock", &model, Dtype::F32, device, options, &mut |_, _| {}).err().unwrap();
     assert!(error.to_string().contains("yarn rope scaling for Llama"), "{error}");
@@ -254,7 +245,7 @@ fn a_pinned_step_gives_the_same_logits_every_time() {
     let folder = fixtures().join("qwen3");
     let reference = reference(&folder.join("reference.json"));
     let case = &reference.cases[1];
-    let mut session = open(&folder, Dtype::F32);
+    let mut session = open("stock", &folder, Dtype::F32);
     session.step(&StepBatch::uniform(SequenceId(0), std::slice::from_ref(&case.tokens), 0)).unwrap();
     let step = StepBatch::uniform(SequenceId(0), &[vec![case.greedy[0]]], case.tokens.len());
     session.step(&step).unwrap();
@@ -289,15 +280,9 @@ fn both_spellings_of_a_config_mean_the_same() {
 
 #[test]
 fn a_tokenizer_of_another_vocabulary_is_refused_and_both_sizes_named() {
-    let copy = tempfile::tempdir().unwrap();
-    let source = fixtures().join("llama-tied");
-    for (from, to) in [
-        ("config.json", "config.json"),
-        ("model.safetensors", "model.safetensors"),
-        ("tokenizer-wrong-vocab.json", "tokenizer.json"),
-    ] {
-        std::fs::copy(source.join(from), copy.path().join(to)).unwrap();
-    }
+    let copy = copy_of("llama-tied");
+    let at = |name: &str| copy.path().join(name);
+    std::fs::rename(at("tokenizer-wrong-vocab.json"), at("tokenizer.json")).unwrap();
     let error = hbmark::weights::open(copy.path().to_str().unwrap(), None, 0).unwrap_err().to_string();
     assert!(error.contains("262") && error.contains("199"), "{error}");
 }
@@ -317,7 +302,7 @@ fn the_tensors_of_a_folder_weigh_what_they_do_on_disk() {
             })
             .sum();
         let dtype = if name == "llama-bf16" { Dtype::Bf16 } else { Dtype::F32 };
-        let session = open(&folder, dtype);
+        let session = open("stock", &folder, dtype);
         assert_eq!(session.inventory().total_bytes().0, on_disk, "{name}");
     }
 }

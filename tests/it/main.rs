@@ -16,6 +16,7 @@ mod kv_cache;
 mod limits;
 mod live_server;
 mod logits;
+mod models;
 mod native;
 mod resume;
 mod runs;

@@ -1,24 +1,17 @@
 //! The native engine gives what Hugging Face transformers and the stock engine give, however a step is cut.
 
-use std::path::Path;
-
 use hbmark::engine::relative_error;
-use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, SequenceStep, Session, StepBatch};
+use hbmark::engine::{self, DeviceChoice, SequenceId, SequenceStep, Session, StepBatch};
 use hbmark::weights::Adapter;
 use hbmark_core::ledger::Ledger;
 use hbmark_core::model::{Dtype, Target};
 
-use crate::logits::{compare, fixtures, reference};
-use crate::runs;
+use crate::logits::{compare, reference};
+use crate::models::{self, fixtures, open, opened, session};
+use crate::runs::{self, changed};
 
 /// f32 against f32: only the order of sums differs.
 const F32_TOLERANCE: f64 = 1e-4;
-
-fn open(path: &Path, dtype: Dtype) -> Box<dyn Session> {
-    let model = hbmark::weights::open(path.to_str().unwrap(), None, 0).unwrap();
-    engine::open("native", &model, dtype, DeviceChoice::Cpu, DeviceOptions::default(), &mut |_, _| {})
-        .unwrap()
-}
 
 #[test]
 fn every_fixture_model_equals_transformers() {
@@ -29,7 +22,7 @@ fn every_fixture_model_equals_transformers() {
             continue;
         }
         let reference = reference(&folder.join("reference.json"));
-        let mut session = open(&folder, Dtype::F32);
+        let mut session = open("native", &folder, Dtype::F32);
         let name = folder.display().to_string();
         let compared = compare(&name, session.as_mut(), &reference, F32_TOLERANCE);
         assert_eq!(compared, reference.cases.len(), "{name}");
@@ -63,21 +56,6 @@ fn assert_same(found: &[f32], wanted: &[f32], model: &str, what: &str) {
 }
 
 #[test]
-fn chunked_prefill_equals_whole_prefill() {
-    for name in ["llama-gqa", "qwen3-moe", "qwen2-moe", "glm4-moe", "gpt-oss", "deepseek-v3", "deepseek-v2"] {
-        let mut session = open(&fixtures().join(name), Dtype::F32);
-        let tokens: Vec<u32> = (0..50).map(|i| (i * 7 + 3) % 200).collect();
-        let whole = in_steps(session.as_mut(), 1, &tokens, &[50]);
-        for (sequence, lengths) in
-            [[25, 25].as_slice(), &[1, 48, 1], &[16, 16, 18], &[17, 15, 18]].iter().enumerate()
-        {
-            let chunked = in_steps(session.as_mut(), 2 + sequence as u64, &tokens, lengths);
-            assert_same(&chunked, &whole, name, &format!("{lengths:?}"));
-        }
-    }
-}
-
-#[test]
 fn a_ragged_step_equals_its_sequences_one_by_one() {
     const DTYPES: [Dtype; 10] = [
         Dtype::F32,
@@ -91,13 +69,22 @@ fn a_ragged_step_equals_its_sequences_one_by_one() {
         Dtype::Int4,
         Dtype::F16,
     ];
-    let models =
-        ["qwen2", "qwen3-moe", "mixtral", "qwen2-moe", "glm4-moe", "minimax-m2", "gpt-oss", "deepseek-v3"];
+    let models = [
+        "qwen2",
+        "qwen3-moe",
+        "mixtral",
+        "qwen2-moe",
+        "glm4-moe",
+        "minimax-m2",
+        "gpt-oss",
+        "deepseek-v3",
+        "deepseek-v2",
+    ];
     // Of coarser weights the inputs of products are rounded, over latents apart in its two forms.
     let of_model = |name: &&str, dtype: Dtype| !name.starts_with("deepseek") || dtype == Dtype::F32;
     let cases = models.iter().flat_map(|name| DTYPES.map(|dtype| (name, dtype)));
     for (name, dtype) in cases.filter(|(name, dtype)| of_model(name, *dtype)) {
-        let mut session = open(&fixtures().join(name), dtype);
+        let mut session = open("native", &fixtures().join(name), dtype);
         let tokens =
             |seed: u32, count: u32| -> Vec<u32> { (0..count).map(|i| (i * 11 + seed) % 190).collect() };
         let sequences: Vec<(u64, Vec<u32>)> =
@@ -108,7 +95,7 @@ fn a_ragged_step_equals_its_sequences_one_by_one() {
             session.step(&StepBatch::uniform(SequenceId(100 + id), &[vec![7]], tokens.len())).unwrap();
             alone.push(session.logits().unwrap().swap_remove(0));
         }
-        // Two are prefilled together, then one decodes beside the prefill of the others.
+        // Two are prefilled together, one of them in part; then one decodes beside the prefill of the others and of the rest.
         let step = |id: u64, tokens: &[u32], start_position| SequenceStep {
             sequence: SequenceId(id),
             tokens: tokens.to_vec(),
@@ -120,8 +107,14 @@ fn a_ragged_step_equals_its_sequences_one_by_one() {
             session.step(&StepBatch { sequences: steps }).unwrap();
             session.logits().unwrap()
         };
-        run(vec![step(1, &sequences[0].1, 0), step(2, &sequences[1].1, 0)]);
-        let mixed = run(vec![step(1, &[7], 5), step(3, &sequences[2].1, 0), step(4, &sequences[3].1, 0)]);
+        let (begun, rest) = sequences[1].1.split_at(9);
+        run(vec![step(1, &sequences[0].1, 0), step(2, begun, 0)]);
+        let mixed = run(vec![
+            step(1, &[7], 5),
+            step(2, rest, 9),
+            step(3, &sequences[2].1, 0),
+            step(4, &sequences[3].1, 0),
+        ]);
         let last = run(vec![step(4, &[7], 1), step(3, &[7], 33), step(2, &[7], 17)]);
         let what = dtype.to_string();
         for (found, wanted) in [(&mixed[0], 0), (&last[0], 3), (&last[1], 2), (&last[2], 1)] {
@@ -135,13 +128,10 @@ fn results_do_not_depend_on_the_number_of_threads() {
     for name in
         ["llama-llama3-rope", "qwen3-moe", "mixtral", "qwen2-moe", "glm4-moe", "gpt-oss", "deepseek-v3"]
     {
-        let model = hbmark::weights::open(fixtures().join(name).to_str().unwrap(), None, 0).unwrap();
+        let model = opened(&fixtures().join(name));
         let tokens: Vec<u32> = (0..40).map(|i| (i * 5 + 1) % 180).collect();
         let with = |threads| {
-            let options = DeviceOptions { threads: Some(threads), ..DeviceOptions::default() };
-            let mut session =
-                engine::open("native", &model, Dtype::Bf16, DeviceChoice::Cpu, options, &mut |_, _| {})
-                    .unwrap();
+            let mut session = session("native", &model, Dtype::Bf16, models::threads(threads));
             in_steps(session.as_mut(), 1, &tokens, &[39, 1])
         };
         let one = with(1);
@@ -149,18 +139,6 @@ fn results_do_not_depend_on_the_number_of_threads() {
             assert_eq!(one, with(threads), "{name}, {threads}");
         }
     }
-}
-
-/// A copy of a fixture with its config changed.
-fn changed(name: &str, change: impl FnOnce(&mut serde_json::Value)) -> tempfile::TempDir {
-    let copy = tempfile::tempdir().unwrap();
-    let source = fixtures().join(name);
-    std::fs::copy(source.join("model.safetensors"), copy.path().join("model.safetensors")).unwrap();
-    let mut config =
-        serde_json::from_str(&std::fs::read_to_string(source.join("config.json")).unwrap()).unwrap();
-    change(&mut config);
-    std::fs::write(copy.path().join("config.json"), config.to_string()).unwrap();
-    copy
 }
 
 #[test]
@@ -234,8 +212,8 @@ fn mixtures_that_the_engine_lacks_are_refused_by_name() {
 
 #[test]
 fn adapters_of_experts_are_refused_and_those_of_attention_add() {
-    let model = hbmark::weights::open(fixtures().join("qwen3-moe").to_str().unwrap(), None, 0).unwrap();
-    let mut session = open(&fixtures().join("qwen3-moe"), Dtype::F32);
+    let model = opened(&fixtures().join("qwen3-moe"));
+    let mut session = open("native", &fixtures().join("qwen3-moe"), Dtype::F32);
     let of = |targets: &[Target]| Adapter::synthetic(&model.architecture, "x", 4, targets, 1);
     let lora = session.lora().unwrap();
     let error = lora.load_adapter(&of(&[Target::QProj, Target::DownProj])).unwrap_err().to_string();
@@ -249,7 +227,7 @@ fn adapters_of_experts_are_refused_and_those_of_attention_add() {
 
 #[test]
 fn a_decode_over_shared_blocks_equals_one_over_its_own() {
-    let mut session = open(&fixtures().join("llama-gqa"), Dtype::F32);
+    let mut session = open("native", &fixtures().join("llama-gqa"), Dtype::F32);
     let tokens: Vec<u32> = (0..64).collect();
     let step = |tokens: &[u32], start_position, block_table: &[u32]| SequenceStep {
         sequence: SequenceId(0),
@@ -278,7 +256,7 @@ fn a_decode_over_shared_blocks_equals_one_over_its_own() {
 #[test]
 fn bytes_of_a_step_are_those_of_its_operations() {
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Q8_0] {
-        let mut session = open(&fixtures().join("qwen2-moe"), dtype);
+        let mut session = open("native", &fixtures().join("qwen2-moe"), dtype);
         session.synthetic_kv().unwrap().fill_kv(SequenceId(0), 40, 1).unwrap();
         let step = StepBatch::uniform(SequenceId(0), &[vec![1]], 40);
         session.step(&step).unwrap();
@@ -300,8 +278,8 @@ fn quantised_files_give_what_their_dequantised_weights_give() {
     assert_eq!(all.len(), 15 + 2);
     for (model, reference_file) in all {
         let reference = reference(&reference_file);
-        let dtype = hbmark::weights::open(model.to_str().unwrap(), None, 0).unwrap().stored_dtype();
-        let mut session = open(&model, dtype);
+        let dtype = opened(&model).stored_dtype();
+        let mut session = open("native", &model, dtype);
         for case in &reference.cases {
             let sequence = SequenceId(case.tokens.len() as u64);
             session.step(&StepBatch::uniform(sequence, std::slice::from_ref(&case.tokens), 0)).unwrap();
@@ -337,7 +315,7 @@ fn run_of_experts(more: &[&str]) -> serde_json::Value {
 
 #[test]
 fn a_measured_cell_has_the_experts_that_its_steps_met_and_their_bytes() {
-    let model = hbmark::weights::open(runs::fixture("qwen2-moe").to_str().unwrap(), None, 0).unwrap();
+    let model = opened(&runs::fixture("qwen2-moe"));
     for (more, turns) in [
         (&["--dtype", "f32"][..], false),
         (&["--dtype", "q8_0"], false),
@@ -384,8 +362,13 @@ fn a_measured_cell_has_the_experts_that_its_steps_met_and_their_bytes() {
 #[test]
 fn a_script_for_experts_is_refused_where_there_are_none() {
     let model = runs::fixture("qwen3");
-    let run = ["run", "--dry-run", "--model", runs::path(&model), "--expert-routing"];
-    let output = |routing: &str| runs::hbmark().args(run).arg(routing).output().unwrap();
-    runs::refused(&output("uniform"), &["--expert-routing", "qwen3", "has no experts"]);
-    runs::refused(&output("even"), &["zipf:S"]);
+    for command in ["run", "predict"] {
+        let given = [command, "--model", runs::path(&model), "--expert-routing"];
+        let output = |routing: &str| runs::hbmark().args(given).arg(routing).output().unwrap();
+        runs::refused(
+            &output("uniform"),
+            &["--expert-routing", "qwen3", "has no experts; leave the flag out"],
+        );
+        runs::refused(&output("even"), &["zipf:S"]);
+    }
 }

@@ -30,9 +30,52 @@ pub fn hbmark() -> Command {
     clean(program())
 }
 
+/// The program, whose output is to be held against something.
+pub fn asserted() -> assert_cmd::Command {
+    assert_cmd::Command::from_std(hbmark())
+}
+
+/// The root of the source tree.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Adds the Rust sources below a folder, but for what builds and fuzzing leave there.
+pub fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() && !matches!(name.as_str(), "target" | "corpus" | "artifacts" | "found") {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
 /// A model of the fixtures.
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name)
+}
+
+/// A copy of a fixture folder that a test may break.
+pub fn copy_of(name: &str) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(fixture(name)).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+    }
+    copy
+}
+
+/// A copy of a fixture with its config changed.
+pub fn changed(name: &str, change: impl FnOnce(&mut Value)) -> tempfile::TempDir {
+    let copy = copy_of(name);
+    let path = copy.path().join("config.json");
+    let mut config = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    change(&mut config);
+    std::fs::write(path, config.to_string()).unwrap();
+    copy
 }
 
 pub fn path(path: &Path) -> &str {

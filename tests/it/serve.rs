@@ -6,9 +6,10 @@ use assert_cmd::Command;
 use predicates::prelude::PredicateBooleanExt;
 use predicates::str::contains;
 
-use crate::runs::words;
+use crate::models::{opened, session, threads};
+use crate::runs::{asserted, words};
 
-use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch};
+use hbmark::engine::{DeviceOptions, SequenceId, Session, StepBatch};
 use hbmark::serve::clock::HostClock;
 use hbmark::serve::detokenizer::TextPipeline;
 use hbmark::serve::executor::SessionExecutor;
@@ -28,9 +29,12 @@ fn fixture(name: &str) -> PathBuf {
 }
 
 fn open(engine: &str, name: &str) -> Box<dyn Session> {
-    let model = hbmark::weights::open(fixture("models").join(name).to_str().unwrap(), None, 0).unwrap();
-    let options = DeviceOptions { threads: Some(2), block_size: Some(16), ..DeviceOptions::default() };
-    engine::open(engine, &model, Dtype::F32, DeviceChoice::Cpu, options, &mut |_, _| {}).unwrap()
+    session(engine, &opened(&fixture("models").join(name)), Dtype::F32, options())
+}
+
+/// Two threads, and the block size of the plans.
+fn options() -> DeviceOptions {
+    DeviceOptions { block_size: Some(16), ..threads(2) }
 }
 
 /// Prompts of many lengths, half of them behind one of two shared beginnings of more than two blocks.
@@ -206,7 +210,7 @@ fn an_engine_without_pages_serves_the_same_outputs_one_sequence_at_a_time() {
 }
 
 fn hbmark(arguments: &[&str]) -> Command {
-    let mut command = Command::from_std(crate::runs::hbmark());
+    let mut command = asserted();
     command.arg("serve").args(arguments);
     command
 }
@@ -229,7 +233,6 @@ fn virtual_json(arguments: &[&str]) -> serde_json::Value {
 #[test]
 fn bad_input_is_refused_before_anything_runs() {
     refused(&["--slo", "ttft=1s"], "has no percentile such as _p95");
-    refused(&["--rate", "0"], "is not a rate above 1e-6");
     refused(&["--rate", "fast"], "fast is not a rate above 1e-6");
     for rate in ["0", "-1", "NaN"] {
         let message = format!("{rate} is not a rate above 1e-6");
@@ -253,6 +256,7 @@ fn bad_input_is_refused_before_anything_runs() {
     refused(&["--trace", "/no/such/file"], "cannot read the trace");
     refused(&["--requests", "0"], "is not between 1 and");
     refused(&["sweep", "rate"], "has no `=`");
+    refused(&["sweep", "colour=1,2"], "error: a sweep over colour is not known");
     refused(&["sweep", "rate=1,2", "max-num-seqs=8,16"], "unexpected argument 'max-num-seqs=8,16'");
     refused(&["sweep", "rate=1,2", "--rate", "3"], "chooses the load itself; leave out --rate");
     refused(&["sweep", "--requests", "3"], "<VARIABLE=VALUES>");
@@ -643,7 +647,7 @@ fn a_saved_sweep_becomes_a_plan_a_record_and_a_page() {
 fn merged() -> tempfile::TempDir {
     use safetensors::tensor::{Dtype as Stored, SafeTensors, TensorView, serialize};
     let from = fixture("models/llama-gqa");
-    let model = hbmark::weights::open(from.to_str().unwrap(), None, 0).unwrap();
+    let model = opened(&from);
     let adapter =
         Adapter::open(&fixture("adapters/llama-gqa-r4"), "x", &model.architecture, MAX_RANK).unwrap();
     let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
@@ -675,11 +679,8 @@ fn merged() -> tempfile::TempDir {
 #[test]
 fn a_peft_adapter_gives_the_tokens_of_its_merged_model_whatever_it_is_served_beside() {
     let folder = merged();
-    let options = DeviceOptions { threads: Some(2), block_size: Some(16), ..DeviceOptions::default() };
-    let model = hbmark::weights::open(folder.path().to_str().unwrap(), None, 0).unwrap();
-    let load = |engine: &str| {
-        engine::open(engine, &model, Dtype::F32, DeviceChoice::Cpu, options, &mut |_, _| {}).unwrap()
-    };
+    let model = opened(folder.path());
+    let load = |engine: &str| session(engine, &model, Dtype::F32, options());
     let plan = plan();
     let with_it = one_at_a_time(load("native").as_mut(), &plan);
     assert_eq!(
@@ -689,7 +690,7 @@ fn a_peft_adapter_gives_the_tokens_of_its_merged_model_whatever_it_is_served_bes
     );
     let without = one_at_a_time(open("native", "llama-gqa").as_mut(), &plan);
 
-    let base = hbmark::weights::open(fixture("models/llama-gqa").to_str().unwrap(), None, 0).unwrap();
+    let base = opened(&fixture("models/llama-gqa"));
     let adapter =
         Adapter::open(&fixture("adapters/llama-gqa-r4"), "x", &base.architecture, MAX_RANK).unwrap();
     let other = Adapter::synthetic(&base.architecture, "y", 16, &Target::ALL, 5);
@@ -801,11 +802,9 @@ fn outputs_served_under_a_schema_satisfy_it_and_others_are_left_alone() {
         .enumerate()
         .map(|(index, request)| PlannedRequest { output_len: 120, constrained: index % 3 != 0, ..request })
         .collect();
-    let options = DeviceOptions { threads: Some(2), block_size: Some(16), ..DeviceOptions::default() };
     let warm = Sampling { temperature: 1.0, top_k: 40, top_p: 0.9, seed: 1 };
     for sampling in [Sampling::GREEDY, warm] {
-        let mut session =
-            engine::open("native", &model, Dtype::F32, DeviceChoice::Cpu, options, &mut |_, _| {}).unwrap();
+        let mut session = session("native", &model, Dtype::F32, options());
         let traffic = Traffic {
             constrained_stops: compiled.ends().to_vec(),
             keep_outputs: true,

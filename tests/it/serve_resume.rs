@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Output};
 
 use crate::runs::{
-    hbmark, hung, names, path, refused, report, runs as is_alive, signal, stderr, until, words,
+    fixture, hbmark, hung, names, path, refused, report, runs as is_alive, signal, stderr, until, words,
 };
 use serde_json::Value;
 
@@ -17,11 +17,12 @@ fn sweep(more: &[&str]) -> Command {
 }
 
 fn sweep_of(requests: &str, more: &[&str]) -> Command {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
     let mut command = hbmark();
     command.args(words("serve sweep rate=100,200,400 --engine native --device cpu --dtype f32"));
     command.args(words("--no-predict --input-len 8 --output-len 4 --threads 2 --format json"));
-    command.args(["--num-gpu-blocks-override", "64", "--requests", requests, "--model"]).arg(model);
+    command
+        .args(["--num-gpu-blocks-override", "64", "--requests", requests, "--model"])
+        .arg(fixture("qwen3"));
     command.args(more);
     command
 }

@@ -1,22 +1,15 @@
 //! Tensor parallel groups of threads: what one device gives, from parts of its weights.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use hbmark::engine::{self, DeviceChoice, DeviceOptions, SequenceId, Session, StepBatch, relative_error};
+use hbmark::engine::{self, DeviceChoice, SequenceId, Session, StepBatch, relative_error};
 use hbmark::measure::quality::tolerance;
-use hbmark::weights::{self, OpenModel};
+use hbmark::weights::OpenModel;
 use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::{Architecture, Dtype, parse_config, presets};
 
+use crate::models::{self, fixtures, opened};
 use crate::runs::{self, words};
-
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models")
-}
-
-fn opened(name: &str) -> OpenModel {
-    weights::open(fixtures().join(name).to_str().unwrap(), None, 0).unwrap()
-}
 
 fn session(
     engine: &str,
@@ -24,7 +17,7 @@ fn session(
     dtype: Dtype,
     threads: usize,
 ) -> Result<Box<dyn Session>, String> {
-    let options = DeviceOptions { threads: Some(threads), ..DeviceOptions::default() };
+    let options = models::threads(threads);
     engine::open(engine, model, dtype, DeviceChoice::Cpu, options, &mut |_, _| {})
         .map_err(|error| error.to_string())
 }
@@ -72,7 +65,7 @@ fn every_model_that_can_be_split_gives_what_one_device_gives() {
         .collect();
     names.sort();
     for name in names {
-        let model = opened(&name);
+        let model = opened(&fixtures().join(&name));
         let mut ranks = match session("native-tp2", &model, Dtype::F32, 2) {
             Ok(session) => session,
             Err(error) => {
@@ -121,7 +114,7 @@ fn checkpoints_that_are_quantised_are_split_as_they_are_stored() {
     paths.sort();
     let mut split = Vec::new();
     for path in paths {
-        let model = weights::open(path.to_str().unwrap(), None, 0).unwrap();
+        let model = opened(&path);
         let dtype = model.stored_dtype();
         let name = path.file_name().unwrap().to_str().unwrap().to_owned();
         match session("native-tp2", &model, dtype, 2) {

@@ -3,7 +3,9 @@
 //! `INSTA_UPDATE=always cargo test --test it unsafe_inventory` writes the counts anew; why a file needs it and what is checked is for a person.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+
+use crate::runs::{root, sources};
 
 /// Blocks, functions, and the rest (impls, traits, foreign declarations) of one file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -11,22 +13,6 @@ struct Counts {
     blocks: usize,
     functions: usize,
     others: usize,
-}
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        if path.is_dir() && !matches!(name.as_str(), "target" | "corpus" | "artifacts" | "found") {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
 }
 
 /// The word as a keyword: what follows it tells what it opens.

@@ -23,19 +23,8 @@ pub fn nagios(report: &FleetReport) -> String {
     line
 }
 
-fn state_label(state: State) -> &'static str {
-    match state {
-        State::Ok => "ok",
-        State::NotConfirmed => "not_confirmed",
-        State::Suspect => "suspect",
-        State::Slow => "slow",
-        State::Unstable => "unstable",
-        State::WrongOutput => "wrong_output",
-        State::Failed => "failed",
-        State::TooFew => "too_few",
-        State::NoPeers => "no_peers",
-        State::Missing => "missing",
-    }
+fn state_label(state: State) -> String {
+    state.word().to_lowercase().replace(' ', "_")
 }
 
 /// Text for the textfile collector of node_exporter: without timestamps, which it refuses; the time is a gauge of its own. Labels are

@@ -297,7 +297,6 @@ fn best(trials: &[Trial], wanted: impl Fn(Pass) -> bool) -> Option<(&Trial, Spre
 /// Measures the ceilings of the host processor.
 pub fn measure_cpu(config: &ProbeConfig) -> Result<Ceilings, ProbeError> {
     let cores = super::usable_cores()?;
-    config.check(cores.len())?;
     // Two thirds of the time belong to memory, the figure that everything else is divided by.
     let share = 2.0 / 3.0 * config.seconds_cap / config.threads.len() as f64;
     let sets = instruction_sets();

@@ -184,15 +184,6 @@ fn two_workers_lost_before_a_point_end_it_with_what_was_measured() {
 }
 
 #[test]
-fn two_workers_lost_before_anything_was_measured_are_an_error() {
-    let played = Played::new(&[vec![ends("exit 5")], vec![ends("exit 6")]]);
-    assert_eq!(
-        played.refused(),
-        "the worker exited with code 6 while loading weights and timing steps; the worker before it was lost, too"
-    );
-}
-
-#[test]
 fn what_the_benchmark_refuses_is_an_error_and_no_loss() {
     let reason = "the KV pool is too small".to_owned();
     let refused = (vec![Message::Response(Box::new(ServeResponse::Refused { reason }))], "");

@@ -386,17 +386,6 @@ fn a_folder_without_safetensors_says_what_was_looked_for() {
     assert!(refused(&folder).ends_with("are not read, convert them to safetensors"));
 }
 
-#[test]
-fn a_file_truncated_after_it_was_opened_is_an_error() {
-    let folder = folder();
-    good(&folder);
-    let checkpoint = Checkpoint::open(folder.path(), &expected()).unwrap();
-    let file = fs::File::options().write(true).open(folder.path().join(SINGLE)).unwrap();
-    file.set_len(16).unwrap();
-    let error = checkpoint.load(Dtype::Bf16, &Device::Cpu, &mut |_| {}).unwrap_err().to_string();
-    assert!(error.contains("ended while it was read"), "{error}");
-}
-
 proptest! {
     #[test]
     fn no_corruption_of_a_file_panics(flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),

@@ -5,8 +5,6 @@
 //! predictions, the stock engine's configuration and the native forward.
 
 use clap::ValueEnum;
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::layer::{
@@ -17,7 +15,7 @@ use super::{DraftLayer, Quantization};
 
 /// A model family: the set of tensor names and the forward that a checkpoint follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
     Llama,
@@ -60,7 +58,7 @@ impl Family {
 
 /// The rotary position embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum RopeScaling {
     None,
@@ -110,7 +108,7 @@ impl RopeScaling {
 
 /// Where the ramp of `YaRN` lies, and what it multiplies cosines and sines with; by default as `transformers` has it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct YarnShape {
     /// Turns within the original context from which a frequency is kept, and up to which it is divided.
     #[serde(default = "YarnShape::beta_fast")]
@@ -150,7 +148,7 @@ impl Default for YarnShape {
 
 /// Rotary base and scaling.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Rope {
     pub theta: f64,
     pub scaling: RopeScaling,
@@ -158,7 +156,7 @@ pub struct Rope {
 
 /// What a model multiplies outside its matrices, and what bends its logits.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Multipliers {
     /// Of rows of the embedding table.
@@ -186,7 +184,7 @@ impl Multipliers {
 
 /// Which linear layers carry a bias vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Biases {
     pub qkv: bool,
     pub o: bool,
@@ -195,7 +193,7 @@ pub struct Biases {
 
 /// Routed experts of a mixture-of-experts layer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Experts {
     /// Routed experts in a layer (E).
     pub count: usize,
@@ -227,7 +225,7 @@ impl Experts {
 
 /// Multi-head latent attention (`DeepSeek`): K and V are kept as one latent vector per token.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LatentAttention {
     /// Rank of the compressed query; `None` projects the query directly.
     pub q_rank: Option<usize>,
@@ -255,7 +253,7 @@ impl LatentAttention {
 
 /// Everything about a model that changes its bytes, FLOPs or outputs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Architecture {
     pub family: Family,
     pub hidden_size: usize,
@@ -409,7 +407,7 @@ impl Architecture {
 
 /// How numbers are stored: one name for weights, activations and KV on the command line and in results.
 #[derive(Serialize, Deserialize, ValueEnum)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -6,15 +6,13 @@
 //!
 //! *Source*: `DeepSeek`-V3 technical report (arXiv 2412.19437), section 2.2, equations 21 to 23; EAGLE (arXiv 2401.15077), section 4.1.
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Architecture, Experts, FeedForward, Mixer, ModelError, Stack};
 
 /// What a drafting layer makes of an embedding and a hidden state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum DraftLayer {
     /// Multi-token prediction (`DeepSeek`-V3, GLM-4.5): each is normed, and a matrix projects both.

@@ -6,8 +6,6 @@
 //! *Source*: `DeepSeek`-V3's `weight_block_size`; the OCP microscaling specification 1.0 (one e8m0 byte for 32 elements); vLLM's and
 //! `compressed-tensors`' loaders for the names; `AutoGPTQ`, `AutoAWQ` and bitsandbytes for their own.
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Dtype;
@@ -22,7 +20,7 @@ const NF4_NESTED_BLOCK: usize = 256;
 
 /// Which weights share a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "of", rename_all = "snake_case")]
 pub enum Scales {
     Tensor,
@@ -61,7 +59,7 @@ impl Scales {
 /// assert_eq!(bytes * 8, 4096 * 4096 * 33 / 8);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "format", rename_all = "snake_case")]
 pub enum Format {
     /// e4m3; `input_scale` where the scale of the activations is stored too.

@@ -4,8 +4,6 @@
 //! an [`Inventory`]. The byte ledger, synthetic weights, file validation and memory predictions all read this one list,
 //! so bytes are counted from tensors and never from a parameter count.
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::format::MX_GROUP;
@@ -13,7 +11,7 @@ use crate::units::Bytes;
 
 /// What a tensor is for; decides how often a step reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// The token table: B rows a step, unless it is also the head.
@@ -42,7 +40,7 @@ pub enum Role {
 
 /// One tensor as stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TensorInfo {
     pub name: String,
     pub shape: Vec<usize>,
@@ -87,7 +85,7 @@ impl TensorInfo {
 
 /// Every tensor of a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Inventory {
     pub tensors: Vec<TensorInfo>,
 }

@@ -5,8 +5,6 @@
 
 use std::fmt;
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::config::limits;
@@ -14,7 +12,7 @@ use super::{Biases, Experts, LatentAttention, OutOfBounds, Rope};
 
 /// What mixes the tokens of a layer, and what follows it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Layer {
     pub mixer: Mixer,
     pub feed_forward: FeedForward,
@@ -85,7 +83,7 @@ impl Layer {
 
 /// Where a layer normalises.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Norms {
     /// Before the mixer and before the feed-forward.
@@ -99,7 +97,7 @@ pub enum Norms {
 
 /// What mixes the tokens of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Mixer {
     /// Keys and values per head.
@@ -116,7 +114,7 @@ pub enum Mixer {
 
 /// Softmax attention with keys and values per head.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about the layer")]
 pub struct Attention {
     pub reach: Reach,
@@ -151,7 +149,7 @@ pub struct Attention {
 
 /// The rotary embedding of a layer, over the first `dims` of each head.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Rotary {
     pub rope: Rope,
     pub dims: usize,
@@ -162,7 +160,7 @@ pub struct Rotary {
 
 /// Which positions a token looks at.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "of", rename_all = "snake_case")]
 pub enum Reach {
     #[default]
@@ -211,7 +209,7 @@ impl Reach {
 
 /// Norms of queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum QkNorm {
     None,
@@ -225,7 +223,7 @@ pub enum QkNorm {
 
 /// Picks the positions of a latent attention (`DeepSeek` sparse attention).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Indexer {
     pub heads: usize,
     pub head_dim: usize,
@@ -242,7 +240,7 @@ impl Indexer {
 
 /// A gated delta rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct DeltaNet {
     pub key_heads: usize,
     pub value_heads: usize,
@@ -267,7 +265,7 @@ impl DeltaNet {
 
 /// A Mamba 2 mixer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Mamba {
     pub heads: usize,
     pub head_dim: usize,
@@ -298,7 +296,7 @@ impl Mamba {
 
 /// What follows the mixer.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum FeedForward {
     Dense(Dense),
@@ -331,7 +329,7 @@ impl FeedForward {
 
 /// A feed-forward every token passes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Dense {
     pub width: usize,
     pub activation: Activation,
@@ -344,7 +342,7 @@ pub struct Dense {
 
 /// Routed experts, and those every token passes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Mixture {
     pub count: usize,
     pub per_token: usize,
@@ -391,7 +389,7 @@ impl Mixture {
 
 /// How the experts of a token are chosen and weighed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "score", rename_all = "snake_case")]
 pub enum Routing {
     /// Over all experts, then the best.
@@ -417,7 +415,7 @@ fn yes() -> bool {
 
 /// The function between the matrices of a feed-forward.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "function", rename_all = "snake_case")]
 pub enum Activation {
     /// silu(gate) · up.
@@ -447,7 +445,7 @@ impl Activation {
 /// assert_eq!(stack.to_string(), "24 × (1 window 128 : 1 full), 32 experts");
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Stack {
     pub kinds: Vec<Layer>,
     /// Which of `kinds` each layer is.

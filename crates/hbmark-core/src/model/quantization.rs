@@ -2,8 +2,6 @@
 //!
 //! Enters: the rules of a `quantization_config`. Leaves: the [`Format`] of a module, or that it is a plain float.
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::format::{Format, Layout, Scales};
@@ -12,7 +10,7 @@ use super::{Dtype, OutOfBounds};
 
 /// How the modules that a list of patterns names are stored; the first rule that names a module decides.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct FormatRule {
     /// Names, parts of names, globs or `re:` expressions; an empty list names every linear layer.
     pub modules: Vec<String>,
@@ -38,7 +36,7 @@ pub struct FormatRule {
 /// assert_eq!(storage.format("model.layers.0.mlp.up_proj"), Some(Format::Nvfp4 { input_scale: true }));
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Quantization {
     /// `quant_method` of the config: `fp8`, `gptq`, `awq`, `compressed-tensors`, `mxfp4`...
     pub method: String,

@@ -2,8 +2,6 @@
 //!
 //! Raw samples are kept, so everything that is computed from them can be computed again from a saved file.
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::cause::Cause;
@@ -14,7 +12,7 @@ use crate::units::Bytes;
 
 /// One block of steps as measured.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Block {
     /// Which randomised visit of the cell it belongs to.
     pub visit: usize,
@@ -50,7 +48,7 @@ pub struct Block {
 
 /// Telemetry of a block.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct BlockTelemetry {
     pub sm_clock_mhz: Option<f64>,
     pub memory_clock_mhz: Option<f64>,

@@ -10,7 +10,7 @@
 use std::fmt;
 
 #[cfg(test)]
-use schemars::{JsonSchema, Schema};
+use schemars::Schema;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -21,7 +21,7 @@ use crate::units::{Bytes, BytesPerSecond, Nanos, counted};
 
 /// A cause: a stable code with its numbers, and as text the sentence for a person.
 #[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(remote = "Self", tag = "code", rename_all = "snake_case")]
 #[cfg_attr(test, schemars(transform = with_message))]
 pub enum Cause {
@@ -356,7 +356,7 @@ pub enum Cause {
 
 /// What figures of one file must hold among themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ConsistencyRule {
     /// Percentiles rise, between the smallest and the largest value.

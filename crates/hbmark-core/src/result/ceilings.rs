@@ -5,8 +5,6 @@
 
 use std::collections::BTreeMap;
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::cause::Cause;
@@ -14,7 +12,7 @@ use crate::units::Bytes;
 
 /// A measured rate: the best configuration's median, and its lowest and highest repetition.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Spread {
     pub median: f64,
     pub low: f64,
@@ -36,7 +34,7 @@ const STEADY_RANGE: f64 = 0.25;
 
 /// Ceilings measured on the device in this session.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Ceilings {
     /// Read-only bandwidth: the denominator of decode, which is 99 % reads.
     pub read_bytes_per_s: Spread,
@@ -83,7 +81,7 @@ impl Ceilings {
 
 /// Ceilings beside the roofline's own, of a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct GpuCeilings {
     /// Write-only bandwidth.
     pub write_bytes_per_s: Option<Spread>,
@@ -100,7 +98,7 @@ pub struct GpuCeilings {
 
 /// What the links between the GPUs of a machine give.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LinkCeilings {
     /// Reads by kernels of the GPU of the row in memory of the GPU of the column, one pair at a time; null for its own.
     pub read_bytes_per_s: Vec<Vec<Option<Spread>>>,
@@ -115,7 +113,7 @@ pub struct LinkCeilings {
 
 /// The time of a sum over GPUs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct AllReduceTime {
     /// Of the sum, in f32.
     pub bytes: Bytes,
@@ -127,7 +125,7 @@ pub struct AllReduceTime {
 
 /// One row of the datasheet table, `models/devices.toml`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct DeviceSpec {
     /// The short name on the command line: `h100-sxm`.

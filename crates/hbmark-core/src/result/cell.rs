@@ -1,7 +1,5 @@
 //! A cell of the grid: what was measured there, and the numbers that follow from it.
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::block::{Block, judged_times};
@@ -15,7 +13,7 @@ use crate::units::Bytes;
 
 /// What a step does.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// Whole prompts into an empty cache.
@@ -107,7 +105,7 @@ impl std::str::FromStr for Phase {
 
 /// The status of a cell.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
     /// Measured, and every gate passed.
@@ -157,7 +155,7 @@ impl Status {
 
 /// What bounds a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
     Memory,
@@ -168,7 +166,7 @@ pub enum Bound {
 
 /// Statistics of one timed quantity, in nanoseconds. Percentiles are nearest-rank; null where n is too small.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TimeSummary {
     /// The time that the cell stands for: the geometric mean over blocks, which `ci_low` and `ci_high` are about.
     #[serde(default)]
@@ -212,7 +210,7 @@ impl TimeSummary {
 
 /// Median, lowest and highest of all blocks of a cell, the rejected ones too.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct AllBlocks {
     pub step_ns: Spread,
     /// Of steps over a cache.
@@ -224,7 +222,7 @@ pub struct AllBlocks {
 
 /// Bytes one step moves.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct StepBytes {
     /// Every matrix once, as stored, with scales, biases, norms and head.
     pub weights: Bytes,
@@ -245,7 +243,7 @@ impl StepBytes {
 
 /// The check of outputs. A cell whose tokens are wrong has no ranked timing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Quality {
     pub passed: bool,
     /// What was compared: `logits against f32 reference`, `finite logits, stable token hash`...
@@ -258,7 +256,7 @@ pub struct Quality {
 
 /// One operation of a step, all its calls together: the median of a few steps that were timed operation by operation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct OperationRow {
     /// `embed`, `norm_qkv`, `attention`, `output`, `gate_up`, `down`, `head`; of layers with experts `router`, `expert_gate_up`, `expert_down`;
     /// of latent attention `latent_down`, `latent_query`, `latent_value`, `latent_expand`; of a layer that drafts `draft_input`; of ranks `all_reduce`.
@@ -273,7 +271,7 @@ pub struct OperationRow {
 
 /// One cell of the grid.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct CellResult {
     /// `decode/stock/f32/b1/c512`, of a verify step `verify-3/native/bf16/b1/c512`: stable, and what filters match.
     pub id: String,

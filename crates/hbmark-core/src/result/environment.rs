@@ -1,14 +1,12 @@
 //! The machine and the build that a result comes from.
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::units::Bytes;
 
 /// Everything about the machine and the build that is needed to judge or repeat a result.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Environment {
     pub hostname: Option<String>,
     pub os: Option<String>,
@@ -24,7 +22,7 @@ pub struct Environment {
 
 /// Where a scheduler put a process: Slurm's variables, the names that a Kubernetes pod is given, and the task of a fleet.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Placement {
     /// `slurm` or `kubernetes`.
@@ -60,7 +58,7 @@ pub struct Placement {
 
 /// One run of a fleet's plan on one GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct FleetTask {
     /// sha256 of the plan, shortened.
@@ -80,7 +78,7 @@ pub struct FleetTask {
 
 /// The host processor.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct CpuEnvironment {
     pub model: Option<String>,
     #[serde(with = "crate::null_as_default")]
@@ -107,7 +105,7 @@ pub struct CpuEnvironment {
 
 /// The GPU, as NVML reports it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct GpuEnvironment {
     /// NVML's number.
     pub index: u32,
@@ -151,7 +149,7 @@ impl GpuEnvironment {
 
 /// The board of a GPU: what identifies it beside the UUID, and its record of faults.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Board {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -177,7 +175,7 @@ pub struct Board {
 
 /// Rows of memory that were replaced by spare ones.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct RemappedRows {
     pub correctable: u32,
     pub uncorrectable: u32,
@@ -189,7 +187,7 @@ pub struct RemappedRows {
 
 /// A GPU's place in an NVLink fabric.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Fabric {
     /// The cluster's UUID in hexadecimal digits.
     pub cluster: String,
@@ -198,7 +196,7 @@ pub struct Fabric {
 
 /// How the program was built.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct BuildEnvironment {
     pub version: String,
     pub git_revision: Option<String>,
@@ -247,7 +245,7 @@ impl Limits {
 
 /// The evidence that NVML's GPU is the one that CUDA uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum GpuMatch {
     Uuid,

@@ -1,7 +1,5 @@
 //! A prediction for several GPUs that hold one model: how it lies over them, and what its steps exchange.
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::model::Dtype;
@@ -9,7 +7,7 @@ use crate::units::Bytes;
 
 /// How a predicted model lies over GPUs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct GroupSummary {
     pub tensor_parallel_size: usize,
     pub pipeline_parallel_size: usize,
@@ -24,7 +22,7 @@ pub struct GroupSummary {
 
 /// How GPUs reach each other within one machine, by a data sheet.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Link {
     pub name: String,
     /// Of one GPU in one direction, to all others together.
@@ -41,7 +39,7 @@ pub struct Link {
 
 /// The fullest GPU of a stage.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct StageSummary {
     pub dtype: Dtype,
     pub first_layer: usize,
@@ -56,7 +54,7 @@ pub struct StageSummary {
 
 /// Where the time of a predicted step of a group goes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct GroupStep {
     /// The floor of the slowest GPU of each stage, without what it exchanges.
     pub stages_ns: Vec<f64>,
@@ -72,7 +70,7 @@ pub struct GroupStep {
 
 /// Which exchange between GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CollectiveKind {
     AllReduce,
@@ -83,7 +81,7 @@ pub enum CollectiveKind {
 
 /// Equal exchanges of a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct CollectiveRow {
     pub kind: CollectiveKind,
     /// What is exchanged: `hidden states after each mixer and feed-forward`.
@@ -99,7 +97,7 @@ pub struct CollectiveRow {
 
 /// A step with measured all-reduces.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct MeasuredStep {
     /// Whose: `NCCL 2.29.2`.
     pub by: String,

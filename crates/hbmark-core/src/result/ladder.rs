@@ -1,7 +1,5 @@
 //! Where the time of a step goes: floors and engines in one column.
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::EngineKind;
@@ -11,7 +9,7 @@ use crate::units::Bytes;
 
 /// The kind of a rung, in the order of the ladder, from the floor up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RungKind {
     /// The floor by the data sheet's bandwidth and peak.
@@ -47,7 +45,7 @@ impl RungKind {
 
 /// One time on the ladder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Rung {
     pub kind: RungKind,
     /// The engine that was measured; null for a floor.
@@ -70,7 +68,7 @@ pub struct Rung {
 
 /// The rungs of one phase, batch and context.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Ladder {
     pub phase: Phase,
     pub batch: usize,
@@ -85,7 +83,7 @@ pub struct Ladder {
 
 /// What launching kernels one by one costs: the same kernels timed eagerly and replayed.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LaunchCost {
     pub eager_ns: f64,
     pub replayed_ns: f64,

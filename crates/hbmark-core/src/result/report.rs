@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::capabilities::Capabilities;
@@ -25,7 +23,7 @@ pub const OLDEST_SCHEMA_VERSION: u32 = 1;
 
 /// Where a report's numbers come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ReportKind {
     /// Measured by `hbmark run`.
@@ -36,7 +34,7 @@ pub enum ReportKind {
 
 /// A whole result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Report {
     pub schema_version: u32,
     pub kind: ReportKind,
@@ -98,7 +96,7 @@ impl Report {
 
 /// The model that was run or predicted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ModelSummary {
     pub name: String,
     /// `synthetic(seed 42)`, a folder, a hub id with revision, or a GGUF file.
@@ -134,7 +132,7 @@ impl ModelSummary {
 
 /// The protocol as it was applied.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ProtocolSummary {
     /// `full`, `quick` or `smoke`.
     pub name: String,
@@ -220,7 +218,7 @@ impl ProtocolSummary {
 
 /// How the KV cache of a decode cell is filled before its steps are timed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum KvFill {
     /// By a real prefill of random tokens.
@@ -232,7 +230,7 @@ pub enum KvFill {
 
 /// A cold measurement: its own row, never mixed with warm steps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ColdRow {
     /// `load weights`, `first prefill`, `first decode`, `after idle`.
     pub what: String,
@@ -243,7 +241,7 @@ pub struct ColdRow {
 
 /// The measured step regressed on Σcontext and batch: `step = fixed + per_kv_byte × KV bytes + per_sequence × batch`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct FittedModel {
     pub engine: String,
     pub dtype: Dtype,
@@ -262,7 +260,7 @@ pub struct FittedModel {
 
 /// Which change of regime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CrossoverKind {
     /// The ridge point of the weights alone, without KV.
@@ -294,7 +292,7 @@ impl fmt::Display for CrossoverKind {
 
 /// A place on an axis where the regime changes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Crossover {
     pub what: CrossoverKind,
     pub value: Option<f64>,

@@ -21,8 +21,6 @@ mod timeline;
 
 use std::collections::BTreeMap;
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Capabilities, Ceilings, DeviceSpec, Environment, ModelSummary, ReportError};
@@ -64,7 +62,7 @@ const OLDEST_SCHEMA_VERSION: u32 = 1;
 
 /// The kind of a serving result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ServeKind {
     /// Measured on an engine.
@@ -79,7 +77,7 @@ pub enum ServeKind {
 
 /// What was sent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct WorkloadSummary {
     pub name: String,
     pub source: String,
@@ -87,7 +85,7 @@ pub struct WorkloadSummary {
 
 /// A whole serving result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ServeReport {
     pub schema_version: u32,
     pub kind: ServeKind,

@@ -219,10 +219,23 @@ mod tests {
 
     #[test]
     fn holm_is_that_of_statsmodels() {
-        // multipletests([0.01, 0.04, 0.03, 0.005, 0.5], method="holm")[1]
-        let found = holm(&[0.01, 0.04, 0.03, 0.005, 0.5]);
-        for (found, wanted) in found.iter().zip([0.04, 0.09, 0.09, 0.025, 0.5]) {
-            assert!((found - wanted).abs() < 1e-12, "{found} for {wanted}");
+        #[derive(serde::Deserialize)]
+        struct Reference {
+            holm: Vec<Family>,
+        }
+        #[derive(serde::Deserialize)]
+        struct Family {
+            p: Vec<f64>,
+            adjusted: Vec<f64>,
+        }
+        let file = include_str!("../../../../tests/fixtures/stats/paired.json");
+        let reference: Reference = serde_json::from_str(file).unwrap();
+        for family in reference.holm {
+            let found = holm(&family.p);
+            assert_eq!(found.len(), family.adjusted.len());
+            for (found, wanted) in found.iter().zip(family.adjusted) {
+                assert!((found - wanted).abs() < 1e-12, "{found} for {wanted}");
+            }
         }
         assert!(holm(&[]).is_empty());
     }

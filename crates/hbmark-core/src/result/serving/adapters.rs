@@ -2,8 +2,6 @@
 
 use std::str::FromStr;
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::latency::ServeResult;
@@ -11,7 +9,7 @@ use crate::units::Bytes;
 
 /// The adapters of a point and their cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct AdapterCost {
     /// How many are loaded.
     pub adapters: usize,
@@ -46,7 +44,7 @@ impl AdapterCost {
 
 /// How a request gets its adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Assignment {
     /// One after the other.

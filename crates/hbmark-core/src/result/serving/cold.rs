@@ -1,12 +1,10 @@
 //! Launches of a process, up to their first tokens.
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// One process: the time of each phase, in the order of [`ColdStart::phases`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Launch {
     pub phases_ns: Vec<f64>,
     /// From the launch to the first token.
@@ -15,7 +13,7 @@ pub struct Launch {
 
 /// A phase over all launches, in nanoseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ColdPhase {
     pub name: String,
     /// What it holds.
@@ -29,7 +27,7 @@ pub struct ColdPhase {
 
 /// Launches of a process, by phases.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ColdStart {
     pub prompt_tokens: usize,
     pub launches: Vec<Launch>,

@@ -1,12 +1,10 @@
 //! What a diagnosis of a serving run needs.
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What a run showed beside its latencies.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Evidence {
     /// Null where no prompt is long.
     pub long_prompts: Option<LongPrompts>,
@@ -24,7 +22,7 @@ pub struct Evidence {
 
 /// Short requests with and without a long prompt computed before their first token.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LongPrompts {
     /// Prompt tokens from which one is long: four times the median.
     pub from_tokens: usize,
@@ -40,7 +38,7 @@ pub struct LongPrompts {
 
 /// Steps that took many times as long as others of their size.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Stalls {
     pub count: usize,
     pub longest_ns: f64,
@@ -52,7 +50,7 @@ pub struct Stalls {
 
 /// The first tenth of the measured requests against the others.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Start {
     pub first: usize,
     pub ttft_p50_first_ns: Option<f64>,

@@ -1,7 +1,5 @@
 //! What was loaded beside the model.
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::model::Target;
@@ -9,7 +7,7 @@ use crate::units::Bytes;
 
 /// One adapter, and how long it took to have it. Of one that a live server has, only the name is known: its rank is 0.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct AdapterSummary {
     pub name: String,
     /// A folder, or the seed.
@@ -27,7 +25,7 @@ pub struct AdapterSummary {
 
 /// All adapters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LoraSummary {
     pub adapters: Vec<AdapterSummary>,
     /// Different ones that may run at once.
@@ -37,7 +35,7 @@ pub struct LoraSummary {
 
 /// The grammar, and how long it took to have it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct StructuredSummary {
     pub grammar: String,
     pub share: f64,

@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::evidence::Evidence;
@@ -19,7 +17,7 @@ use crate::units::{Nanos, whole_count};
 
 /// A number that may be infinite; JSON has no number for that, and it must not become null.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum Quantity {
     Finite(f64),
@@ -28,7 +26,7 @@ pub enum Quantity {
 
 /// The word for infinity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Infinite {
     Infinite,
@@ -52,7 +50,7 @@ impl Quantity {
 
 /// One latency over all measured requests (or tokens), in nanoseconds. Percentiles are nearest-rank.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Quantiles {
     /// Values, infinite ones among them.
     pub n: usize,
@@ -115,7 +113,7 @@ impl Quantiles {
 
 /// An objective and what was seen.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ClauseResult {
     pub clause: Clause,
     /// The percentile, where the sample is large enough.
@@ -205,7 +203,7 @@ impl fmt::Display for ClauseResult {
 
 /// Which check of the run it is. The aliases are the names of schema version 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum GateName {
     /// Requests were queued when they were due: the harness itself was in time.
@@ -261,7 +259,7 @@ impl fmt::Display for GateName {
 
 /// A check of the run itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Gate {
     pub name: GateName,
     /// Null where there was too little to judge.
@@ -271,7 +269,7 @@ pub struct Gate {
 
 /// The validity of a point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Validity {
     Valid,
@@ -283,7 +281,7 @@ pub enum Validity {
 
 /// Where the time of the loop went, in nanoseconds over the whole run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Breakdown {
     pub enqueue_ns: f64,
     pub schedule_ns: f64,
@@ -306,7 +304,7 @@ pub struct Breakdown {
 
 /// The result of one point of load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ServeResult {
     pub validity: Validity,
     /// Why it is not valid.

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::latency::Quantiles;
@@ -11,7 +9,7 @@ use super::server_metrics::ServerMetrics;
 
 /// A kind of server: what it understands, and what it calls things.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Dialect {
     /// Nothing beyond what OpenAI documents.
@@ -39,7 +37,7 @@ impl Dialect {
 
 /// How the output tokens of a stream were counted, best evidence first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum TokenEvidence {
     /// The running count that the server sends with every event.
@@ -58,7 +56,7 @@ pub enum TokenEvidence {
 
 /// How a request to a server failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Failure {
     /// Nothing listens there.
@@ -134,7 +132,7 @@ impl Failure {
 
 /// A server that was measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ServerIdentity {
     /// Its base URL.
     pub url: String,
@@ -150,7 +148,7 @@ pub struct ServerIdentity {
 
 /// Where the time stamps of events come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum StampSource {
     /// The kernel's receive stamp of every piece.
@@ -163,7 +161,7 @@ pub enum StampSource {
 
 /// What a run against a live server shows beside its latencies. Times are in nanoseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LiveResult {
     pub stamps: StampSource,
     /// Measured requests by how their tokens were counted.

@@ -1,7 +1,5 @@
 //! One point of load.
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::adapters::AdapterCost;
@@ -14,7 +12,7 @@ use crate::result::{Cause, Limits};
 
 /// How much is offered.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Offered {
     /// Requests per second, whatever the system does.
@@ -29,7 +27,7 @@ pub enum Offered {
 
 /// The cost of constraining outputs to a grammar.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct StructuredCost {
     pub grammar: String,
     /// Share of the requests that was asked for.
@@ -51,7 +49,7 @@ pub const STEADY_DRIFT: std::ops::RangeInclusive<f64> = 0.95..=1.05;
 
 /// A point and its result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Point {
     pub label: String,
     pub offered: Offered,

@@ -3,8 +3,6 @@
 //! Enters: answers to a handful of questions. Leaves: addresses, the time of a connection, the dialect with what it was concluded from, models,
 //! versions. A key is nowhere in it.
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::live::Dialect;
@@ -12,7 +10,7 @@ use super::server_metrics::{FetchFailure, Signal};
 
 /// What a server was asked: the paths differ by dialect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Question {
     /// `/v1/models`
@@ -39,7 +37,7 @@ pub enum Question {
 
 /// What came back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     Answered,
@@ -50,7 +48,7 @@ pub enum Outcome {
 
 /// A question and its outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Asked {
     pub question: Question,
     pub outcome: Outcome,
@@ -58,7 +56,7 @@ pub struct Asked {
 
 /// What a dialect was concluded from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Clue {
     /// The owner of a model, as `/v1/models` has it.
@@ -77,7 +75,7 @@ pub enum Clue {
 
 /// A clue and where it points.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct DialectEvidence {
     pub dialect: Dialect,
     pub clue: Clue,
@@ -85,7 +83,7 @@ pub struct DialectEvidence {
 
 /// An address of the name, and how it connects.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ProbedAddress {
     pub address: String,
     /// Time of the TCP handshake: the median over the connections made.
@@ -96,7 +94,7 @@ pub struct ProbedAddress {
 
 /// A model that is served.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ServedModel {
     pub id: String,
     /// The path or name it was loaded from.
@@ -113,7 +111,7 @@ pub struct ServedModel {
 
 /// A page of metrics.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ProbedMetrics {
     /// Path below the root, or a URL.
     pub page: String,
@@ -123,7 +121,7 @@ pub struct ProbedMetrics {
 
 /// The two clocks of this machine: kernel stamps of packets are on the one, schedules on the other.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ClockCheck {
     pub span_ns: f64,
     pub readings: usize,
@@ -137,7 +135,7 @@ pub struct ClockCheck {
 
 /// What a server said of itself. What it did not say is null.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Probe {
     /// Scheme, host, port and the path before `/v1`.
     pub root: String,

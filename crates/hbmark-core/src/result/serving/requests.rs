@@ -1,7 +1,5 @@
 //! Every measured request.
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::slo::SloMetric;
@@ -9,7 +7,7 @@ use crate::stats::percentile;
 
 /// Measured requests in the order of their arrival. Times are whole nanoseconds since the start of the run, null for what never happened.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Requests {
     /// Scheduled, whenever the loop came to it.
     pub arrival_ns: Vec<u64>,

@@ -1,12 +1,10 @@
 //! The steps of a run against the step-time model.
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Steps of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Residual {
     pub steps: usize,
     /// Measured over predicted time: the median over the steps.
@@ -17,7 +15,7 @@ pub struct Residual {
 
 /// By kinds of steps; a kind that hardly happened is absent.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Residuals {
     /// Decodes alone.
     pub decode: Option<Residual>,

@@ -1,14 +1,12 @@
 //! The scheduler's settings.
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::stats::splitmix64;
 
 /// The scheduling policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Policy {
     /// First come, first served.
@@ -21,7 +19,7 @@ pub enum Policy {
 /// Speculative decoding whose acceptance is scripted, by vLLM's names: what a draft proposes is accepted or not as the seed says, whatever the
 /// model would have written. Drafting takes no time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SpeculativeConfig {
     /// The share of steps that accept the draft token at each position: as many as a step has draft tokens, none larger than the one before.
     pub synthetic_acceptance_rates: Vec<f64>,
@@ -47,7 +45,7 @@ impl SpeculativeConfig {
 
 /// What became of draft tokens, over all verify steps of a run, by vLLM's counters.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct DraftCounts {
     /// Verify steps of sequences.
     pub num_drafts: u64,
@@ -76,7 +74,7 @@ impl DraftCounts {
 
 /// The configuration, by vLLM's names.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SchedulerConfig {
     /// Sequences that run at once.
     pub max_num_seqs: usize,

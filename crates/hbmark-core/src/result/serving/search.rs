@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::slo::Slo;
@@ -11,7 +9,7 @@ use crate::units::PerSecond;
 
 /// What a step of the search is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum SearchStage {
     /// Doubling or halving until a rate that holds and one that fails are known.
@@ -40,7 +38,7 @@ impl fmt::Display for SearchStage {
 
 /// A step of the search.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Attempt {
     pub stage: SearchStage,
     pub rate: f64,
@@ -53,7 +51,7 @@ pub struct Attempt {
 
 /// What was found.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Search {
     pub slo: Slo,
     /// The median of the rates found with different seeds, lowered until a longer run held it; null where none did.

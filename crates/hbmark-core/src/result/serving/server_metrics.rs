@@ -3,15 +3,13 @@
 //! Enters: counters and gauges of a `/metrics` page, read before, during and after the window. Leaves: their differences and means, and for
 //! each signal that is not known, why.
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::live::Dialect;
 
 /// A quantity that servers export, whatever they call it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Signal {
     /// Requests in the batch.
@@ -85,7 +83,7 @@ pub enum Signal {
 
 /// Why a signal is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Unknown {
     /// The page has no such series.
@@ -106,7 +104,7 @@ pub enum Unknown {
 
 /// A signal that is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct UnknownSignal {
     pub signal: Signal,
     pub why: Unknown,
@@ -114,7 +112,7 @@ pub struct UnknownSignal {
 
 /// The series a signal was taken from, by its usual name without `_total`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SeenSeries {
     pub signal: Signal,
     pub series: String,
@@ -122,7 +120,7 @@ pub struct SeenSeries {
 
 /// A gauge over the window.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct GaugeOverTime {
     /// Over time: between two readings the gauge is taken to go from one to the other in a straight line.
     pub mean: f64,
@@ -133,7 +131,7 @@ pub struct GaugeOverTime {
 
 /// A mean of what was counted in the window: difference of the sums ÷ difference of the counts.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ServerMean {
     pub mean_ns: f64,
     pub count: u64,
@@ -141,7 +139,7 @@ pub struct ServerMean {
 
 /// What a server counts as a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum StepBasis {
     /// Steps from which at least one token came out: one that computes only a part of a prompt is not counted, and the next one that is counted
@@ -161,7 +159,7 @@ pub enum StepBasis {
 /// between them are its steps. An idle moment between two readings is not seen: then the true step is shorter than the mean here. `min_running` far
 /// above one makes that unlikely.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct BusySteps {
     pub basis: StepBasis,
     pub busy_ns: f64,
@@ -184,7 +182,7 @@ pub struct BusySteps {
 
 /// Drafted tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ServerSpeculation {
     /// Steps that checked drafts.
     pub drafts: Option<u64>,
@@ -198,7 +196,7 @@ pub struct ServerSpeculation {
 
 /// What the page says of the server's configuration.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ServerConfiguration {
     pub kv_blocks: Option<u64>,
     pub block_tokens: Option<u64>,
@@ -210,7 +208,7 @@ pub struct ServerConfiguration {
 
 /// How a question to a server, beside the measured requests, failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FetchFailure {
     /// No address for the name.
@@ -236,7 +234,7 @@ pub enum FetchFailure {
 
 /// Failures of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct FetchFailures {
     pub failure: FetchFailure,
     pub count: usize,
@@ -244,7 +242,7 @@ pub struct FetchFailures {
 
 /// A server's own view of a window. What it does not say is null, and `unknown` says why.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ServerMetrics {
     /// By the names of its series.
     pub dialect: Dialect,

@@ -3,15 +3,13 @@
 use std::fmt;
 use std::str::FromStr;
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::units::Nanos;
 
 /// What a clause is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum SloMetric {
     Ttft,
@@ -34,7 +32,7 @@ impl SloMetric {
 
 /// One objective.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Clause {
     pub metric: SloMetric,
     /// Of one: 0.95.
@@ -52,7 +50,7 @@ impl fmt::Display for Clause {
 
 /// All objectives of a run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(transparent)]
 pub struct Slo {
     pub clauses: Vec<Clause>,

@@ -1,7 +1,5 @@
 //! What happened when, over a run.
 
-#[cfg(test)]
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Spans of a timeline: as many as a plot of a thousand pixels can show apart.
@@ -9,7 +7,7 @@ pub const SPANS: usize = 120;
 
 /// A run over time.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Timeline {
     /// The window over which rates are taken, since the run began.
     pub window_from_ns: f64,
@@ -21,7 +19,7 @@ pub struct Timeline {
 
 /// One span of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(JsonSchema))]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Span {
     /// Steps that ended in it.
     pub steps: usize,

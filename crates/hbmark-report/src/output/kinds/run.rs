@@ -263,7 +263,7 @@ pub fn bound_word(bound: Bound) -> &'static str {
 }
 
 /// `8.030 B`, `0.135 B`; of a model below ten million in millions.
-fn parameters(count: u64) -> String {
+pub fn parameters(count: u64) -> String {
     if count < 10_000_000 {
         format!("{:.3} M", count as f64 / 1e6)
     } else {

@@ -8,6 +8,7 @@ use crate::analysis::words::{answer, counted};
 use crate::output::Kind;
 use crate::output::document::{Column, Document, Line, Value, measured, numbers, words};
 use crate::output::kinds::headline;
+use crate::output::kinds::run::parameters;
 use crate::output::metrics::{SERVING, Shown, Unit};
 use hbmark_core::result::cause::joined;
 use hbmark_core::result::serving::{
@@ -413,8 +414,8 @@ pub fn head(report: &ServeReport) -> Vec<String> {
 fn served(report: &ServeReport) -> Vec<(String, String)> {
     let of_model = |model: &ModelSummary| {
         let dtype = report.dtype.map(|dtype| format!(" · {dtype}")).unwrap_or_default();
-        let parameters = model.parameters as f64 / 1e9;
-        (model.name.clone(), format!("{}{dtype} · {parameters:.3} B parameters", model.source))
+        let parameters = parameters(model.parameters);
+        (model.name.clone(), format!("{}{dtype} · {parameters} parameters", model.source))
     };
     report.model.iter().map(of_model).chain(report.server.iter().map(live::server)).collect()
 }

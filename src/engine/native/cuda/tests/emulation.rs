@@ -27,7 +27,7 @@ fn run(
     Ok(device)
 }
 
-fn words(device: &mut Emulated, memory: &EmulatedMemory, count: usize) -> Vec<u32> {
+pub(super) fn words(device: &mut Emulated, memory: &EmulatedMemory, count: usize) -> Vec<u32> {
     let mut bytes = vec![0; 4 * count];
     device.download(memory, 0, &mut bytes).unwrap();
     bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect()

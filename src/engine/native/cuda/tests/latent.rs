@@ -12,6 +12,7 @@ use super::super::latent::{DeviceRows, ExpandLatents, HeadProduct, LatentAttenti
 use super::super::operations::{CudaOperations, narrow_into};
 use super::super::step::{Pool, StepState};
 use super::super::tensor_core_linear::{TiledWorkspace, prepared_bytes};
+use super::emulation::words;
 use crate::engine::EngineError;
 use crate::engine::native::operations::{FusedLayout, LinearPart, Operation};
 use crate::engine::native::oracle::Oracle;
@@ -132,9 +133,8 @@ impl Steps {
     }
 
     fn read(&mut self, tensor: &Tensor) -> Values {
-        let mut bytes = vec![0; 4 * tensor.rows * tensor.width];
-        self.device.download(&tensor.memory, 0, &mut bytes).unwrap();
-        let values: Vec<f32> = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        let values = words(&mut self.device, &tensor.memory, tensor.rows * tensor.width);
+        let values: Vec<f32> = values.into_iter().map(f32::from_bits).collect();
         values.chunks_exact(tensor.width).map(<[f32]>::to_vec).collect()
     }
 

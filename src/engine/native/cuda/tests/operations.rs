@@ -150,8 +150,7 @@ fn products_on_tensor_cores_equal_the_oracle_at_every_tiling() {
     for (dtype, tolerance) in tolerances {
         for rows in [1, 5, 16, 17, 33, 65, 130] {
             let tuning = Tuning { min_tiled_rows: 1, ..SMALL };
-            let found = projection(&mut emulated(7, tuning), dtype, rows, 700);
-            let error = worst(&found, &projection(&mut Oracle::new(), dtype, rows, 700));
+            let error = off(&mut emulated(7, tuning), dtype, rows, 700);
             assert!(error <= tolerance, "{rows} rows of {dtype}: {error:.1e}");
         }
     }
@@ -163,10 +162,7 @@ fn products_on_tensor_cores_fit_a_device_with_little_shared_memory() {
         let mut device = Emulated::new(7);
         device.shared_bytes = 99 << 10;
         let mut device = CudaOperations::with_tuning(device, Tuning { min_tiled_rows: 1, ..SMALL });
-        let error = worst(
-            &projection(&mut device, dtype, 130, 700),
-            &projection(&mut Oracle::new(), dtype, 130, 700),
-        );
+        let error = off(&mut device, dtype, 130, 700);
         assert!(error <= 1e-5, "{dtype}: {error:.1e}");
     }
 }
@@ -176,8 +172,7 @@ fn products_of_the_library_equal_the_oracle() {
     for (dtype, tolerance) in [(Dtype::Bf16, 1e-5), (Dtype::F16, 1e-3)] {
         for rows in [1, 7, 70] {
             let tuning = Tuning { min_tiled_rows: 1, min_library_rows: 1, ..SMALL };
-            let found = projection(&mut emulated(7, tuning), dtype, rows, 700);
-            let error = worst(&found, &projection(&mut Oracle::new(), dtype, rows, 700));
+            let error = off(&mut emulated(7, tuning), dtype, rows, 700);
             assert!(error <= tolerance, "{rows} rows of {dtype}: {error:.1e}");
         }
     }
@@ -217,8 +212,7 @@ fn int4_in_groups_of_every_size_with_every_zero_equals_the_oracle() {
         }
         for (rows, min_tiled_rows) in [(1, usize::MAX), (3, usize::MAX), (5, 1), (40, 1)] {
             let tuning = Tuning { min_tiled_rows, ..SMALL };
-            let found = projection_by(&mut emulated(7, tuning), Dtype::Int4, &matrix, rows);
-            let error = worst(&found, &projection_by(&mut Oracle::new(), Dtype::Int4, &matrix, rows));
+            let error = off_by(&mut emulated(7, tuning), Dtype::Int4, &matrix, rows);
             assert!(error <= 1e-5, "{rows} rows, groups of {group}: {error:.1e}");
         }
     }
@@ -236,11 +230,9 @@ fn fp8_in_blocks_of_every_size_equals_the_oracle() {
         let matrix = StoredMatrix::from_f32_rows(OUTPUTS, 700, &values, packing);
         for (rows, min_tiled_rows) in [(1, usize::MAX), (3, usize::MAX), (5, 1), (40, 1)] {
             let tuning = Tuning { min_tiled_rows, ..SMALL };
-            let found = projection_by(&mut emulated(7, tuning), Dtype::Fp8, &matrix, rows);
-            let error = worst(&found, &projection_by(&mut Oracle::new(), Dtype::Fp8, &matrix, rows));
+            let error = off_by(&mut emulated(7, tuning), Dtype::Fp8, &matrix, rows);
             assert!(error <= 1e-5, "{rows} rows, blocks of {block:?}: {error:.1e}");
-            let found = projection_by(&mut CpuOperations::new(1).unwrap(), Dtype::Fp8, &matrix, rows);
-            let error = worst(&found, &projection_by(&mut Oracle::new(), Dtype::Fp8, &matrix, rows));
+            let error = off_by(&mut CpuOperations::new(1).unwrap(), Dtype::Fp8, &matrix, rows);
             assert!(error <= 1e-5, "{rows} rows on the CPU, blocks of {block:?}: {error:.1e}");
         }
     }
@@ -321,10 +313,21 @@ pub(super) fn projection_by<O: Operations>(
     operations.read(&hidden, rows).unwrap()
 }
 
+/// How far a projection is from the oracle's.
+fn off<O: Operations>(operations: &mut O, dtype: Dtype, rows: usize, columns: usize) -> f64 {
+    let wanted = projection(&mut Oracle::new(), dtype, rows, columns);
+    worst(&projection(operations, dtype, rows, columns), &wanted)
+}
+
+/// The same with a matrix that is given.
+fn off_by<O: Operations>(operations: &mut O, dtype: Dtype, matrix: &StoredMatrix, rows: usize) -> f64 {
+    let wanted = projection_by(&mut Oracle::new(), dtype, matrix, rows);
+    worst(&projection_by(operations, dtype, matrix, rows), &wanted)
+}
+
 /// Rows wider than the shared memory of [`SMALL`].
 fn wide_error(seed: u64, dtype: Dtype, rows: usize) -> f64 {
-    let found = projection(&mut emulated(seed, SMALL), dtype, rows, 4_500);
-    worst(&found, &projection(&mut Oracle::new(), dtype, rows, 4_500))
+    off(&mut emulated(seed, SMALL), dtype, rows, 4_500)
 }
 
 #[test]

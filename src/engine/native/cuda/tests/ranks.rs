@@ -8,6 +8,7 @@ use super::super::emulator::{Emulated, SMALL};
 use super::super::kernels::{DeviceTensor, Tuning};
 use super::super::operations::CudaOperations;
 use super::super::peers::PeerBuffer;
+use super::emulation::words;
 use super::engine::{fixtures, tokens};
 use crate::engine::native::ranks::Rank;
 use crate::engine::native::testing::worst;
@@ -118,9 +119,7 @@ fn floats(device: &mut Emulated, values: &[f32]) -> DeviceTensor<Emulated> {
 }
 
 fn read(device: &mut Emulated, tensor: &DeviceTensor<Emulated>, count: usize) -> Vec<f32> {
-    let mut bytes = vec![0; 4 * count];
-    device.download(&tensor.memory, 0, &mut bytes).unwrap();
-    bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
+    words(device, &tensor.memory, count).into_iter().map(f32::from_bits).collect()
 }
 
 /// Sums of several sizes, one after another, by a rank: what it has after each.

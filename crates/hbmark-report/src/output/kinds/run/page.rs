@@ -4,7 +4,7 @@ use super::palette::Palette;
 use super::{batch, blocks, context, group, roofline, telemetry, waterfall};
 use super::{
     before, ceiling_doubt, cold, copy_above_read, crossover_line, device_line, fit_line, notes, of_cells,
-    protocol_line, read_ceiling, remarks,
+    parameters, protocol_line, read_ceiling, remarks,
 };
 use crate::analysis::speculation::{Drafting, speculation as speculate};
 use crate::analysis::words::counted;
@@ -74,9 +74,9 @@ pub fn page(report: &Report, externals: &[External]) -> Document {
 fn header(report: &Report) -> Vec<Line> {
     let model = &report.model;
     let mut lines = vec![format!(
-        "{} · {:.3} B parameters · {} of weights",
+        "{} · {} parameters · {} of weights",
         model.source,
-        model.parameters as f64 / 1e9,
+        parameters(model.parameters),
         model.weight_bytes
     )];
     lines.extend(model.architecture.stack.as_ref().map(|stack| format!("layers: {stack}")));
