@@ -5,6 +5,7 @@
 #![expect(unsafe_code, reason = "SIMD loads and stores through pointers")]
 
 use crate::simd::{InstructionSet, LANES, Simd, dispatch, nth, prefetch, store_fence};
+use crate::tiles::LINE;
 
 /// How a read walks memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +65,22 @@ pub enum Stores {
     Normal,
     /// Past the caches. The portable set has none and stores normally.
     NonTemporal,
+}
+
+/// Takes bytes out of all caches, where the processor has an instruction for it.
+pub fn flush(bytes: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in bytes.chunks(LINE) {
+        // SAFETY: the line is one of the slice's, and the instruction belongs to the baseline.
+        unsafe { std::arch::x86_64::_mm_clflush(line.as_ptr()) };
+    }
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a fence has no operands.
+    unsafe {
+        std::arch::x86_64::_mm_mfence();
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = bytes;
 }
 
 /// Sums the bit patterns of all elements, wrapping.

@@ -6,10 +6,12 @@
 //!
 //! [`Avx512`](avx512::Avx512) needs the bf16 and VNNI extensions (Zen 4, Cooper Lake, Sapphire Rapids and later),
 //! [`Avx512Base`](avx512::Avx512Base) does without them, [`Avx2`](avx2::Avx2) needs FMA and F16C, [`Portable`](portable::Portable)
-//! is plain Rust, which the compiler turns into NEON on aarch64. They differ in the last bits only: the order and rounding of the two
-//! products in [`Simd::dot_pairs`].
+//! is plain Rust, which the compiler turns into NEON on aarch64. [`InstructionSet::Amx`] is AVX-512 and, for products of bf16, the registers of
+//! [`amx`] (Sapphire Rapids and later). They differ in the last bits only: the order and rounding of products of bf16.
 #![expect(unsafe_code, reason = "the methods load and store through pointers and need processor features")]
 
+#[cfg(target_arch = "x86_64")]
+pub mod amx;
 #[cfg(target_arch = "x86_64")]
 pub mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -207,6 +209,8 @@ pub unsafe fn tanh<S: Simd>(x: S::Floats) -> S::Floats {
 /// An instruction set that the kernels are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InstructionSet {
+    /// What [`Self::Avx512`] has, and AMX.
+    Amx,
     /// AVX-512 with its bf16 dot product and VNNI.
     Avx512,
     /// AVX-512 without them.
@@ -218,7 +222,7 @@ pub enum InstructionSet {
 impl InstructionSet {
     /// All that this processor can run, fastest first.
     pub fn available() -> Vec<Self> {
-        [Self::Avx512, Self::Avx512Base, Self::Avx2, Self::Portable]
+        [Self::Amx, Self::Avx512, Self::Avx512Base, Self::Avx2, Self::Portable]
             .into_iter()
             .filter(|set| set.is_available())
             .collect()
@@ -235,6 +239,7 @@ impl InstructionSet {
         use std::arch::is_x86_feature_detected as has;
         let base = || has!("avx512f") && has!("avx512bw") && has!("avx512vl") && has!("avx512dq");
         match self {
+            Self::Amx => Self::Avx512.is_available() && amx::is_available(),
             Self::Avx512 => base() && has!("avx512bf16") && has!("avx512vnni"),
             Self::Avx512Base => base(),
             Self::Avx2 => has!("avx2") && has!("fma") && has!("f16c"),
@@ -253,7 +258,7 @@ impl InstructionSet {
     pub fn most_sums(self) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => avx512::Avx512::MOST_SUMS,
+            Self::Amx | Self::Avx512 => avx512::Avx512::MOST_SUMS,
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Base => avx512::Avx512Base::MOST_SUMS,
             #[cfg(target_arch = "x86_64")]
@@ -265,6 +270,7 @@ impl InstructionSet {
     /// The name by which it is asked for.
     pub fn id(self) -> &'static str {
         match self {
+            Self::Amx => "amx",
             Self::Avx512 => "avx512",
             Self::Avx512Base => "avx512-base",
             Self::Avx2 => "avx2",
@@ -275,6 +281,7 @@ impl InstructionSet {
     /// The name used in a report.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Amx => "avx512 with bf16, vnni and amx",
             Self::Avx512 => "avx512 with bf16 and vnni",
             Self::Avx512Base => "avx512",
             Self::Avx2 => "avx2",
@@ -321,7 +328,7 @@ macro_rules! dispatch {
             unsafe {
                 match set {
                     #[cfg(target_arch = "x86_64")]
-                    simd::InstructionSet::Avx512 => avx512 $(::<$($use)*>)? ($($argument),*),
+                    simd::InstructionSet::Amx | simd::InstructionSet::Avx512 => avx512 $(::<$($use)*>)? ($($argument),*),
                     #[cfg(target_arch = "x86_64")]
                     simd::InstructionSet::Avx512Base => avx512_base $(::<$($use)*>)? ($($argument),*),
                     #[cfg(target_arch = "x86_64")]

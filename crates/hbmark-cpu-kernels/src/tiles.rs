@@ -10,6 +10,8 @@ use half::f16;
 
 use crate::element::Element;
 use crate::rows::InputRow;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::amx;
 use crate::simd::{InstructionSet, LANES, Simd, dispatch, each, nth, prefetch};
 use crate::{e2m1, e4m3};
 
@@ -51,7 +53,10 @@ pub const NEIGHBOURS: usize = 2;
 
 /// The most panels and rows of a tile.
 pub const MAX_PANELS: usize = 4;
-pub const MAX_ROWS: usize = 8;
+pub const MAX_ROWS: usize = 32;
+
+/// Rows of the largest tile of vectors; those of matrices have up to [`MAX_ROWS`].
+const MOST_VECTOR_ROWS: usize = 8;
 
 /// Panels that a tile may write when it begins at the last of [`MAX_PANELS`].
 pub const SLOTS: usize = 2 * MAX_PANELS - 1;
@@ -149,6 +154,12 @@ impl PackedFormat {
         if self.precision() == Precision::Quads { NEIGHBOURS } else { 1 }
     }
 
+    /// Whether a set multiplies such weights as matrices, and not as vectors.
+    #[inline]
+    pub fn in_matrices(self, set: InstructionSet) -> bool {
+        set == InstructionSet::Amx && self == Self::Bf16
+    }
+
     /// Panels of a tile, for a product of so many rows: as many as its sums have registers for. Integer tiles have two, whose lines are one
     /// stream where they alternate.
     #[inline]
@@ -156,14 +167,20 @@ impl PackedFormat {
         if self.precision() == Precision::Quads {
             return NEIGHBOURS;
         }
-        (set.most_sums() / rows.min(MAX_ROWS).next_power_of_two()).clamp(1, MAX_PANELS)
+        if self.in_matrices(set) {
+            return MAX_PANELS;
+        }
+        (set.most_sums() / rows.min(MOST_VECTOR_ROWS).next_power_of_two()).clamp(1, MAX_PANELS)
     }
 
     /// Rows that a tile of one, two or four panels may have.
     #[inline]
     pub fn most_rows(self, set: InstructionSet, panels: usize) -> usize {
+        if self.in_matrices(set) {
+            return MAX_ROWS;
+        }
         let most = if self.precision() == Precision::Quads { INTEGER_SUMS } else { set.most_sums() };
-        (most / panels).min(MAX_ROWS)
+        (most / panels).min(MOST_VECTOR_ROWS)
     }
 }
 
@@ -197,6 +214,8 @@ pub struct TileWork<'a> {
     pub places: [usize; MAX_PANELS],
     /// Of integer tiles alone, which prefetch: a tile of other rows has read these panels before.
     pub cached: bool,
+    /// Likewise: whether one that does all rows of a step prefetches past the outer caches.
+    pub past_caches: bool,
     /// Likewise: the panels of the next tile, whose lines come behind those of this one.
     pub next: [*const u8; MAX_PANELS],
     /// Bytes from the first line of a panel to the end of its last.
@@ -209,12 +228,12 @@ pub struct TileWork<'a> {
     pub slot: usize,
 }
 
-/// One tile by the kernel of its format. Its shape is panels and rows: 1, 2 or 4 panels (of quads 2 or 4), and 1, 2, 4 or 8 rows, no more
-/// than [`PackedFormat::most_rows`] of AVX-512.
+/// One tile by the kernel of its format. Its shape is panels and rows: 1, 2 or 4 panels (of quads 2), and no more rows than
+/// [`PackedFormat::most_rows`].
 ///
 /// # Safety
 /// The set is available; panels are as long as the format says for the columns, rows are packed for it, and `out` has room for the panels of
-/// each row from `slot` on.
+/// each row from `slot` on, of as many rows as the next power of two.
 ///
 /// # Panics
 /// When there is no such tile.
@@ -224,6 +243,21 @@ pub unsafe fn multiply_tile(
     shape: (usize, usize),
     work: &TileWork<'_>,
 ) {
+    let (panels, rows) = shape;
+    #[cfg(target_arch = "x86_64")]
+    if format.in_matrices(set) {
+        // SAFETY: the caller's promise.
+        return unsafe {
+            amx::multiply_pairs(
+                work.columns,
+                &work.panels[..panels],
+                &work.rows[..rows],
+                work.out,
+                work.slot,
+            );
+        };
+    }
+    let shape = (panels, rows.next_power_of_two());
     // SAFETY: the caller's promise.
     unsafe {
         if format.precision() == Precision::Quads {
@@ -250,6 +284,13 @@ pub unsafe fn multiply_tile(
             }
         }
     }
+}
+
+/// Gives back the registers that tiles of this thread have held since its first product by matrices.
+#[inline]
+pub fn release_matrices() {
+    #[cfg(target_arch = "x86_64")]
+    amx::release();
 }
 
 /// Formats whose activations are floats, or pairs of them.
@@ -304,6 +345,7 @@ struct Tile<'a, const P: usize, const B: usize> {
     weights: &'a [*const u8; P],
     places: &'a [usize; P],
     cached: bool,
+    past_caches: bool,
     next: &'a [*const u8; P],
     span: usize,
     factors: &'a [f32; P],
@@ -320,6 +362,7 @@ impl<'a, const P: usize, const B: usize> Tile<'a, P, B> {
             weights: work.panels.first_chunk().expect("no more than MAX_PANELS"),
             places: work.places.first_chunk().expect("no more than MAX_PANELS"),
             cached: work.cached,
+            past_caches: work.past_caches,
             next: work.next.first_chunk().expect("no more than MAX_PANELS"),
             span: work.span,
             factors: work.factors.first_chunk().expect("no more than MAX_PANELS"),
@@ -331,8 +374,8 @@ impl<'a, const P: usize, const B: usize> Tile<'a, P, B> {
 
     #[inline(always)]
     fn lines(self, format: PackedFormat) -> Lines<'a, P, B> {
-        let Self { weights, next, span, cached, .. } = self;
-        Lines { weights, next, span, cached, first: 0, stride: format.line_stride() }
+        let Self { weights, next, span, cached, past_caches, .. } = self;
+        Lines { weights, next, span, cached, past_caches, first: 0, stride: format.line_stride() }
     }
 
     #[inline(always)]
@@ -461,6 +504,7 @@ struct Lines<'a, const P: usize, const B: usize> {
     next: &'a [*const u8; P],
     span: usize,
     cached: bool,
+    past_caches: bool,
     /// Bytes behind the first line of each panel.
     first: usize,
     stride: usize,
@@ -526,8 +570,8 @@ impl<const P: usize, const B: usize> Lines<'_, P, B> {
             } else {
                 self.next[panel].wrapping_add(beyond)
             };
-            // Of fewer rows there is one tile: what it reads should push nothing out of the caches.
-            if Self::BESIDE {
+            // Of fewer rows there is one tile: what it reads need not push anything out of the caches.
+            if Self::BESIDE && self.past_caches {
                 prefetch::<true, _>(address);
             } else {
                 prefetch::<false, _>(address);

@@ -228,7 +228,8 @@ pub(crate) fn with_team<R: Send>(
 
 /// The sets with vectors of their own width, widest first: the products of the others do not matter to memory.
 pub(crate) fn instruction_sets() -> Vec<InstructionSet> {
-    InstructionSet::available().into_iter().filter(|set| *set != InstructionSet::Avx512).collect()
+    let same_width = [InstructionSet::Amx, InstructionSet::Avx512];
+    InstructionSet::available().into_iter().filter(|set| !same_width.contains(set)).collect()
 }
 
 /// Every way to read worth trying on this processor: all walks with its widest vectors, and without prefetches those with narrower ones.

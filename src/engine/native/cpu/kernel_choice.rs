@@ -1,25 +1,28 @@
 //! The instruction set of each product, chosen by measurement.
 //!
-//! Enters: a packed matrix in a format that was not met before. Leaves: for products of one, two, four and eight rows the [`InstructionSet`] whose
-//! kernel was fastest on this processor. The widest set is not always the fastest: on some processors the dot product of bf16 pairs is slower than
-//! two multiplications in f32. A format is timed once in a process, for about a millisecond, so that all its sessions compute the same bits.
+//! Enters: a packed matrix in a format that was not met before. Leaves: for products of one, two, four, eight and sixteen rows the
+//! [`InstructionSet`] whose kernel was fastest on this processor. The widest set is not always the fastest: on some processors the dot product of
+//! bf16 pairs is slower than two multiplications in f32. A format is timed once in a process, for some milliseconds, so that all its sessions
+//! compute the same bits; of bf16, whose bits depend on the set, all rows have one, so that a row's do not depend on the others of its step.
 
+use std::hint::black_box;
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use hbmark_cpu_kernels::memory::flush;
 use hbmark_cpu_kernels::simd::InstructionSet;
-use hbmark_cpu_kernels::tiles::PackedFormat;
+use hbmark_cpu_kernels::tiles::{MAX_PANELS, PackedFormat, Precision};
 
 use super::linear;
-use super::packed_activations::{InputShape, PackedActivations};
+use super::packed_activations::{InputShape, InputWriter, PackedActivations};
 use super::packed_matrix::PackedMatrix;
 use crate::engine::EngineError;
 
 /// Names an instruction set that all kernels are to use.
 const FORCED: &str = "HBMARK_CPU_KERNELS";
 
-/// Rows that a product is timed with: 4 stands for 3, too, and 8 for all above 4.
-const ROWS: [usize; 4] = [1, 2, 4, 8];
+/// Rows that a product is timed with: each stands for those above the one before, and 16 for all above 8.
+const ROWS: [usize; 5] = [1, 2, 4, 8, 16];
 
 /// Formats with kernels of their own, by the names of `--dtype`.
 const FORMATS: [&str; 14] = [
@@ -32,9 +35,17 @@ type OfFormat = [InstructionSet; ROWS.len()];
 
 /// What this process has timed.
 static TIMED: Mutex<[Option<OfFormat>; FORMATS.len()]> = Mutex::new([None; FORMATS.len()]);
+static PAST_CACHES: Mutex<Option<bool>> = Mutex::new(None);
 
-/// Runs of a set, of which the fastest counts.
-const RUNS: usize = 12;
+/// Bytes of weights that are read from memory to time how they are prefetched.
+const READ: usize = 1 << 20;
+
+/// Bursts of a set, whose fastest run counts.
+const BURSTS: usize = 3;
+const BURST: Duration = Duration::from_micros(60);
+
+/// Readings of weights from memory, of which the fastest counts.
+const READINGS: usize = 6;
 
 /// Which kernels run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,12 +54,15 @@ pub struct KernelChoice {
     pub general: InstructionSet,
     products: [Option<OfFormat>; FORMATS.len()],
     forced: bool,
+    /// Whether integer products of few rows prefetch their weights past the outer caches (`prefetchnta`), once that was timed: on some processors it
+    /// is a tenth faster, on others three times slower.
+    past_caches: Option<bool>,
 }
 
 impl KernelChoice {
     /// One set for everything.
     pub fn forced(set: InstructionSet) -> Self {
-        Self { general: set, products: [None; FORMATS.len()], forced: true }
+        Self { general: set, products: [None; FORMATS.len()], forced: true, past_caches: None }
     }
 
     /// The fastest of this processor, or the set that `HBMARK_CPU_KERNELS` names.
@@ -77,32 +91,62 @@ impl KernelChoice {
         }
     }
 
-    /// Times the kernels of a format, unless that was done or one set is forced.
+    /// Whether integer products of few rows prefetch past the outer caches.
+    #[inline]
+    pub fn past_caches(&self) -> bool {
+        self.past_caches == Some(true)
+    }
+
+    /// Times the kernels of a format, unless that was done or one set is forced, and how weights are prefetched.
     pub fn meet(&mut self, matrix: &PackedMatrix) {
+        self.meet_format(matrix);
+        let integer = matrix.format.precision() == Precision::Quads;
+        if self.past_caches.is_none() && integer && matrix.packed_bytes().len() >= READ {
+            let mut timed = PAST_CACHES.lock().unwrap_or_else(PoisonError::into_inner);
+            let set = self.of(matrix.format, 1);
+            self.past_caches = Some(*timed.get_or_insert_with(|| {
+                let [through, past] = times_from_memory(set, matrix);
+                past < through
+            }));
+        }
+    }
+
+    fn meet_format(&mut self, matrix: &PackedMatrix) {
         let own = &mut self.products[index(matrix.format)];
         if self.forced || own.is_some() || matrix.panels() == 0 {
             return;
         }
         let mut timed = TIMED.lock().unwrap_or_else(PoisonError::into_inner);
         *own = Some(*timed[index(matrix.format)].get_or_insert_with(|| {
-            let sets = candidates();
-            match &sets[..] {
-                [only] => [*only; ROWS.len()],
-                _ => ROWS.map(|rows| sets[fastest(&times(&sets, matrix, rows))]),
+            let sets = candidates(matrix.format);
+            if let [only] = sets[..] {
+                return [only; ROWS.len()];
             }
+            let times = ROWS.map(|rows| times(&sets, matrix, rows));
+            if matrix.format == PackedFormat::Bf16 {
+                let of_all: Vec<u128> =
+                    (0..sets.len()).map(|set| times.iter().map(|times| times[set]).sum()).collect();
+                return [sets[fastest(&of_all)]; ROWS.len()];
+            }
+            times.map(|times| sets[fastest(&times)])
         }));
     }
 
     /// The kernels by name: the general set, then what products of a format use instead.
     pub fn names(&self) -> Vec<String> {
         let mut names = vec![self.general.name().to_owned()];
+        names.extend(
+            self.past_caches().then(|| "prefetchnta for integer products of 1 and 2 rows".to_owned()),
+        );
         for (format, sets) in FORMATS.iter().zip(&self.products) {
             let others = ROWS.iter().zip(sets.iter().flatten()).filter(|(_, set)| **set != self.general);
             names.extend(others.map(|(rows, set)| {
                 let rows = match rows {
-                    1 => "1 row".to_owned(),
-                    8 => "5 rows and more".to_owned(),
-                    rows => format!("{rows} rows"),
+                    1 => "1 row",
+                    2 => "2 rows",
+                    4 => "3 and 4 rows",
+                    8 => "5 to 8 rows",
+                    _ => "9 rows and more",
                 };
                 format!("{} for {format} products of {rows}", set.name())
             }));
@@ -111,11 +155,15 @@ impl KernelChoice {
     }
 }
 
-/// What can be fastest: plain Rust only where there is nothing else.
-fn candidates() -> Vec<InstructionSet> {
+/// What can be fastest: plain Rust only where there is nothing else, and of AMX and what it comes with the first alone where a format has no
+/// matrices.
+fn candidates(format: PackedFormat) -> Vec<InstructionSet> {
     let mut sets = InstructionSet::available();
     if sets.len() > 1 {
         sets.retain(|set| *set != InstructionSet::Portable);
+    }
+    if sets[0] == InstructionSet::Amx && !format.in_matrices(InstructionSet::Amx) {
+        sets.retain(|set| *set != InstructionSet::Avx512);
     }
     sets
 }
@@ -127,27 +175,62 @@ fn fastest(times: &[u128]) -> usize {
     if 10 * time <= 9 * first { best } else { 0 }
 }
 
-/// Nanoseconds of a few tiles by each of the sets, the shortest of several runs in turn.
-fn times(sets: &[InstructionSet], matrix: &PackedMatrix, rows: usize) -> Vec<u128> {
-    let mut inputs = PackedActivations::default();
-    let shape = InputShape {
+/// So many rows, packed for a matrix.
+fn packed_rows(
+    inputs: &mut PackedActivations,
+    set: InstructionSet,
+    matrix: &PackedMatrix,
+    rows: usize,
+) -> InputWriter {
+    let writer = inputs.writer(InputShape {
         precision: matrix.format.precision(),
         rows,
         columns: matrix.columns,
         padded: matrix.padded_columns(),
-    };
-    let writer = inputs.writer(shape);
+    });
     let values: Vec<f32> = (0..matrix.columns).map(|column| 0.25 + (column % 7) as f32 / 8.0).collect();
     for row in 0..rows {
         // SAFETY: nobody else has the rows; the set is this processor's.
-        unsafe { writer.pack(sets[0], row, &values, None) };
+        unsafe { writer.pack(set, row, &values, None) };
     }
+    writer
+}
+
+/// Nanoseconds of a few tiles by each of the sets, the shortest of several bursts in turn. A processor that has not used its widest vectors, or its
+/// matrices, for a while runs them slowly at first, as those are powered up: so each set runs for a while before the next does.
+fn times(sets: &[InstructionSet], matrix: &PackedMatrix, rows: usize) -> Vec<u128> {
+    let mut inputs = PackedActivations::default();
+    let packed = packed_rows(&mut inputs, sets[0], matrix, rows);
     let mut shortest = vec![u128::MAX; sets.len()];
-    for _ in 0..RUNS {
+    for _ in 0..BURSTS {
         for (set, shortest) in sets.iter().zip(&mut shortest) {
+            let burst = Instant::now();
+            loop {
+                let begin = Instant::now();
+                // SAFETY: the rows are packed for this matrix; the set is this processor's.
+                black_box(unsafe { linear::first_tiles(*set, matrix, MAX_PANELS, &packed, rows, false) });
+                *shortest = begin.elapsed().as_nanos().min(*shortest);
+                if burst.elapsed() >= BURST {
+                    break;
+                }
+            }
+        }
+    }
+    shortest
+}
+
+/// Nanoseconds of a row over weights that no cache has, prefetched through the caches and past the outer ones: the shortest of several runs in turn.
+fn times_from_memory(set: InstructionSet, matrix: &PackedMatrix) -> [u128; 2] {
+    let mut inputs = PackedActivations::default();
+    let packed = packed_rows(&mut inputs, set, matrix, 1);
+    let panels = READ / matrix.panel_bytes;
+    let mut shortest = [u128::MAX; 2];
+    for _ in 0..READINGS {
+        for (past_caches, shortest) in [false, true].into_iter().zip(&mut shortest) {
+            flush(matrix.packed_bytes().get(..panels * matrix.panel_bytes).unwrap_or(matrix.packed_bytes()));
             let begin = Instant::now();
-            // SAFETY: the rows are packed for this matrix; the set is this processor's.
-            std::hint::black_box(unsafe { linear::few_tiles(*set, matrix, &writer, rows) });
+            // SAFETY: the row is packed for this matrix; the set is this processor's.
+            black_box(unsafe { linear::first_tiles(set, matrix, panels, &packed, 1, past_caches) });
             *shortest = begin.elapsed().as_nanos().min(*shortest);
         }
     }
@@ -156,7 +239,7 @@ fn times(sets: &[InstructionSet], matrix: &PackedMatrix, rows: usize) -> Vec<u12
 
 /// Which of [`ROWS`] a product has.
 fn class(rows: usize) -> usize {
-    rows.next_power_of_two().trailing_zeros().min(3) as usize
+    rows.next_power_of_two().trailing_zeros().min(4) as usize
 }
 
 /// Which of [`FORMATS`].
@@ -201,8 +284,8 @@ mod tests {
 
     #[test]
     fn every_number_of_rows_has_a_class() {
-        assert_eq!([1, 2, 3, 4, 5, 8].map(class), [0, 1, 2, 2, 3, 3]);
-        assert_eq!(ROWS.map(class), [0, 1, 2, 3]);
+        assert_eq!([1, 2, 3, 4, 5, 8, 9, 512].map(class), [0, 1, 2, 2, 3, 3, 4, 4]);
+        assert_eq!(ROWS.map(class), [0, 1, 2, 3, 4]);
     }
 
     #[test]
@@ -217,13 +300,47 @@ mod tests {
             }
             let mut choice = KernelChoice { forced: false, ..KernelChoice::forced(sets[0]) };
             choice.meet(&matrix);
-            assert!(ROWS.iter().all(|rows| candidates().contains(&choice.of(matrix.format, *rows))));
+            assert!(
+                ROWS.iter().all(|rows| candidates(matrix.format).contains(&choice.of(matrix.format, *rows)))
+            );
             // What was timed once is not timed again.
             let mut next = KernelChoice { forced: false, ..KernelChoice::forced(sets[0]) };
             next.meet(&matrix);
             assert_eq!(choice.products[index(matrix.format)], next.products[index(matrix.format)]);
         }
         assert!(met.iter().all(|met| *met), "{met:?}");
+    }
+
+    /// The row's bits depend on the set, and must not depend on how many others its step has.
+    #[test]
+    fn bf16_has_one_set_for_all_rows() {
+        let mut choice = KernelChoice { forced: false, ..KernelChoice::forced(InstructionSet::best()) };
+        choice.meet(&packed(Packing::Bf16));
+        let set = choice.of(PackedFormat::Bf16, 1);
+        assert!(
+            [2, 3, 8, 17, 512]
+                .map(|rows| choice.of(PackedFormat::Bf16, rows))
+                .iter()
+                .all(|other| *other == set)
+        );
+    }
+
+    #[test]
+    fn how_weights_are_prefetched_is_timed_once_on_a_matrix_that_is_large_enough() {
+        let mut choice = KernelChoice { forced: false, ..KernelChoice::forced(InstructionSet::best()) };
+        choice.meet(&packed(Packing::Q8_0));
+        assert_eq!(choice.past_caches, None);
+        let values = vec![0.5; 1024 * 1024];
+        let matrix = StoredMatrix::from_f32_rows(1024, 1024, &values, Packing::Q8_0);
+        let matrix = PackedMatrix::new(&mut Arena::default(), &matrix, |bytes, _| bytes.fill(0)).unwrap();
+        assert!(times_from_memory(choice.general, &matrix).iter().all(|time| *time < u128::MAX));
+        choice.meet(&matrix);
+        let mut next = KernelChoice { forced: false, ..KernelChoice::forced(InstructionSet::best()) };
+        next.meet(&matrix);
+        assert!(choice.past_caches.is_some());
+        assert_eq!(choice.past_caches, next.past_caches);
+        choice.past_caches = Some(true);
+        assert!(choice.names().contains(&"prefetchnta for integer products of 1 and 2 rows".to_owned()));
     }
 
     #[test]
@@ -246,9 +363,6 @@ mod tests {
         choice.products[index(PackedFormat::Bf16)] = Some(sets);
         assert_eq!(choice.of(PackedFormat::Bf16, 8), InstructionSet::Avx512Base);
         assert_eq!(choice.of(PackedFormat::Bf16, 4), InstructionSet::Avx512);
-        assert_eq!(
-            choice.names(),
-            ["avx512 with bf16 and vnni", "avx512 for bf16 products of 5 rows and more"]
-        );
+        assert_eq!(choice.names(), ["avx512 with bf16 and vnni", "avx512 for bf16 products of 5 to 8 rows"]);
     }
 }

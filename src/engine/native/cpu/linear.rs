@@ -8,10 +8,13 @@
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
+use std::ptr;
 
 use hbmark_cpu_kernels::rows::InputRow;
 use hbmark_cpu_kernels::simd::{InstructionSet, LANES};
-use hbmark_cpu_kernels::tiles::{MAX_PANELS, MAX_ROWS, NEIGHBOURS, SLOTS, Sums, TileWork, multiply_tile};
+use hbmark_cpu_kernels::tiles::{
+    MAX_PANELS, MAX_ROWS, NEIGHBOURS, SLOTS, Sums, TileWork, multiply_tile, release_matrices,
+};
 
 use super::kernel_choice::KernelChoice;
 use super::packed_activations::InputWriter;
@@ -21,6 +24,9 @@ use super::{MULTIPLY, PREPARE};
 
 /// Units that each member should have at the least, for an even share.
 const UNITS_PER_MEMBER: usize = 8;
+
+/// Bytes of panels that stay in a processor's second cache: half of the 2 MiB that those of servers have.
+const BLOCK_BYTES: usize = 1 << 20;
 
 /// Panels of two interleaved parts that are finished together.
 const TOGETHER: usize = 2 * NEIGHBOURS;
@@ -93,6 +99,14 @@ impl FusedMatrix {
         let many = panels >= MAX_PANELS * UNITS_PER_MEMBER * members;
         if many || self.interleaved { MAX_PANELS } else { NEIGHBOURS }
     }
+
+    /// The same where the rows take several tiles of matrices: as many panels as stay in the second cache, since each unit has all rows read once
+    /// more.
+    fn panels_per_block(&self, panels: usize, members: usize) -> usize {
+        let largest = self.parts.iter().map(|part| part.panel_bytes).max().unwrap_or(0);
+        let most = (BLOCK_BYTES / largest.max(1)).min(panels / (UNITS_PER_MEMBER * members));
+        (most / MAX_PANELS * MAX_PANELS).max(self.panels_per_unit(panels, members))
+    }
 }
 
 /// Does a member's share of `matrix · rows`, of which `row` is where the i-th is packed. `finish(first_panel, row, sums)` gets the sums of
@@ -110,9 +124,13 @@ pub unsafe fn multiply(
     mut finish: impl FnMut(usize, usize, &[[f32; LANES]]),
 ) {
     let panels = matrix.panels();
-    let per_unit = matrix.panels_per_unit(panels, worker.count);
     let tiling = Tiling::new(kernels, matrix, rows, &row);
-    let most = if rows <= MAX_ROWS { SHORT_UNITS } else { 1 };
+    let per_unit = if tiling.one_pass.is_none() && tiling.panels_of_block == usize::MAX {
+        matrix.panels_per_block(panels, worker.count)
+    } else {
+        matrix.panels_per_unit(panels, worker.count)
+    };
+    let most = if rows <= FEW_ROWS { SHORT_UNITS } else { 1 };
     worker.parallel_for_short(phase, panels.div_ceil(per_unit), most, |unit| {
         let first = unit * per_unit;
         // SAFETY: the caller's promise.
@@ -122,6 +140,7 @@ pub unsafe fn multiply(
 
 /// Units of a few rows that a member takes at a time.
 const SHORT_UNITS: usize = 8;
+const FEW_ROWS: usize = 8;
 
 /// A product of so many rows with a matrix, and the room in which they are packed for it.
 #[derive(Clone, Copy)]
@@ -211,12 +230,13 @@ pub struct Tiling<'a> {
     /// More panels at a time for few rows than for many.
     panels_of_tile: usize,
     panels_of_strip: usize,
+    /// Panels that are done for some rows before the next rows.
+    panels_of_block: usize,
     /// Rows that are done in one tile: the same for all panels.
     one_pass: Option<TileRows>,
 }
 
 /// The rows of a tile.
-#[derive(Clone, Copy)]
 struct TileRows {
     packed: [InputRow; MAX_ROWS],
     count: usize,
@@ -225,13 +245,20 @@ struct TileRows {
 }
 
 impl TileRows {
-    /// As many rows from `first` on as a tile has. One that lacks rows does its last one again, and the result is dropped: the bytes are in the
-    /// first cache.
-    fn new(first: usize, rows: usize, most: usize, row: &impl Fn(usize) -> InputRow) -> Self {
-        let count = (rows - first).min(most);
-        let last = row(first + count - 1);
-        let packed = std::array::from_fn(|i| if i + 1 < count { row(first + i) } else { last });
-        Self { packed, count, cached: first > 0 }
+    const NONE: Self = {
+        let none = InputRow { words: ptr::null(), scales: ptr::null(), sums: ptr::null() };
+        Self { packed: [none; MAX_ROWS], count: 0, cached: false }
+    };
+
+    /// As many rows from `first` on as a tile has. A tile of vectors has a power of two of them: one that lacks rows does its last one again, and the
+    /// result is dropped, since the bytes are in the first cache.
+    fn take(&mut self, first: usize, rows: usize, most: usize, row: &impl Fn(usize) -> InputRow) {
+        self.count = (rows - first).min(most);
+        self.cached = first > 0;
+        let last = self.count - 1;
+        for (i, packed) in self.packed[..self.count.next_power_of_two()].iter_mut().enumerate() {
+            *packed = row(first + i.min(last));
+        }
     }
 }
 
@@ -243,16 +270,24 @@ impl<'a> Tiling<'a> {
         rows: usize,
         row: &impl Fn(usize) -> InputRow,
     ) -> Self {
-        let format = matrix.parts[0].format;
-        let set = kernels.of(format, rows);
-        let panels_of_tile = format.panels(set, rows);
-        let most_rows = format.most_rows(set, panels_of_tile);
-        let one_pass = (1..=most_rows).contains(&rows).then(|| TileRows::new(0, rows, most_rows, row));
+        // Parts may be stored differently.
+        let tiles = matrix.parts.iter().map(|part| part.format.panels(kernels.of(part.format, rows), rows));
+        let panels_of_tile = tiles.min().unwrap_or(NEIGHBOURS);
+        let most_rows = most_rows(kernels, matrix, rows, panels_of_tile);
+        let one_pass = (1..=most_rows).contains(&rows).then(|| {
+            let mut all = TileRows::NONE;
+            all.take(0, rows, most_rows, row);
+            all
+        });
         // Panels of interleaved parts are finished together, and so are those whose rows are done in one tile: there is nothing to keep in the first
         // cache for the next.
         let together = matrix.interleaved || one_pass.is_some();
         let panels_of_strip = if together { TOGETHER } else { panels_of_tile };
-        Self { kernels, matrix, rows, panels_of_tile, panels_of_strip, one_pass }
+        // A strip stays in the first or second cache for the rows of all its tiles of vectors. Those of matrices take so little time that the rows,
+        // and not the strips, must be read from there.
+        let matrices = matrix.parts.iter().any(|part| part.format.in_matrices(kernels.of(part.format, rows)));
+        let panels_of_block = if matrices { usize::MAX } else { panels_of_strip };
+        Self { kernels, matrix, rows, panels_of_tile, panels_of_strip, panels_of_block, one_pass }
     }
 
     /// All rows over the panels of a unit; `finish` is that of [`multiply`].
@@ -267,20 +302,26 @@ impl<'a> Tiling<'a> {
     ) {
         // What is read was written by a tile: zeros would cost one of few columns a part of its time.
         let mut sums = [const { MaybeUninit::<Sums>::uninit() }; MAX_ROWS];
-        for start in panels.clone().step_by(self.panels_of_strip) {
-            let panels = start..(start + self.panels_of_strip).min(panels.end);
+        let mut some = TileRows::NONE;
+        for block in panels.clone().step_by(self.panels_of_block) {
+            let block = block..block.saturating_add(self.panels_of_block).min(panels.end);
             let mut first = 0;
             while first < self.rows {
-                let rows = match self.one_pass {
-                    Some(rows) => rows,
-                    None => TileRows::new(first, self.rows, self.most_rows(panels.len()), row),
+                let rows = if let Some(all) = &self.one_pass {
+                    all
+                } else {
+                    some.take(first, self.rows, self.most_rows(block.len()), row);
+                    &some
                 };
-                // SAFETY: the caller's promise.
-                unsafe { self.strip(panels.clone(), &rows, &mut sums) };
-                for (i, sums) in sums.iter().enumerate().take(rows.count) {
-                    // SAFETY: the tiles have written the sums of all panels of this row.
-                    let sums = unsafe { std::slice::from_raw_parts(sums.as_ptr().cast(), panels.len()) };
-                    finish(panels.start, first + i, sums);
+                for start in block.clone().step_by(self.panels_of_strip) {
+                    let panels = start..(start + self.panels_of_strip).min(block.end);
+                    // SAFETY: the caller's promise.
+                    unsafe { self.strip(panels.clone(), rows, &mut sums) };
+                    for (i, sums) in sums.iter().enumerate().take(rows.count) {
+                        // SAFETY: the tiles have written the sums of all panels of this row.
+                        let sums = unsafe { std::slice::from_raw_parts(sums.as_ptr().cast(), panels.len()) };
+                        finish(panels.start, first + i, sums);
+                    }
                 }
                 first += rows.count;
             }
@@ -295,8 +336,7 @@ impl<'a> Tiling<'a> {
 
     /// Rows of the tiles of a strip.
     fn most_rows(&self, panels: usize) -> usize {
-        let format = self.matrix.parts[0].format;
-        format.most_rows(self.kernels.of(format, self.rows), self.width(panels))
+        most_rows(self.kernels, self.matrix, self.rows, self.width(panels))
     }
 
     /// The panels of the tile that a member does next, as far as it can be known; behind the last one its own.
@@ -333,6 +373,7 @@ impl<'a> Tiling<'a> {
                 panels: tile.map(|(_, lines, _)| lines),
                 places: tile.map(|(.., place)| place),
                 cached: rows.cached,
+                past_caches: self.kernels.past_caches(),
                 next: self.next(start + count, &tile),
                 span: lead.panel_span(),
                 factors: tile.map(|(part, ..)| part.factor),
@@ -343,32 +384,47 @@ impl<'a> Tiling<'a> {
             let set = self.kernels.of(lead.format, self.rows);
             // SAFETY: panels are as long as their format says, rows as wide as the matrix by the caller's promise, and `out` has
             // room for the largest tile at the last slot.
-            unsafe { multiply_tile(set, lead.format, (width, rows.count.next_power_of_two()), &work) };
+            unsafe { multiply_tile(set, lead.format, (width, rows.count), &work) };
             start += count;
         }
     }
+}
+
+impl Drop for Tiling<'_> {
+    fn drop(&mut self) {
+        release_matrices();
+    }
+}
+
+/// Rows that tiles of so many panels have in all parts of a matrix.
+fn most_rows(kernels: &KernelChoice, matrix: &FusedMatrix, rows: usize, panels: usize) -> usize {
+    let of_part = |part: &PackedMatrix| part.format.most_rows(kernels.of(part.format, rows), panels);
+    matrix.parts.iter().map(of_part).min().unwrap_or(1)
 }
 
 /// The first panels of a matrix over a few rows, in tiles of a set, to be timed; the first sum of the last tile.
 ///
 /// # Safety
 /// The set is available; so many rows are packed behind `inputs` for the matrix.
-pub unsafe fn few_tiles(
+pub unsafe fn first_tiles(
     set: InstructionSet,
     matrix: &PackedMatrix,
+    panels: usize,
     inputs: &InputWriter,
     rows: usize,
+    past_caches: bool,
 ) -> f32 {
     let (width, last) = (matrix.format.panels(set, rows), matrix.panels() - 1);
-    let tile_rows = matrix.format.most_rows(set, width).min(rows.next_power_of_two());
+    let tile_rows = matrix.format.most_rows(set, width).min(rows);
     let mut sums: [Sums; MAX_ROWS] = [[[0.0; LANES]; SLOTS]; MAX_ROWS];
-    for panel in (0..MAX_PANELS).step_by(width) {
+    for panel in (0..panels).step_by(width) {
         for row in (0..rows).step_by(tile_rows) {
             let work = TileWork {
                 columns: matrix.padded_columns(),
                 panels: std::array::from_fn(|i| matrix.panel((panel + i).min(last))),
                 places: std::array::from_fn(|i| (panel + i).min(last) % NEIGHBOURS),
                 cached: row > 0,
+                past_caches,
                 next: std::array::from_fn(|i| matrix.panel((panel + width + i).min(last))),
                 span: matrix.panel_span(),
                 factors: [matrix.factor; MAX_PANELS],
@@ -380,5 +436,6 @@ pub unsafe fn few_tiles(
             unsafe { multiply_tile(set, matrix.format, (width, tile_rows), &work) };
         }
     }
+    release_matrices();
     sums[0][0][0]
 }
