@@ -9,7 +9,7 @@
 set -euo pipefail
 binary=${1:?a binary}
 
-closures=$(nm -C "$binary" | grep -E ' hbmark_cpu_kernels::.*\{\{closure\}\}' || true)
+closures=$(nm -C "$binary" | grep -E ' [tT] hbmark_cpu_kernels::.*\{\{closure\}\}' || true)
 if [ -n "$closures" ]; then
     echo "closures of kernels that were left out of line:"
     echo "$closures"

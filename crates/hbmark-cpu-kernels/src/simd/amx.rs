@@ -118,6 +118,9 @@ const COLUMNS_TOGETHER: usize = 256;
 ///
 /// # Safety
 /// AMX is available; panels and rows have as many columns, and `out` room for the sums of an even number of panels of each row from `slot` on.
+///
+/// # Panics
+/// When there are no rows, or more.
 pub unsafe fn multiply_pairs(
     columns: usize,
     panels: &[*const u8],
@@ -125,8 +128,7 @@ pub unsafe fn multiply_pairs(
     out: *mut Sums,
     slot: usize,
 ) {
-    // A line more than the columns: rows a power of two apart would share a few sets of the cache.
-    const WORDS: usize = COLUMNS_TOGETHER / 2 + LINE / 4;
+    const WORDS: usize = COLUMNS_TOGETHER / 2;
     assert!((1..=MAX_ROWS).contains(&rows.len()), "as many rows as registers have");
     let stride = stride(rows);
     let at_once = stride.is_some() && (panels.len() <= 2 || rows.len() <= ROWS);

@@ -122,13 +122,13 @@ impl KernelChoice {
             if let [only] = sets[..] {
                 return [only; ROWS.len()];
             }
-            let times = ROWS.map(|rows| times(&sets, matrix, rows));
+            let by_rows = ROWS.map(|rows| times(&sets, matrix, rows));
             if matrix.format == PackedFormat::Bf16 {
                 let of_all: Vec<u128> =
-                    (0..sets.len()).map(|set| times.iter().map(|times| times[set]).sum()).collect();
+                    (0..sets.len()).map(|set| by_rows.iter().map(|times| times[set]).sum()).collect();
                 return [sets[fastest(&of_all)]; ROWS.len()];
             }
-            times.map(|times| sets[fastest(&times)])
+            by_rows.map(|times| sets[fastest(&times)])
         }));
     }
 
