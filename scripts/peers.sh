@@ -25,9 +25,10 @@ if [ ! -x "$dir/peer_llama" ]; then
     "$dir/venv/bin/pip" download --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-binary llama-cpp-python --dest "$dir" "llama-cpp-python==$version"
     tar -xzf "$dir"/llama_cpp_python-$version.tar.gz -C "$dir"
     source=$dir/llama_cpp_python-$version/vendor/llama.cpp
-    # gcc 12 takes the intrinsic for AMX's shapes to read 8 of their 64 bytes, drops the stores of the others, and the program dies of them.
+    # gcc 12 takes the intrinsic for AMX's configuration to read 8 of its 64 bytes, drops the stores of the others, and the program dies of it.
+    sed -i 's|_tile_loadconfig(&tc);|asm volatile("" : : "r"(\&tc) : "memory"); &|' "$source/ggml/src/ggml-cpu/amx/mmq.cpp"
     PATH="$dir/venv/bin:$PATH" cmake -S "$source" -B "$dir/llama" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=ON \
-        -DCMAKE_CXX_FLAGS='-fno-dse -fno-tree-dse' -DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF >"$dir/cmake.log"
+        -DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF >"$dir/cmake.log"
     PATH="$dir/venv/bin:$PATH" cmake --build "$dir/llama" --target llama >>"$dir/cmake.log"
     c++ -O2 -std=c++17 -I"$source/include" -I"$source/ggml/include" scripts/peer_llama.cpp -o "$dir/peer_llama" \
         "$dir/llama/src/libllama.a" "$dir"/llama/ggml/src/libggml.a "$dir"/llama/ggml/src/libggml-cpu.a "$dir"/llama/ggml/src/libggml-base.a -fopenmp -lpthread -ldl

@@ -5,7 +5,6 @@
 #![expect(unsafe_code, reason = "SIMD loads and stores through pointers")]
 
 use crate::simd::{InstructionSet, LANES, Simd, dispatch, nth, prefetch, store_fence};
-use crate::tiles::LINE;
 
 /// How a read walks memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +69,7 @@ pub enum Stores {
 /// Takes bytes out of all caches, where the processor has an instruction for it.
 pub fn flush(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
-    for line in bytes.chunks(LINE) {
+    for line in bytes.chunks(crate::tiles::LINE) {
         // SAFETY: the line is one of the slice's, and the instruction belongs to the baseline.
         unsafe { std::arch::x86_64::_mm_clflush(line.as_ptr()) };
     }

@@ -214,7 +214,7 @@ pub struct TileWork<'a> {
     pub places: [usize; MAX_PANELS],
     /// Of integer tiles alone, which prefetch: a tile of other rows has read these panels before.
     pub cached: bool,
-    /// Likewise: whether one that does all rows of a step prefetches past the outer caches.
+    /// Likewise: whether a tile of one or two rows prefetches past the outer caches (`prefetchnta`).
     pub past_caches: bool,
     /// Likewise: the panels of the next tile, whose lines come behind those of this one.
     pub next: [*const u8; MAX_PANELS],
@@ -233,7 +233,7 @@ pub struct TileWork<'a> {
 ///
 /// # Safety
 /// The set is available; panels are as long as the format says for the columns, rows are packed for it, and `out` has room for the panels of
-/// each row from `slot` on, of as many rows as the next power of two.
+/// each row from `slot` on (of two where there is one, in matrices), of as many rows as the next power of two.
 ///
 /// # Panics
 /// When there is no such tile.
@@ -570,7 +570,6 @@ impl<const P: usize, const B: usize> Lines<'_, P, B> {
             } else {
                 self.next[panel].wrapping_add(beyond)
             };
-            // Of fewer rows there is one tile: what it reads need not push anything out of the caches.
             if Self::BESIDE && self.past_caches {
                 prefetch::<true, _>(address);
             } else {

@@ -1,9 +1,9 @@
-//! AMX: registers of sixteen rows of 64 bytes, and products of the matrices in them.
+//! AMX: tile registers (`tmm0` to `tmm7`) of sixteen rows of 64 bytes, and products of the matrices in them.
 //!
 //! Enters: rows of activations, and lines of a panel of weights, which lie in memory as the instructions take them: a line has a pair of bf16 of
 //! sixteen rows of weights. Leaves: sixteen sums of each row. Products of bytes are not made with it: of each group of 32 columns the sums would go
-//! through memory to be scaled, which takes as long as the dot products of AVX-512. The instructions are assembled here, since no stable compiler
-//! has them as functions; nothing else in the program touches their registers.
+//! through memory to be scaled, which gains little over the dot products of AVX-512. The instructions are assembled here, since their intrinsics
+//! are unstable in Rust; nothing else in the program touches these registers.
 #![expect(unsafe_code, reason = "instructions that load and store through pointers")]
 
 use std::arch::asm;
@@ -16,7 +16,9 @@ use crate::rows::InputRow;
 use crate::tiles::{LINE, MAX_ROWS, Sums};
 
 /// Rows of a register. A product takes two registers of them, beside two of weights and four of sums.
-const ROWS: usize = MAX_ROWS / 2;
+const ROWS: usize = 16;
+
+const _: () = assert!(MAX_ROWS == 2 * ROWS);
 
 /// Columns of pairs that fill a line.
 const PAIR_COLUMNS: usize = LINE / size_of::<u16>();
@@ -49,10 +51,10 @@ fn may_use_registers() -> bool {
     false
 }
 
-/// The shapes of the registers, as `ldtilecfg` reads them.
+/// The tile configuration, as `ldtilecfg` reads it.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
-struct Shapes {
+struct TileConfig {
     palette: u8,
     first_row: u8,
     reserved: [u8; 14],
@@ -64,43 +66,58 @@ struct Shapes {
 type Step = ([usize; 2], usize);
 
 thread_local! {
-    /// The step that the registers of this thread have the shapes for: loading them takes as long as several steps.
-    static HELD: Cell<Option<Step>> = const { Cell::new(None) };
+    /// The step that this thread has configured the registers for: that takes as long as several steps.
+    static CONFIGURED: Cell<Option<Step>> = const { Cell::new(None) };
 }
 
-/// Shapes the registers for steps of so many words: four of sums, of which two are for either register of rows, two of rows and two of weights.
+/// Configures the registers for steps of so many words: four of sums, of which two are for either register of rows, two of rows and two of weights.
 ///
 /// # Safety
 /// AMX is available.
 #[expect(clippy::cast_possible_truncation, reason = "no more than 16 rows of 16 words")]
-unsafe fn hold(rows: [usize; 2], words: usize) {
-    if HELD.get() == Some((rows, words)) {
+unsafe fn configure(rows: [usize; 2], words: usize) {
+    if CONFIGURED.get() == Some((rows, words)) {
         return;
     }
     assert!(
         rows.iter().all(|rows| *rows <= ROWS) && (1..=ROWS).contains(&words),
         "as many as registers have"
     );
-    let mut shapes =
-        Shapes { palette: 1, first_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+    let mut config =
+        TileConfig { palette: 1, first_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
     let ([first, second], line, of_row) = (rows.map(|rows| rows as u8), LINE as u16, 4 * words as u16);
     let registers =
         [(first, line), (first, line), (second, line), (second, line), (first, of_row), (second, of_row)];
     let of_weights = [(words as u8, line); 2];
     for (index, (rows, bytes)) in registers.into_iter().chain(of_weights).enumerate() {
         // What has no rows may have no bytes, either.
-        (shapes.rows[index], shapes.row_bytes[index]) = (rows, if rows > 0 { bytes } else { 0 });
+        (config.rows[index], config.row_bytes[index]) = (rows, if rows > 0 { bytes } else { 0 });
     }
-    // SAFETY: AMX is available, and the shapes are some that it has.
-    unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const shapes, options(nostack, readonly, preserves_flags)) };
-    HELD.set(Some((rows, words)));
+    // SAFETY: AMX is available, and the configuration is one that it has.
+    unsafe {
+        asm!(
+            "ldtilecfg [{}]",
+            in(reg) &raw const config,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack, readonly, preserves_flags),
+        );
+    }
+    CONFIGURED.set(Some((rows, words)));
 }
 
-/// Gives the registers of this thread back, so that the system need not save them.
+/// Gives the registers of this thread back, where it has configured them, so that the system need not save them.
 pub fn release() {
-    if HELD.take().is_some() {
-        // SAFETY: they were held, so AMX is available.
-        unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
+    if CONFIGURED.take().is_some() {
+        // SAFETY: they were configured, so AMX is available.
+        unsafe {
+            asm!(
+                "tilerelease",
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nomem, nostack, preserves_flags),
+            );
+        }
     }
 }
 
@@ -111,7 +128,7 @@ pub fn stride(rows: &[InputRow]) -> Option<usize> {
     rows.windows(2).all(|pair| address(&pair[1]).wrapping_sub(address(&pair[0])) == stride).then_some(stride)
 }
 
-/// Columns that are done for all panels before the next ones, so that those of the rows stay in the first cache.
+/// Columns that are done for all panels before the next ones, so that those of the rows stay in L1.
 const COLUMNS_TOGETHER: usize = 256;
 
 /// One, two or four panels of pairs of bf16 × up to 32 rows over all columns, an even number of them.
@@ -120,7 +137,7 @@ const COLUMNS_TOGETHER: usize = 256;
 /// AMX is available; panels and rows have as many columns, and `out` room for the sums of an even number of panels of each row from `slot` on.
 ///
 /// # Panics
-/// When there are no rows, or more.
+/// When there are no columns, no rows, or more rows.
 pub unsafe fn multiply_pairs(
     columns: usize,
     panels: &[*const u8],
@@ -129,7 +146,7 @@ pub unsafe fn multiply_pairs(
     slot: usize,
 ) {
     const WORDS: usize = COLUMNS_TOGETHER / 2;
-    assert!((1..=MAX_ROWS).contains(&rows.len()), "as many rows as registers have");
+    assert!(columns > 0 && (1..=MAX_ROWS).contains(&rows.len()), "as many rows as registers have");
     let stride = stride(rows);
     let at_once = stride.is_some() && (panels.len() <= 2 || rows.len() <= ROWS);
     let together = if at_once { columns } else { COLUMNS_TOGETHER };
@@ -150,7 +167,10 @@ pub unsafe fn multiply_pairs(
             let pair = [pair[0], pair[pair.len() - 1]].map(|panel| panel.wrapping_add(first * 2 * LANES));
             // SAFETY: the caller's promise: the sums of the row have so many slots, and the panels and rows so many columns.
             unsafe {
-                let product = PairProduct { rows: rows.len(), out: (*out)[slot + 2 * index].as_mut_ptr() };
+                let product = PairProduct {
+                    rows: rows.len(),
+                    out: out.cast::<f32>().wrapping_add((slot + 2 * index) * LANES),
+                };
                 product.run(words.cast(), stride, pair, count, first == 0);
             }
         }
@@ -191,7 +211,7 @@ impl PairProduct {
         fresh: bool,
     ) {
         // SAFETY: AMX is available.
-        unsafe { hold([self.rows.min(ROWS), self.rows.saturating_sub(ROWS)], columns / 2) };
+        unsafe { configure([self.rows.min(ROWS), self.rows.saturating_sub(ROWS)], columns / 2) };
         // SAFETY: AMX is available; what the registers load and store lies within the panels, the rows and the room for sums by the caller's
         // promise.
         unsafe {
@@ -227,6 +247,7 @@ impl PairProduct {
                     right = inout(reg) panels[1] => _,
                     line = in(reg) LINE,
                     steps = inout(reg) steps => _,
+                    out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
                     options(nostack),
                 );
                 return;
@@ -268,12 +289,14 @@ impl PairProduct {
                 out = in(reg) self.out,
                 apart = in(reg) size_of::<Sums>(),
                 rows = inout(reg) rows => _,
-                lower = inout(reg) rows.wrapping_add(ROWS * stride) => _,
+                lower = inout(reg) rows.wrapping_add(ROWS.wrapping_mul(stride)) => _,
                 stride = in(reg) stride,
                 left = inout(reg) panels[0] => _,
                 right = inout(reg) panels[1] => _,
                 line = in(reg) LINE,
                 steps = inout(reg) steps => _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),
             );
         }
@@ -282,58 +305,58 @@ impl PairProduct {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use half::bf16;
 
     use super::*;
     use crate::rows::bf16_bits;
     use crate::tiles::SLOTS;
 
-    /// A small number that goes with an index, and with another when this is.
-    fn value(index: usize, other: usize) -> f32 {
-        bf16::from_f32(((index * 37 + other * 101) % 127) as f32 / 32.0 - 2.0).to_f32()
+    /// A number that goes with a column and a row, of magnitudes so different that sums depend on their order.
+    fn value(column: usize, row: usize) -> f32 {
+        let magnitude = ((column * 7 + row) % 13) as f32 - 6.0;
+        bf16::from_f32((((column * 37 + row * 101) % 127) as f32 / 32.0 - 2.0) * magnitude.exp2()).to_f32()
     }
 
-    /// The sums of four panels × so many rows of activations, which lie `apart` words from each other, or anywhere.
-    fn sums(columns: usize, rows: usize, apart: Option<usize>) -> Vec<[[f32; LANES]; 4]> {
-        let pair = |value: &dyn Fn(usize) -> f32, column: usize| {
-            bf16_bits(value(column)) | bf16_bits(value(column + 1)) << 16
+    /// Rows of activations behind this one, in [`value`]; those before are of weights.
+    const ACTIVATIONS: usize = 100;
+
+    /// The sums of so many panels × rows of activations, which lie `apart` words from each other, or anywhere.
+    fn sums(columns: usize, panels: usize, rows: Range<usize>, apart: Option<usize>) -> Vec<Vec<f32>> {
+        let pair = |column: usize, row: usize| {
+            bf16_bits(value(column, row)) | bf16_bits(value(column + 1, row)) << 16
         };
-        let panels = [0, 1, 2, 3].map(|panel| -> Vec<u32> {
-            let pairs = (0..columns).step_by(2);
-            pairs
-                .flat_map(|column| {
-                    (0..LANES).map(move |lane| pair(&|column| value(column, panel * LANES + lane), column))
-                })
-                .collect()
-        });
-        let stride = apart.unwrap_or(columns / 2 + 3);
-        let mut words = vec![0; (2 * MAX_ROWS) * stride];
-        let place = |row: usize| match apart {
-            Some(_) => row * stride,
-            None => (row * row % 61) * stride,
-        };
-        for row in 0..rows {
-            for column in (0..columns).step_by(2) {
-                words[place(row) + column / 2] = pair(&|column| value(column, 50 + row), column);
-            }
-        }
-        let packed: Vec<InputRow> = (0..rows)
-            .map(|row| InputRow {
-                words: words[place(row)..].as_ptr(),
-                scales: std::ptr::null(),
-                sums: std::ptr::null(),
+        let pairs = || (0..columns).step_by(2);
+        let packed: Vec<Vec<u32>> = (0..panels)
+            .map(|panel| {
+                let line = |column| (0..LANES).map(move |lane| pair(column, panel * LANES + lane));
+                pairs().flat_map(line).collect()
             })
             .collect();
+        let stride = apart.unwrap_or(columns / 2 + 3);
+        // Every place but the first and the last of 61 is another row's.
+        let place = |row: usize| if apart.is_some() { row } else { row * 7 % 61 } * stride;
+        let mut words = vec![0; 61 * stride];
+        for row in rows.clone() {
+            for column in pairs() {
+                words[place(row) + column / 2] = pair(column, ACTIVATIONS + row);
+            }
+        }
+        let none = std::ptr::null();
+        let of_row = |row| InputRow { words: words[place(row)..].as_ptr(), scales: none, sums: none.cast() };
+        let (inputs, count): (Vec<_>, _) = (rows.clone().map(of_row).collect(), rows.len());
         let mut out: [Sums; MAX_ROWS] = [[[f32::NAN; LANES]; SLOTS]; MAX_ROWS];
-        let panels = panels.each_ref().map(|panel| panel.as_ptr().cast());
+        let panels: Vec<*const u8> = packed.iter().map(|panel| panel.as_ptr().cast()).collect();
         // SAFETY: AMX is available; panels and rows have the columns, and all rows have room.
-        unsafe { multiply_pairs(columns, &panels, &packed, out.as_mut_ptr(), 3) };
+        unsafe { multiply_pairs(columns, &panels, &inputs, out.as_mut_ptr(), 3) };
         release();
-        assert!(out.iter().flatten().enumerate().all(|(slot, sums)| {
-            let written = (3..7).contains(&(slot % SLOTS)) && slot / SLOTS < rows;
-            written || sums.iter().all(|sum| sum.is_nan())
-        }));
-        out[..rows].iter().map(|sums| [sums[3], sums[4], sums[5], sums[6]]).collect()
+        let written = 3..3 + panels.len().next_multiple_of(2);
+        for (index, sums) in out.iter().flatten().enumerate() {
+            let here = index / SLOTS < count && written.contains(&(index % SLOTS));
+            assert!(here || sums.iter().all(|sum| sum.is_nan()), "{index}");
+        }
+        out[..count].iter().map(|sums| sums[3..3 + panels.len()].as_flattened().to_vec()).collect()
     }
 
     #[test]
@@ -342,20 +365,25 @@ mod tests {
             return;
         }
         for columns in [2, 30, 32, 34, 576, 1_030] {
-            let alone: Vec<_> = (0..MAX_ROWS).map(|row| sums(columns, row + 1, None)[row]).collect();
-            for (row, sums) in alone.iter().enumerate() {
-                for (index, sum) in sums.iter().flatten().enumerate() {
-                    let exact: f64 = (0..columns)
-                        .map(|column| f64::from(value(column, index)) * f64::from(value(column, 50 + row)))
-                        .sum();
-                    assert!(
-                        (f64::from(*sum) - exact).abs() < 1e-6 * columns as f64,
-                        "{columns} {row} {index}"
-                    );
+            for panels in [1, 2, 4] {
+                let alone: Vec<_> =
+                    (0..MAX_ROWS).map(|row| sums(columns, panels, row..row + 1, None).remove(0)).collect();
+                for (row, sums) in alone.iter().enumerate() {
+                    for (index, sum) in sums.iter().enumerate() {
+                        let products = (0..columns).map(|column| {
+                            f64::from(value(column, index)) * f64::from(value(column, ACTIVATIONS + row))
+                        });
+                        let (exact, all) =
+                            products.fold((0.0, 0.0), |(sum, all), x| (sum + x, all + x.abs()));
+                        assert!((f64::from(*sum) - exact).abs() <= 1e-6 * all, "{columns} {row} {index}");
+                    }
                 }
-            }
-            for rows in [1, 7, 15, 16, 17, 31, 32] {
-                assert_eq!(sums(columns, rows, Some(columns / 2 + 16)), alone[..rows], "{columns} {rows}");
+                for rows in [1, 7, 15, 16, 17, 31, 32] {
+                    for apart in [None, Some(columns / 2 + 16)] {
+                        let together = sums(columns, panels, 0..rows, apart);
+                        assert_eq!(together, alone[..rows], "{columns} {panels} {rows} {apart:?}");
+                    }
+                }
             }
         }
     }

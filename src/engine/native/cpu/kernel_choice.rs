@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use hbmark_cpu_kernels::memory::flush;
 use hbmark_cpu_kernels::simd::InstructionSet;
-use hbmark_cpu_kernels::tiles::{MAX_PANELS, PackedFormat, Precision};
+use hbmark_cpu_kernels::tiles::{MAX_PANELS, NEIGHBOURS, PackedFormat, Precision};
 
 use super::linear;
 use super::packed_activations::{InputShape, InputWriter, PackedActivations};
@@ -35,7 +35,7 @@ type OfFormat = [InstructionSet; ROWS.len()];
 
 /// What this process has timed.
 static TIMED: Mutex<[Option<OfFormat>; FORMATS.len()]> = Mutex::new([None; FORMATS.len()]);
-static PAST_CACHES: Mutex<Option<bool>> = Mutex::new(None);
+static PAST_CACHES: Mutex<[Option<bool>; FORMATS.len()]> = Mutex::new([None; FORMATS.len()]);
 
 /// Bytes of weights that are read from memory to time how they are prefetched.
 const READ: usize = 1 << 20;
@@ -54,15 +54,20 @@ pub struct KernelChoice {
     pub general: InstructionSet,
     products: [Option<OfFormat>; FORMATS.len()],
     forced: bool,
-    /// Whether integer products of few rows prefetch their weights past the outer caches (`prefetchnta`), once that was timed: on some processors it
-    /// is a tenth faster, on others three times slower.
-    past_caches: Option<bool>,
+    /// Whether integer products of one and two rows prefetch their weights past the outer caches (`prefetchnta`), once that was timed: on some
+    /// processors it is a tenth faster, on others three times slower.
+    past_caches: [Option<bool>; FORMATS.len()],
 }
 
 impl KernelChoice {
     /// One set for everything.
     pub fn forced(set: InstructionSet) -> Self {
-        Self { general: set, products: [None; FORMATS.len()], forced: true, past_caches: None }
+        Self {
+            general: set,
+            products: [None; FORMATS.len()],
+            forced: true,
+            past_caches: [None; FORMATS.len()],
+        }
     }
 
     /// The fastest of this processor, or the set that `HBMARK_CPU_KERNELS` names.
@@ -91,23 +96,22 @@ impl KernelChoice {
         }
     }
 
-    /// Whether integer products of few rows prefetch past the outer caches.
+    /// Whether integer products of one and two rows with a format prefetch past the outer caches.
     #[inline]
-    pub fn past_caches(&self) -> bool {
-        self.past_caches == Some(true)
+    pub fn past_caches(&self, format: PackedFormat) -> bool {
+        self.past_caches[index(format)] == Some(true)
     }
 
-    /// Times the kernels of a format, unless that was done or one set is forced, and how weights are prefetched.
+    /// Times the kernels of a format, unless that was done or one set is forced, and how its weights are prefetched, where there are enough of them.
     pub fn meet(&mut self, matrix: &PackedMatrix) {
         self.meet_format(matrix);
-        let integer = matrix.format.precision() == Precision::Quads;
-        if self.past_caches.is_none() && integer && matrix.packed_bytes().len() >= READ {
+        let (index, integer) = (index(matrix.format), matrix.format.precision() == Precision::Quads);
+        let may_prefetch = cfg!(target_arch = "x86_64") && integer && matrix.packed_bytes().len() >= READ;
+        if may_prefetch && self.past_caches[index].is_none() {
             let mut timed = PAST_CACHES.lock().unwrap_or_else(PoisonError::into_inner);
             let set = self.of(matrix.format, 1);
-            self.past_caches = Some(*timed.get_or_insert_with(|| {
-                let [through, past] = times_from_memory(set, matrix);
-                past < through
-            }));
+            let past = timed[index].get_or_insert_with(|| past_is_faster(times_from_memory(set, matrix)));
+            self.past_caches[index] = Some(*past);
         }
     }
 
@@ -135,10 +139,10 @@ impl KernelChoice {
     /// The kernels by name: the general set, then what products of a format use instead.
     pub fn names(&self) -> Vec<String> {
         let mut names = vec![self.general.name().to_owned()];
-        names.extend(
-            self.past_caches().then(|| "prefetchnta for integer products of 1 and 2 rows".to_owned()),
-        );
-        for (format, sets) in FORMATS.iter().zip(&self.products) {
+        for ((format, sets), past_caches) in FORMATS.iter().zip(&self.products).zip(self.past_caches) {
+            if past_caches == Some(true) {
+                names.push(format!("prefetchnta for {format} products of 1 and 2 rows"));
+            }
             let others = ROWS.iter().zip(sets.iter().flatten()).filter(|(_, set)| **set != self.general);
             names.extend(others.map(|(rows, set)| {
                 let rows = match rows {
@@ -173,6 +177,11 @@ fn fastest(times: &[u128]) -> usize {
     let first = times[0];
     let (best, time) = times.iter().enumerate().min_by_key(|(_, time)| **time).unwrap_or((0, &first));
     if 10 * time <= 9 * first { best } else { 0 }
+}
+
+/// Whether the second time, that past the caches, is shorter by more than a twentieth.
+fn past_is_faster([through, past]: [u128; 2]) -> bool {
+    20 * past < 19 * through
 }
 
 /// So many rows, packed for a matrix.
@@ -223,11 +232,12 @@ fn times(sets: &[InstructionSet], matrix: &PackedMatrix, rows: usize) -> Vec<u12
 fn times_from_memory(set: InstructionSet, matrix: &PackedMatrix) -> [u128; 2] {
     let mut inputs = PackedActivations::default();
     let packed = packed_rows(&mut inputs, set, matrix, 1);
-    let panels = READ / matrix.panel_bytes;
+    let panels = (READ / matrix.panel_bytes).max(1).next_multiple_of(NEIGHBOURS).min(matrix.panels());
+    let bytes = panels.next_multiple_of(NEIGHBOURS) * matrix.panel_bytes;
     let mut shortest = [u128::MAX; 2];
     for _ in 0..READINGS {
         for (past_caches, shortest) in [false, true].into_iter().zip(&mut shortest) {
-            flush(matrix.packed_bytes().get(..panels * matrix.panel_bytes).unwrap_or(matrix.packed_bytes()));
+            flush(&matrix.packed_bytes()[..bytes.min(matrix.packed_bytes().len())]);
             let begin = Instant::now();
             // SAFETY: the row is packed for this matrix; the set is this processor's.
             black_box(unsafe { linear::first_tiles(set, matrix, panels, &packed, 1, past_caches) });
@@ -326,21 +336,28 @@ mod tests {
     }
 
     #[test]
-    fn how_weights_are_prefetched_is_timed_once_on_a_matrix_that_is_large_enough() {
+    fn how_weights_of_a_format_are_prefetched_is_timed_once_on_a_matrix_that_is_large_enough() {
         let mut choice = KernelChoice { forced: false, ..KernelChoice::forced(InstructionSet::best()) };
         choice.meet(&packed(Packing::Q8_0));
-        assert_eq!(choice.past_caches, None);
+        assert_eq!(choice.past_caches, [None; FORMATS.len()]);
         let values = vec![0.5; 1024 * 1024];
         let matrix = StoredMatrix::from_f32_rows(1024, 1024, &values, Packing::Q8_0);
         let matrix = PackedMatrix::new(&mut Arena::default(), &matrix, |bytes, _| bytes.fill(0)).unwrap();
-        assert!(times_from_memory(choice.general, &matrix).iter().all(|time| *time < u128::MAX));
         choice.meet(&matrix);
         let mut next = KernelChoice { forced: false, ..KernelChoice::forced(InstructionSet::best()) };
         next.meet(&matrix);
-        assert!(choice.past_caches.is_some());
+        let of = index(matrix.format);
+        assert_eq!(choice.past_caches[of].is_some(), cfg!(target_arch = "x86_64"));
         assert_eq!(choice.past_caches, next.past_caches);
-        choice.past_caches = Some(true);
-        assert!(choice.names().contains(&"prefetchnta for integer products of 1 and 2 rows".to_owned()));
+        choice.past_caches[of] = Some(true);
+        assert!(choice.past_caches(matrix.format) && !choice.past_caches(PackedFormat::Q4_0));
+        assert!(choice.names().contains(&"prefetchnta for q8_0 products of 1 and 2 rows".to_owned()));
+    }
+
+    #[test]
+    fn prefetching_past_the_caches_must_be_faster_by_a_twentieth() {
+        assert!(past_is_faster([100, 94]));
+        assert!(!past_is_faster([100, 95]) && !past_is_faster([100, 100]) && !past_is_faster([100, 300]));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::ptr;
 use hbmark_cpu_kernels::rows::InputRow;
 use hbmark_cpu_kernels::simd::{InstructionSet, LANES};
 use hbmark_cpu_kernels::tiles::{
-    MAX_PANELS, MAX_ROWS, NEIGHBOURS, SLOTS, Sums, TileWork, multiply_tile, release_matrices,
+    MAX_PANELS, MAX_ROWS, NEIGHBOURS, PackedFormat, SLOTS, Sums, TileWork, multiply_tile, release_matrices,
 };
 
 use super::kernel_choice::KernelChoice;
@@ -25,7 +25,7 @@ use super::{MULTIPLY, PREPARE};
 /// Units that each member should have at the least, for an even share.
 const UNITS_PER_MEMBER: usize = 8;
 
-/// Bytes of panels that stay in a processor's second cache: half of the 2 MiB that those of servers have.
+/// Bytes of panels that stay in L2: half of the 2 MiB that a core of a server with AMX has.
 const BLOCK_BYTES: usize = 1 << 20;
 
 /// Panels of two interleaved parts that are finished together.
@@ -40,6 +40,8 @@ pub struct FusedMatrix {
     pub biases: Vec<Option<Vec<f32>>>,
     /// [`NEIGHBOURS`] panels of each of two parts alternate instead of one part after another.
     pub interleaved: bool,
+    /// Of the parts, each once.
+    formats: Vec<PackedFormat>,
     /// Where each panel stands, in the order in which panels are done.
     places: Vec<PanelPosition>,
 }
@@ -68,7 +70,13 @@ impl FusedMatrix {
         } else {
             (0..parts.len()).flat_map(|part| of_part(part, 0..parts[part].panels())).collect()
         };
-        Self { parts, biases, interleaved, places }
+        let mut formats: Vec<_> = Vec::with_capacity(1);
+        for part in &parts {
+            if !formats.contains(&part.format) {
+                formats.push(part.format);
+            }
+        }
+        Self { parts, biases, interleaved, formats, places }
     }
 
     /// Panels of all parts.
@@ -100,8 +108,7 @@ impl FusedMatrix {
         if many || self.interleaved { MAX_PANELS } else { NEIGHBOURS }
     }
 
-    /// The same where the rows take several tiles of matrices: as many panels as stay in the second cache, since each unit has all rows read once
-    /// more.
+    /// The same where the rows take several tiles of matrices: as many panels as stay in L2, since each unit has all rows read once more.
     fn panels_per_block(&self, panels: usize, members: usize) -> usize {
         let largest = self.parts.iter().map(|part| part.panel_bytes).max().unwrap_or(0);
         let most = (BLOCK_BYTES / largest.max(1)).min(panels / (UNITS_PER_MEMBER * members));
@@ -125,7 +132,7 @@ pub unsafe fn multiply(
 ) {
     let panels = matrix.panels();
     let tiling = Tiling::new(kernels, matrix, rows, &row);
-    let per_unit = if tiling.one_pass.is_none() && tiling.panels_of_block == usize::MAX {
+    let per_unit = if tiling.one_pass.is_none() && tiling.in_matrices {
         matrix.panels_per_block(panels, worker.count)
     } else {
         matrix.panels_per_unit(panels, worker.count)
@@ -230,8 +237,8 @@ pub struct Tiling<'a> {
     /// More panels at a time for few rows than for many.
     panels_of_tile: usize,
     panels_of_strip: usize,
-    /// Panels that are done for some rows before the next rows.
-    panels_of_block: usize,
+    /// Whether all panels of a unit are done for some rows before the next rows.
+    in_matrices: bool,
     /// Rows that are done in one tile: the same for all panels.
     one_pass: Option<TileRows>,
 }
@@ -271,7 +278,8 @@ impl<'a> Tiling<'a> {
         row: &impl Fn(usize) -> InputRow,
     ) -> Self {
         // Parts may be stored differently.
-        let tiles = matrix.parts.iter().map(|part| part.format.panels(kernels.of(part.format, rows), rows));
+        let formats = || matrix.formats.iter().map(|format| (*format, kernels.of(*format, rows)));
+        let tiles = formats().map(|(format, set)| format.panels(set, rows));
         let panels_of_tile = tiles.min().unwrap_or(NEIGHBOURS);
         let most_rows = most_rows(kernels, matrix, rows, panels_of_tile);
         let one_pass = (1..=most_rows).contains(&rows).then(|| {
@@ -283,11 +291,10 @@ impl<'a> Tiling<'a> {
         // cache for the next.
         let together = matrix.interleaved || one_pass.is_some();
         let panels_of_strip = if together { TOGETHER } else { panels_of_tile };
-        // A strip stays in the first or second cache for the rows of all its tiles of vectors. Those of matrices take so little time that the rows,
-        // and not the strips, must be read from there.
-        let matrices = matrix.parts.iter().any(|part| part.format.in_matrices(kernels.of(part.format, rows)));
-        let panels_of_block = if matrices { usize::MAX } else { panels_of_strip };
-        Self { kernels, matrix, rows, panels_of_tile, panels_of_strip, panels_of_block, one_pass }
+        // A strip stays in L1 or L2 for the rows of all its tiles of vectors. Tiles of matrices take so little time that the rows, and not the
+        // strips, must be read from L1.
+        let in_matrices = formats().any(|(format, set)| format.in_matrices(set));
+        Self { kernels, matrix, rows, panels_of_tile, panels_of_strip, in_matrices, one_pass }
     }
 
     /// All rows over the panels of a unit; `finish` is that of [`multiply`].
@@ -302,16 +309,18 @@ impl<'a> Tiling<'a> {
     ) {
         // What is read was written by a tile: zeros would cost one of few columns a part of its time.
         let mut sums = [const { MaybeUninit::<Sums>::uninit() }; MAX_ROWS];
-        let mut some = TileRows::NONE;
-        for block in panels.clone().step_by(self.panels_of_block) {
-            let block = block..block.saturating_add(self.panels_of_block).min(panels.end);
+        let mut some = None;
+        let per_block = if self.in_matrices { panels.len().max(1) } else { self.panels_of_strip };
+        for block in panels.clone().step_by(per_block) {
+            let block = block..(block + per_block).min(panels.end);
             let mut first = 0;
             while first < self.rows {
                 let rows = if let Some(all) = &self.one_pass {
                     all
                 } else {
+                    let some = some.get_or_insert(TileRows::NONE);
                     some.take(first, self.rows, self.most_rows(block.len()), row);
-                    &some
+                    some
                 };
                 for start in block.clone().step_by(self.panels_of_strip) {
                     let panels = start..(start + self.panels_of_strip).min(block.end);
@@ -373,7 +382,7 @@ impl<'a> Tiling<'a> {
                 panels: tile.map(|(_, lines, _)| lines),
                 places: tile.map(|(.., place)| place),
                 cached: rows.cached,
-                past_caches: self.kernels.past_caches(),
+                past_caches: self.kernels.past_caches(lead.format),
                 next: self.next(start + count, &tile),
                 span: lead.panel_span(),
                 factors: tile.map(|(part, ..)| part.factor),
@@ -390,16 +399,10 @@ impl<'a> Tiling<'a> {
     }
 }
 
-impl Drop for Tiling<'_> {
-    fn drop(&mut self) {
-        release_matrices();
-    }
-}
-
 /// Rows that tiles of so many panels have in all parts of a matrix.
 fn most_rows(kernels: &KernelChoice, matrix: &FusedMatrix, rows: usize, panels: usize) -> usize {
-    let of_part = |part: &PackedMatrix| part.format.most_rows(kernels.of(part.format, rows), panels);
-    matrix.parts.iter().map(of_part).min().unwrap_or(1)
+    let of_format = |format: &PackedFormat| format.most_rows(kernels.of(*format, rows), panels);
+    matrix.formats.iter().map(of_format).min().unwrap_or(1)
 }
 
 /// The first panels of a matrix over a few rows, in tiles of a set, to be timed; the first sum of the last tile.
@@ -417,23 +420,25 @@ pub unsafe fn first_tiles(
     let (width, last) = (matrix.format.panels(set, rows), matrix.panels() - 1);
     let tile_rows = matrix.format.most_rows(set, width).min(rows);
     let mut sums: [Sums; MAX_ROWS] = [[[0.0; LANES]; SLOTS]; MAX_ROWS];
+    let mut some = TileRows::NONE;
     for panel in (0..panels).step_by(width) {
         for row in (0..rows).step_by(tile_rows) {
+            some.take(row, rows, tile_rows, &|row| inputs.row(row));
             let work = TileWork {
                 columns: matrix.padded_columns(),
                 panels: std::array::from_fn(|i| matrix.panel((panel + i).min(last))),
                 places: std::array::from_fn(|i| (panel + i).min(last) % NEIGHBOURS),
-                cached: row > 0,
+                cached: some.cached,
                 past_caches,
                 next: std::array::from_fn(|i| matrix.panel((panel + width + i).min(last))),
                 span: matrix.panel_span(),
                 factors: [matrix.factor; MAX_PANELS],
-                rows: &std::array::from_fn(|i| inputs.row((row + i).min(rows - 1))),
+                rows: &some.packed,
                 out: sums.as_mut_ptr(),
                 slot: 0,
             };
             // SAFETY: the caller's promise; `out` has room for the largest tile.
-            unsafe { multiply_tile(set, matrix.format, (width, tile_rows), &work) };
+            unsafe { multiply_tile(set, matrix.format, (width, some.count), &work) };
         }
     }
     release_matrices();

@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 #[cfg(target_os = "linux")]
 use rustix::thread::CpuSet;
 
+use hbmark_cpu_kernels::tiles::release_matrices;
 use preemption::{Attendance, RunDelay};
 
 pub use disjoint_slice::DisjointSlice;
@@ -156,6 +157,12 @@ pub struct Worker<'a> {
     job: u64,
     /// Barriers of this job so far.
     barriers: Cell<u64>,
+}
+
+impl Drop for Worker<'_> {
+    fn drop(&mut self) {
+        release_matrices();
+    }
 }
 
 impl std::fmt::Debug for Worker<'_> {
