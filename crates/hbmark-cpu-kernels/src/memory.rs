@@ -69,14 +69,13 @@ pub enum Stores {
 /// Takes bytes out of all caches, where the processor has an instruction for it.
 pub fn flush(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
-    for line in bytes.chunks(crate::tiles::LINE) {
-        // SAFETY: the line is one of the slice's, and the instruction belongs to the baseline.
-        unsafe { std::arch::x86_64::_mm_clflush(line.as_ptr()) };
-    }
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a fence has no operands.
+    // SAFETY: lines are the slice's, a fence has no operands, and both instructions belong to the baseline.
     unsafe {
-        std::arch::x86_64::_mm_mfence();
+        use std::arch::x86_64::{_mm_clflush, _mm_mfence};
+        for line in bytes.chunks(crate::tiles::LINE) {
+            _mm_clflush(line.as_ptr());
+        }
+        _mm_mfence();
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = bytes;

@@ -52,7 +52,6 @@ fn may_use_registers() -> bool {
 }
 
 /// The tile configuration, as `ldtilecfg` reads it.
-#[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 struct TileConfig {
     palette: u8,
@@ -122,7 +121,7 @@ pub fn release() {
 }
 
 /// The bytes from each row of activations to the next, where it is the same for all.
-pub fn stride(rows: &[InputRow]) -> Option<usize> {
+fn stride(rows: &[InputRow]) -> Option<usize> {
     let address = |row: &InputRow| row.words.addr();
     let stride = rows.get(1).map_or(0, |second| address(second).wrapping_sub(address(&rows[0])));
     rows.windows(2).all(|pair| address(&pair[1]).wrapping_sub(address(&pair[0])) == stride).then_some(stride)
@@ -165,14 +164,11 @@ pub unsafe fn multiply_pairs(
         };
         for (index, pair) in panels.chunks(2).enumerate() {
             let pair = [pair[0], pair[pair.len() - 1]].map(|panel| panel.wrapping_add(first * 2 * LANES));
+            let out = out.cast::<f32>().wrapping_add((slot + 2 * index) * LANES);
             // SAFETY: the caller's promise: the sums of the row have so many slots, and the panels and rows so many columns.
             unsafe {
-                let product = PairProduct {
-                    rows: rows.len(),
-                    out: out.cast::<f32>().wrapping_add((slot + 2 * index) * LANES),
-                };
-                product.run(words.cast(), stride, pair, count, first == 0);
-            }
+                PairProduct { rows: rows.len(), out }.run(words.cast(), stride, pair, count, first == 0);
+            };
         }
     }
 }
