@@ -117,7 +117,7 @@ fn judge(report: &ServeReport, fail_on: &[FailOn]) -> Outcome {
 
 /// A virtual clock: nothing to isolate, and quickly repeated.
 fn simulate(Asked { serving, config, .. }: &Asked<'_>) -> anyhow::Result<Outcome> {
-    let model = serving.open()?;
+    let model = serving.open_and_warn()?;
     if let Some(model) = &model {
         model.storage(config.dtype)?;
     }
@@ -148,7 +148,7 @@ fn ready(
     let config = ServeConfig { out: output.out.clone(), ..config };
     let as_vllm = workload.map(|workload| workload.vllm.saved().clone());
     as_vllm.as_ref().map_or(Ok(()), |asked| asked.prepare(&config))?;
-    let model = serving.open()?;
+    let model = serving.open_and_warn()?;
     Ok(Ready {
         fail_on: serving.fail_on.clone(),
         isolation: isolated.then_some(worker),

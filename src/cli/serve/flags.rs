@@ -280,19 +280,28 @@ impl ServingArgs {
             Some(_) => match shape() {
                 Ok(opened) => opened,
                 // A name of the server's own, as `vllm bench serve` takes.
-                Err(_) if !Path::new(model).exists() => {
-                    crate::cli::say(&format!(
-                        "no shape is known of {model}: it is only the name to ask the server for"
-                    ));
-                    return Ok(None);
-                }
+                Err(_) if !Path::new(model).exists() => return Ok(None),
                 Err(error) => return Err(error.into()),
             },
             None if self.clock.simulate => shape()?,
             None => self.engine.open()?,
         };
-        crate::cli::say_doubt(&opened);
         Ok(Some(Rc::new(opened)))
+    }
+
+    /// As [`Self::open`], for a process whose user should hear what is doubtful about the model; a worker is silent.
+    pub fn open_and_warn(&self) -> anyhow::Result<Option<Rc<OpenModel>>> {
+        let opened = self.open()?;
+        match (&opened, &self.engine.model) {
+            (Some(opened), _) => crate::cli::say_doubt(opened),
+            (None, named) if named.is_default() => {}
+            (None, ModelArgs { model, .. }) => {
+                crate::cli::say(&format!(
+                    "no shape is known of {model}: it is only the name to ask the server for"
+                ));
+            }
+        }
+        Ok(opened)
     }
 
     /// How many requests are measured, and how many at most.

@@ -4,6 +4,7 @@ use super::*;
 use crate::analysis::judge;
 use crate::samples;
 use hbmark_core::result::{Cause, Phase, RungKind, SIMULATED_DEVICE, Spread, Status, saved};
+use hbmark_core::units::Bytes;
 
 fn report() -> Report {
     samples::saved("run-scripted")
@@ -18,6 +19,29 @@ fn one_of_a_thing_is_written_in_the_singular() {
     report.cells.truncate(1);
     let text = render(&report, Format::Html, false).unwrap();
     assert!(text.contains("1 of 1 cell measured") && !text.contains(" 1 cells"), "{text}");
+}
+
+#[test]
+fn of_remarks_that_differ_in_their_numbers_the_first_stands_for_more_than_two_cells() {
+    let mut report = report();
+    let cells = report.cells.len();
+    assert!(cells > 3);
+    let in_cache = |bytes: usize| Cause::WorkingSetInCache {
+        bytes: Bytes(bytes as u64 * 1_000_000),
+        cache_bytes: Bytes(300_000_000),
+        margin: 3,
+    };
+    for (n, cell) in report.cells.iter_mut().enumerate() {
+        (cell.reason, cell.flags) = (None, vec![in_cache(500 + n)]);
+        cell.blocks.clear();
+    }
+    let first = format!("{}: working set of 500 MB", report.cells[0].id);
+    assert_eq!(kinds::run::remarks(&report.cells).len(), 1);
+    assert!(kinds::run::remarks(&report.cells)[0].starts_with(&format!("{cells} cells, such as {first}")));
+    // Two are said one by one, and what all share is said of all.
+    assert_eq!(kinds::run::remarks(&report.cells[..2]).len(), 2);
+    report.cells.iter_mut().for_each(|cell| cell.flags = vec![in_cache(500)]);
+    assert!(kinds::run::remarks(&report.cells)[0].starts_with("every cell: working set of 500 MB"));
 }
 
 #[test]

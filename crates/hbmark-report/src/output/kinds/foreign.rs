@@ -5,7 +5,7 @@ use crate::analysis::capacity::number;
 use crate::analysis::distinct;
 use crate::analysis::import::metric_keys::{self, Alias, Shape};
 use crate::analysis::import::{
-    ForeignFormat, ForeignResult, ForeignRow, Imported, Metric, Placement, Rate, RooflinePlacement,
+    ForeignFormat, ForeignResult, ForeignRow, Imported, Metric, Placement, Rate, RooflinePlacement, Setup,
     Statistic, Value, remedy,
 };
 use crate::analysis::words::counted;
@@ -293,7 +293,7 @@ fn columns(lines: &[Line<'_>]) -> (Vec<(String, String)>, Vec<Column>) {
         count("GPUs", &|r| r.setup.gpus.map(|n| n.to_string())),
         count("batch", &|r| r.setup.batch.map(|n| n.to_string())),
         count("limit", &|r| r.setup.max_concurrency.map(|n| n.to_string())),
-        count("offered", &|r| r.setup.request_rate.map(offered)),
+        count("offered", &|r| offered(&r.setup)),
         count("concurrency", &|r| tokens(r.setup.concurrency)),
         count("depth", &|r| r.setup.depth.map(|n| n.to_string())),
         count("in", &|r| tokens(r.setup.input_tokens)),
@@ -379,11 +379,13 @@ fn headed(metric: Metric, rows: &[&ForeignRow]) -> String {
     }
 }
 
-fn offered(rate: Rate) -> String {
-    match rate {
-        Rate::PerSecond(rate) => format!("{}/s", number(rate)),
-        Rate::Unlimited => "inf (all at time 0)".to_owned(),
-    }
+fn offered(setup: &Setup) -> Option<String> {
+    Some(match (setup.request_rate?, setup.max_concurrency) {
+        (Rate::PerSecond(rate), _) => format!("{}/s", number(rate)),
+        // The column beside it has the limit.
+        (Rate::Unlimited, Some(_)) => "inf".to_owned(),
+        (Rate::Unlimited, None) => "inf (all at time 0)".to_owned(),
+    })
 }
 
 fn placed_columns(lines: &[Line<'_>]) -> Vec<Column> {

@@ -404,9 +404,9 @@ fn run_end(report: &Report) -> Vec<String> {
         (Status::NotConverged, "ended at the most blocks or the most time with a wider interval"),
         (Status::NoSteadyState, "never came to a steady state"),
         (Status::Disturbed, "had too many blocks rejected"),
-        (Status::Noisy, "were noisy, and the user allowed that"),
-        (Status::Smoke, "ran once; their times mean nothing"),
-        (Status::Simulated, "ran on a simulated device; their times mean nothing"),
+        (Status::Noisy, "had noise that the user allowed"),
+        (Status::Smoke, "ran once: such times mean nothing"),
+        (Status::Simulated, "ran on a simulated device: such times mean nothing"),
     ] {
         if count(status) > 0 {
             lines.push(format!("{} {why}", counted(count(status), "cell")));

@@ -15,8 +15,8 @@ mod waterfall;
 
 use crate::analysis::speculation::{Drafting, speculation as speculate};
 use crate::analysis::words::counted;
-use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::mem::{Discriminant, discriminant};
 
 pub use page::page;
 
@@ -339,37 +339,61 @@ pub fn cold(report: &Report) -> Vec<Column> {
 
 /// Sentences about the cells that are not simply ok: their status and why, and their flags.
 pub fn remarks(cells: &[CellResult]) -> Vec<String> {
-    let reason = |cell: &CellResult| {
-        cell.reason.iter().map(|reason| format!("{}: {reason}", status_word(cell.status))).collect()
-    };
-    let mut remarks = shared(cells, reason);
+    let said = |cause: &Cause| (discriminant(cause), cause.to_string());
+    let mut remarks = shared(cells, |cell| {
+        let line = |cause: &Cause| format!("{}: {cause}", status_word(cell.status));
+        cell.reason.iter().map(|cause| ((cell.status, discriminant(cause)), line(cause))).collect()
+    });
     remarks.extend(shared(cells, |cell| rejections(cell).into_iter().collect()));
-    remarks.extend(shared(cells, |cell| cell.flags.iter().map(ToString::to_string).collect()));
+    remarks.extend(shared(cells, |cell| cell.flags.iter().map(said).collect()));
     remarks.extend(shared(cells, |cell| {
-        let conditions = cell.blocks.iter().flat_map(|b| &b.conditions).map(ToString::to_string);
-        conditions.collect::<BTreeSet<_>>().into_iter().collect()
+        let mut conditions: Vec<_> = cell.blocks.iter().flat_map(|b| &b.conditions).map(said).collect();
+        conditions.sort_by(|one, other| one.1.cmp(&other.1));
+        conditions.dedup();
+        conditions
     }));
     remarks
 }
 
 /// How many blocks were rejected, unless the reason of the cell says that all were.
-fn rejections(cell: &CellResult) -> Option<String> {
+fn rejections(cell: &CellResult) -> Option<(Discriminant<Cause>, String)> {
     let rejected = cell.blocks.iter().filter(|block| block.rejected.is_some()).count();
     let said = matches!(cell.reason, Some(Cause::RejectedInARow { blocks, .. }) if blocks == rejected);
     let last = cell.blocks.iter().rev().find_map(|block| block.rejected.as_ref())?;
     let all = counted(cell.blocks.len(), "block");
-    (!said).then(|| format!("{rejected} of {all} rejected; the last: {last}"))
+    (!said).then(|| (discriminant(last), format!("{rejected} of {all} rejected; the last: {last}")))
 }
 
-/// A line that several cells share, once.
-fn shared(cells: &[CellResult], of: impl Fn(&CellResult) -> Vec<String>) -> Vec<String> {
-    let groups = grouped(cells.iter().map(|cell| (cell.id.as_str(), of(cell))));
+/// A line that several cells share, once; of more than two lines of a kind, which differ in their numbers, the first.
+fn shared<K: PartialEq>(cells: &[CellResult], of: impl Fn(&CellResult) -> Vec<(K, String)>) -> Vec<String> {
+    let mut kinds: Vec<(K, Vec<(&str, Vec<String>)>)> = Vec::new();
+    for cell in cells {
+        for (kind, line) in of(cell) {
+            let at = kinds.iter().position(|(known, _)| *known == kind).unwrap_or_else(|| {
+                kinds.push((kind, Vec::new()));
+                kinds.len() - 1
+            });
+            match kinds[at].1.last_mut() {
+                Some((id, lines)) if *id == cell.id => lines.push(line),
+                _ => kinds[at].1.push((&cell.id, vec![line])),
+            }
+        }
+    }
     let named = |(line, ids): (String, Vec<&str>)| match ids.as_slice() {
         [one] => format!("{one}: {line}"),
         many if many.len() == cells.len() => format!("every cell: {line}"),
         many => format!("{} cells ({} ...): {line}", many.len(), many[0]),
     };
-    groups.into_iter().map(named).collect()
+    let lines_of = |(_, said): (K, Vec<(&str, Vec<String>)>)| {
+        let of_kind = said.len();
+        match grouped(said).as_slice() {
+            [(line, ids), _, _, ..] if of_kind > 2 => {
+                vec![format!("{of_kind} cells, such as {}: {line}", ids[0])]
+            }
+            few => few.iter().cloned().map(named).collect(),
+        }
+    };
+    kinds.into_iter().flat_map(lines_of).collect()
 }
 
 /// A crossover as a sentence: its name, its value, and its explanation.
