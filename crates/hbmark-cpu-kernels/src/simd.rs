@@ -186,17 +186,17 @@ pub unsafe fn tanh<S: Simd>(x: S::Floats) -> S::Floats {
     let (mut above, mut below) = ([0.0; LANES], [0.0; LANES]);
     // SAFETY: the caller's promise, and sixteen elements each.
     unsafe {
-        let negative = |v| S::mul(S::splat(-1.0), v);
         let x = S::max(S::splat(-LIMIT), x);
-        let y = S::mul(S::splat(-0.5), S::max(S::splat(-LIMIT), negative(x)));
+        let y = S::mul(S::splat(-0.5), S::max(S::splat(-LIMIT), S::mul(S::splat(-1.0), x)));
         let square = S::mul(y, y);
-        let polynomial = |factors: [f32; 4]| {
-            factors[1..]
-                .iter()
-                .fold(S::splat(factors[0]), |sum, factor| S::mul_add(sum, square, S::splat(*factor)))
-        };
-        S::store(above.as_mut_ptr(), S::mul(y, polynomial(ABOVE)));
-        S::store(below.as_mut_ptr(), polynomial(BELOW));
+        // Without a closure, which may be left out of line.
+        let (mut over_y, mut over_1) = (S::splat(ABOVE[0]), S::splat(BELOW[0]));
+        for (of_y, of_1) in ABOVE[1..].iter().zip(&BELOW[1..]) {
+            over_y = S::mul_add(over_y, square, S::splat(*of_y));
+            over_1 = S::mul_add(over_1, square, S::splat(*of_1));
+        }
+        S::store(above.as_mut_ptr(), S::mul(y, over_y));
+        S::store(below.as_mut_ptr(), over_1);
     }
     for (value, below) in above.iter_mut().zip(below) {
         let half = *value / below;

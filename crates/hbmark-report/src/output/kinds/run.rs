@@ -364,9 +364,12 @@ fn rejections(cell: &CellResult) -> Option<(Discriminant<Cause>, String)> {
     (!said).then(|| (discriminant(last), format!("{rejected} of {all} rejected; the last: {last}")))
 }
 
+/// Lines of each cell.
+type Said<'a> = Vec<(&'a str, Vec<String>)>;
+
 /// A line that several cells share, once; of more than two lines of a kind, which differ in their numbers, the first.
 fn shared<K: PartialEq>(cells: &[CellResult], of: impl Fn(&CellResult) -> Vec<(K, String)>) -> Vec<String> {
-    let mut kinds: Vec<(K, Vec<(&str, Vec<String>)>)> = Vec::new();
+    let mut kinds: Vec<(K, Said<'_>)> = Vec::new();
     for cell in cells {
         for (kind, line) in of(cell) {
             let at = kinds.iter().position(|(known, _)| *known == kind).unwrap_or_else(|| {
@@ -384,7 +387,7 @@ fn shared<K: PartialEq>(cells: &[CellResult], of: impl Fn(&CellResult) -> Vec<(K
         many if many.len() == cells.len() => format!("every cell: {line}"),
         many => format!("{} cells ({} ...): {line}", many.len(), many[0]),
     };
-    let lines_of = |(_, said): (K, Vec<(&str, Vec<String>)>)| {
+    let lines_of = |(_, said): (K, Said<'_>)| {
         let of_kind = said.len();
         match grouped(said).as_slice() {
             [(line, ids), _, _, ..] if of_kind > 2 => {

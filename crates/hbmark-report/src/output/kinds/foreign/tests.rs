@@ -164,7 +164,7 @@ fn a_contradiction_names_both_values_and_the_flag_and_a_failed_run_is_invalid() 
 #[test]
 fn offered_rates_have_no_more_digits_than_a_reader_uses() {
     let shown =
-        |request_rate, max_concurrency| offered(&Setup { request_rate, max_concurrency, ..Setup::default() });
+        |request_rate, max_concurrency| offered(&Setup { max_concurrency, request_rate, ..Setup::default() });
     assert_eq!(shown(Some(Rate::PerSecond(146.529_644_211_620_8)), None).unwrap(), "146.5/s");
     assert_eq!(shown(Some(Rate::PerSecond(10.0)), Some(2)).unwrap(), "10/s");
     assert_eq!(shown(Some(Rate::Unlimited), None).unwrap(), "inf (all at time 0)");
