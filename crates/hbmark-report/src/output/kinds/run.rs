@@ -388,13 +388,12 @@ fn shared<K: PartialEq>(cells: &[CellResult], of: impl Fn(&CellResult) -> Vec<(K
         many => format!("{} cells ({} ...): {line}", many.len(), many[0]),
     };
     let lines_of = |(_, said): (K, Said<'_>)| {
-        let of_kind = said.len();
-        match grouped(said).as_slice() {
-            [(line, ids), _, _, ..] if of_kind > 2 => {
-                vec![format!("{of_kind} cells, such as {}: {line}", ids[0])]
-            }
-            few => few.iter().cloned().map(named).collect(),
+        let (of_kind, groups) = (said.len(), grouped(said));
+        if of_kind > 2 && groups.len() > 2 {
+            let (line, ids) = &groups[0];
+            return vec![format!("{of_kind} cells, such as {}: {line}", ids[0])];
         }
+        groups.into_iter().map(named).collect()
     };
     kinds.into_iter().flat_map(lines_of).collect()
 }
