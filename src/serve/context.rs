@@ -15,7 +15,7 @@ use hbmark_core::ledger::RaggedPart;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{Offered, Point, Slo};
-use hbmark_core::units::{Nanos, whole_count};
+use hbmark_core::units::{Nanos, counted, whole_count};
 use hbmark_traffic::point::{PointSpec, TrafficSource};
 use hbmark_traffic::sampler::Sampling;
 use hbmark_traffic::step_model::StepModel;
@@ -140,9 +140,13 @@ impl<'a> ServingContext<'a> {
     pub fn measure(&mut self, spec: &PointSpec, observer: &mut dyn Observer) -> Result<Point, ServeError> {
         let mut spec = spec.clone();
         self.settle(&mut spec);
+        if spec.is_remote {
+            // The server's cache keeps what the points before left there.
+            spec.prompt_set = self.measured.len() as u64;
+        }
         let (plan, measured) = spec.plan()?;
         let blank = spec.without_result(&plan, &measured);
-        let label = spec.label.clone();
+        let (label, source) = (spec.label.clone(), spec.source.clone());
         let (key, longest) = (PointKey::of(self.measured.len(), &spec), self.longest_step(&spec));
         let request = ServeRequest::Measure(Box::new(PointRequest { key, spec, longest }));
         observer.stage(&label);
@@ -180,9 +184,29 @@ impl<'a> ServingContext<'a> {
         self.worker.consecutive_failures = 0;
         if let Some(result) = point.result.as_mut() {
             result.check_device(self.engine.environment.gpu.as_ref());
+            let sent = result.warmup_requests + result.measured + result.cooldown_requests;
+            self.warn_of_repeated_prompts(&source, sent);
         }
         self.measured.push(point.clone());
         Ok(point)
+    }
+
+    /// Recorded prompts are the same in every point, and a server's prefix cache has them from the point before.
+    fn warn_of_repeated_prompts(&mut self, source: &TrafficSource, sent: usize) {
+        let (TrafficSource::Dataset(Some(dataset)), Some(server)) = (source, &self.config.server) else {
+            return;
+        };
+        let kept = !self.measured.is_empty() && server.cache_salt.is_none();
+        if sent > dataset.prompts.len() || kept {
+            let prompts = counted(dataset.prompts.len(), "prompt");
+            let warning = format!(
+                "the {prompts} of this dataset are sent more than once: a server with a prefix cache has computed them already (more prompts, \
+                 or --cache-salt, which keeps points apart)"
+            );
+            if !self.worker.warnings.contains(&warning) {
+                self.worker.warnings.push(warning);
+            }
+        }
     }
 
     /// Why the engine was timed more than once for the same rates, if it was.
@@ -212,10 +236,12 @@ impl<'a> ServingContext<'a> {
             requests,
             max_requests: if goes_on { config.max_requests } else { requests },
             warmup: config.warmup.unwrap_or_else(|| (requests / 10).clamp(4, 100)),
+            settles: config.server.is_some() && config.warmup.is_none(),
             scheduler: self.engine.scheduler.clone(),
             sampling: Sampling { seed, ..config.sampling },
             stop_at_eos: config.stop_at_eos,
             seed,
+            prompt_set: 0,
             cold: false,
             slo: config.slo.clone(),
             time_limit: config.time_limit_s.map(Nanos::from_seconds),
@@ -236,33 +262,39 @@ impl<'a> ServingContext<'a> {
         self.step_model.as_ref().map(|model| model.step(decodes.chain([prompt])))
     }
 
-    /// Lengthens a warm-up that would end before the system is as full as the load makes it: twice the requests that the virtual clock finds
-    /// in the system, where nothing else was asked for.
+    /// Lengthens a warm-up that would end before the system is as full as the load makes it, where nothing else was asked for: twice the
+    /// requests that are in the system, in an open loop by the virtual clock.
     fn settle(&self, spec: &mut PointSpec) {
-        let (Some(model), Offered::Rate(_), None) = (&self.step_model, spec.offered, self.config.warmup)
-        else {
+        if self.config.warmup.is_some() {
             return;
-        };
+        }
         let sequences = spec.scheduler.max_num_seqs.min(MAX_TRIAL_SEQS);
-        let most = 4 * sequences;
+        let (wanted, most) = match (spec.offered, &self.step_model) {
+            (Offered::Concurrency(concurrency), _) => (2 * concurrency, usize::MAX),
+            (Offered::Rate(_), Some(model)) => (2 * self.inside(model, spec, sequences), 4 * sequences),
+            _ => return,
+        };
+        let spare = match &spec.source {
+            TrafficSource::Workload(_) | TrafficSource::Dataset(_) => most,
+            TrafficSource::Trace(trace, _) => trace.requests.len().saturating_sub(spec.requests).min(most),
+        };
+        spec.warmup = spec.warmup.max(wanted.min(spare));
+    }
+
+    /// How many requests the virtual clock finds in the system.
+    fn inside(&self, model: &StepModel, spec: &PointSpec, sequences: usize) -> usize {
         let trial = PointSpec {
             requests: (2 * sequences).max(50),
             max_requests: 0,
-            warmup: most,
+            warmup: 4 * sequences,
             slo: Slo::default(),
             time_limit: None,
             ..spec.clone()
         };
         let mut engine = ServingEngine::Virtual { model: model.clone(), vocab: self.vocab() };
         // A trace may be too short for a trial; then the usual tenth has to do.
-        let Ok(point) = engine.measure(&trial, &mut |_| {}) else { return };
-        let inside = point.result.map_or(0.0, |r| r.mean_running + r.mean_waiting);
-        let wanted = whole_count((2.0 * inside).ceil());
-        let spare = match &spec.source {
-            TrafficSource::Workload(_) | TrafficSource::Dataset(_) => most,
-            TrafficSource::Trace(trace, _) => trace.requests.len().saturating_sub(spec.requests).min(most),
-        };
-        spec.warmup = spec.warmup.max(wanted.min(spare));
+        let Ok(point) = engine.measure(&trial, &mut |_| {}) else { return 0 };
+        whole_count(point.result.map_or(0.0, |r| r.mean_running + r.mean_waiting).ceil())
     }
 }
 

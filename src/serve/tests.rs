@@ -198,6 +198,14 @@ fn every_lost_point_can_be_shown_and_explained() {
     }
 }
 
+/// All requests of the first moment of a closed loop wait for one another.
+#[test]
+fn a_closed_loop_warms_up_with_twice_its_concurrency() {
+    let closed = |warmup| ServeConfig { offered: Offered::Concurrency(16), warmup, ..config(Mode::Single) };
+    let warmed = |warmup| report_of(&closed(warmup)).points[0].result.as_ref().unwrap().warmup_requests;
+    assert_eq!((warmed(None), warmed(Some(5))), (32, 5));
+}
+
 #[test]
 fn a_point_is_known_by_all_that_was_asked() {
     let scheduler = report_of(&config(Mode::Single)).points[0].scheduler.clone();
@@ -210,10 +218,12 @@ fn a_point_is_known_by_all_that_was_asked() {
         requests: 10,
         max_requests: 0,
         warmup: 4,
+        settles: false,
         scheduler: scheduler.clone().unwrap(),
         sampling: Sampling::GREEDY,
         stop_at_eos: false,
         seed: 7,
+        prompt_set: 0,
         cold: false,
         slo: Slo::default(),
         time_limit: None,

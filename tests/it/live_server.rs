@@ -372,8 +372,13 @@ fn the_prompts_of_a_dataset_are_sent_as_recorded() {
     assert!(texts.len() >= 30 && texts.iter().all(|text| text.starts_with("How far is it to number ")));
     // The tokenizer has a token for each byte.
     assert!(bodies.iter().all(|body| body.to_string().contains("12")), "as long as the recorded answers");
-    let requests = report.points[0].result.as_ref().unwrap().requests.as_ref().unwrap();
-    assert!(requests.prompt_tokens.iter().all(|tokens| (26..=27).contains(tokens)), "{requests:?}");
+    let point = &report.points[0];
+    assert!((26.0..=27.0).contains(&point.mean_prompt_tokens), "{}", point.mean_prompt_tokens);
+    let requests = point.result.as_ref().unwrap().requests.as_ref().unwrap();
+    assert!(
+        requests.prompt_tokens.iter().all(|tokens| *tokens == 7),
+        "this server counts words: {requests:?}"
+    );
     for (arguments, problem) in [
         (&recorded[..], "--tokenizer"),
         (&recorded[..2], "--dataset-path"),
@@ -405,6 +410,9 @@ fn a_grammar_and_adapters_go_to_the_server_in_its_own_words() {
     let held: Vec<_> = all.iter().filter(constrained).collect();
     assert!(!held.is_empty() && held.len() < all.len());
     assert!(held.iter().all(|body| body.get("ignore_eos").is_none()), "a grammar ends its outputs");
+    let prompts: std::collections::BTreeSet<String> =
+        all.iter().map(|body| body["prompt"].to_string()).collect();
+    assert_eq!(prompts.len(), all.len(), "the server's cache has no prompt of the run without a grammar");
 
     let mock = server(None);
     let report =

@@ -105,7 +105,7 @@ pub fn measure(load: Load) -> io::Result<Accuracy> {
         stamp_error: of(stamps),
         ttft_error: of(firsts),
         dispatch_lag: of(live.run.records.iter().map(|r| Some(r.lag.0)).collect()),
-        client_delay: Quantiles::of(live.delays.values().iter().map(|delay| Some(*delay))),
+        client_delay: live.delays.quantiles(|_| true),
         server_lateness: of(late),
         processor: known.then(|| processor as f64 / live.run.end),
     })

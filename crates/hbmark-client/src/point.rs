@@ -20,7 +20,6 @@ use crate::exchange::Exchange;
 use crate::metrics::scraper::{Scraper, Source};
 use crate::run::{Job, Limits, LiveRun, run};
 use crate::target::Endpoint;
-use crate::thinned::Thinned;
 use hbmark_core::result::serving::{
     GateName, LiveResult, Point, Quantiles, Quantity, ServeResult, ServerIdentity, StampSource,
 };
@@ -122,6 +121,7 @@ struct PlannedBodies<'a> {
     traffic: &'a Traffic<'a>,
     sampling: Sampling,
     forced: bool,
+    cache: Cache<'a>,
     scratch: Vec<u8>,
     /// Of the bodies without their salts, so that two sides with the same requests have the same.
     hash: Sha256,
@@ -161,7 +161,7 @@ impl PlannedBodies<'_> {
         if key < self.traffic.measured.end {
             self.hash.update(&self.scratch);
         }
-        let cache = self.server.cache();
+        let cache = self.cache;
         if cache != Cache::Shared {
             self.body(planned, cache)?;
         }
@@ -193,9 +193,9 @@ impl Server {
         }
     }
 
-    /// What requests may take from the prefix cache.
-    fn cache(&self) -> Cache<'_> {
-        match (&self.salt, self.isolation()) {
+    /// What requests with a salt may take from the prefix cache.
+    fn cache<'a>(&self, salt: Option<&'a str>) -> Cache<'a> {
+        match (salt, self.isolation()) {
             (Some(salt), Isolation::Salt) => Cache::Salt(salt),
             (Some(_), Isolation::Off) => Cache::Off,
             (None, _) | (Some(_), Isolation::None) => Cache::Shared,
@@ -222,8 +222,12 @@ impl Server {
             // The server ends outputs where it will.
             traffic.stop_tokens = vec![u32::MAX];
         }
+        // Points share nothing with one another.
+        let salt = self.salt.as_ref().map(|salt| format!("{salt}/{}", spec.prompt_set));
+        let cache = self.cache(salt.as_deref());
         let mut bodies = PlannedBodies {
             server: self,
+            cache,
             traffic: &traffic,
             sampling: Sampling {
                 temperature: Some(f64::from(spec.sampling.temperature)),
@@ -238,7 +242,7 @@ impl Server {
         // A request that cannot be written is found out before anything is sent.
         let odd = plan.iter().find(|planned| planned.constrained || planned.adapter.is_some());
         for planned in plan.first().into_iter().chain(odd) {
-            bodies.body(planned, self.cache())?;
+            bodies.body(planned, cache)?;
         }
         let scraper = self
             .metrics
@@ -285,10 +289,17 @@ impl Server {
     }
 }
 
-/// Quantiles of a long series.
-fn quantiles(series: &Thinned) -> Quantiles {
-    let kept = Quantiles::of(series.values().iter().map(|value| Some(*value)));
-    Quantiles { max: series.largest().map(Into::into), ..kept }
+/// From sending a request until a moment of its answer: infinite where it failed, as TTFT and E2E are, and `without` where its answer has no such moment.
+fn from_dispatch(
+    exchanges: &[Exchange],
+    of: fn(&Exchange) -> Option<f64>,
+    without: Option<f64>,
+) -> Quantiles {
+    Quantiles::of(exchanges.iter().filter_map(|exchange| {
+        let from = exchange.dispatched?;
+        let span = of(exchange).map(|at| at - from).or(without);
+        Some(if exchange.failure.is_some() { Some(f64::INFINITY) } else { span })
+    }))
 }
 
 /// What the client saw of the measured requests.
@@ -298,14 +309,6 @@ fn seen(live: &LiveRun, traffic: &Traffic<'_>, bodies_sha256: String) -> LiveRes
     let planned = &traffic.plan[measured.clone()];
     let exchanges = &live.exchanges[measured.clone()];
     let spans = |of: &dyn Fn(&Exchange) -> Option<f64>| Quantiles::of(exchanges.iter().map(of));
-    // As TTFT and E2E: a request that failed is infinitely slow.
-    let sent = |of: &dyn Fn(&Exchange) -> Option<f64>| {
-        let spans = exchanges.iter().filter(|e| e.dispatched.is_some()).map(|e| {
-            let span = of(e).filter(|_| e.failure.is_none()).zip(e.dispatched);
-            Some(span.map_or(f64::INFINITY, |(at, from)| at - from))
-        });
-        Quantiles::of(spans)
-    };
     let count = |is: &dyn Fn(&Exchange) -> bool| exchanges.iter().filter(|e| is(e)).count();
     let (mut evidence, mut finish_reasons) = (BTreeMap::new(), BTreeMap::new());
     for exchange in exchanges.iter().filter(|e| e.failure.is_none()) {
@@ -338,18 +341,19 @@ fn seen(live: &LiveRun, traffic: &Traffic<'_>, bodies_sha256: String) -> LiveRes
             _ => StampSource::Mixed,
         },
         evidence,
-        ttft_from_dispatch_ns: sent(&|e| e.first_token),
-        e2e_from_dispatch_ns: sent(&|e| e.last_token),
+        ttft_from_dispatch_ns: from_dispatch(exchanges, |e| e.first_token, Some(f64::INFINITY)),
+        e2e_from_dispatch_ns: from_dispatch(exchanges, |e| e.last_token, Some(f64::INFINITY)),
         client_queue_ns: Quantiles::of(
             exchanges.iter().zip(records).map(|(e, r)| e.dispatched.map(|at| at - r.arrival.0)),
         ),
         connect_ns: Quantiles::of(exchanges.iter().filter_map(|e| e.connect).map(Some)),
         headers_ns: spans(&|e| Some(e.headers? - e.dispatched?)),
-        ttft_content_ns: sent(&|e| e.first_content),
-        event_gap_ns: quantiles(&live.event_gaps),
+        // An answer that only reasoned is served, and has no such time.
+        ttft_content_ns: from_dispatch(exchanges, |e| e.first_content, None),
+        event_gap_ns: live.event_gaps.quantiles(|request| measured.contains(&request)),
         events,
         tokens_per_event: (events > 0).then(|| tokens as f64 / events as f64),
-        client_delay_ns: quantiles(&live.delays),
+        client_delay_ns: live.delays.quantiles(|_| true),
         shared_stamps: (live.outputs > 0 && live.delays.seen() > 0)
             .then(|| live.shared_stamps as f64 / live.outputs as f64),
         client_cpu: share(live.cost.processor),
@@ -456,6 +460,21 @@ fn gates(result: &mut ServeResult, live: &LiveResult) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_that_only_reasons_has_no_time_of_its_content() {
+        let sent = Exchange { dispatched: Some(1e6), first_token: Some(3e6), ..Exchange::default() };
+        let exchanges = [
+            Exchange { first_content: Some(5e6), ..sent.clone() },
+            sent.clone(),
+            Exchange { failure: Some(hbmark_core::result::serving::Failure::Reset), ..sent },
+            Exchange::default(),
+        ];
+        let content = from_dispatch(&exchanges, |e| e.first_content, None);
+        assert_eq!((content.n, content.infinite, content.missing), (2, 1, 1));
+        let tokens = from_dispatch(&exchanges, |e| e.first_token, Some(f64::INFINITY));
+        assert_eq!((tokens.n, tokens.infinite, tokens.missing), (3, 1, 0));
+    }
 
     #[test]
     fn a_late_reader_is_allowed_what_its_time_stamps_do_not_hold() {

@@ -29,7 +29,7 @@ use crate::clock::{self, Moment, RealTime};
 use crate::connection::{Connection, Piece};
 use crate::exchange::Exchange;
 use crate::target::Endpoint;
-use crate::thinned::{Thinned, halve};
+use crate::thinned::Thinned;
 pub use cost::Cost;
 use hbmark_core::result::serving::Failure;
 use hbmark_core::units::{Nanos, whole};
@@ -48,8 +48,6 @@ const TURN: Moment = 1_000_000;
 const OVER: Duration = Duration::from_millis(200);
 /// Largest piece that is read at a time.
 const BUFFER: usize = 64 << 10;
-/// Gaps between tokens that are kept.
-const MAX_GAPS: usize = 1 << 22;
 /// Connections of one run.
 const MAX_STREAMS: usize = 65_536;
 
@@ -104,7 +102,7 @@ pub struct Job<'a> {
 pub struct LiveRun {
     pub run: Run,
     pub exchanges: Vec<Exchange>,
-    /// Gaps between events that hold output, in nanoseconds.
+    /// Gaps between events that hold output, in nanoseconds, from the first measured request on.
     pub event_gaps: Thinned,
     /// From the kernel's receipt of a piece until this program saw it; empty where there are no stamps.
     pub delays: Thinned,
@@ -207,7 +205,7 @@ struct Client<'a> {
     real: RealTime,
     output_tokens: usize,
     /// One gap between tokens in so many is kept, and so many were seen.
-    gap_stride: (u64, u64),
+    token_gaps: Thinned,
     swept: Moment,
     started: Cost,
     live: LiveRun,
@@ -267,7 +265,7 @@ impl<'a> Client<'a> {
             origin: clock::now(),
             real: RealTime::default(),
             output_tokens: 0,
-            gap_stride: (1, 0),
+            token_gaps: Thinned::default(),
             swept: 0,
             started: Cost::now(),
             live,
@@ -576,7 +574,7 @@ impl<'a> Client<'a> {
                     let stamp = received;
                     let received = stamp.and_then(|stamp| self.real.moment(stamp, present));
                     match received {
-                        Some(received) => self.live.delays.push((present - received) as f64),
+                        Some(received) => self.live.delays.push((present - received) as f64, stream.key),
                         None => self.live.unstamped += 1,
                     }
                     let at = (received.unwrap_or(present).cast_signed() - self.origin.cast_signed()) as f64;
@@ -722,13 +720,17 @@ impl<'a> Client<'a> {
         record.first_token = exchange.first_token.map(Nanos);
         record.last_token = exchange.last_token.map(Nanos);
         record.output_tokens = exchange.output_tokens as usize;
+        if let Some(counted) = exchange.prompt_tokens {
+            record.prompt_tokens = counted as usize;
+        }
         record.cached_tokens = exchange.cached_tokens.unwrap_or(0) as usize;
         record.outcome = match failure {
             None => RequestOutcome::Served,
             Some(Failure::Aborted) => RequestOutcome::Unfinished,
             Some(failure) => RequestOutcome::Failed(failure),
         };
-        let measured = self.live.run.measured.contains(&key);
+        // Whether it counts is known when the run is over: it may go on with more measured requests.
+        let may_count = key >= self.live.run.measured.start;
         let served = failure.is_none();
         if self.job.keep_events {
             self.live.events[key] = stream.answer.outputs().collect();
@@ -745,13 +747,13 @@ impl<'a> Client<'a> {
             }
             match last.replace(at) {
                 None => first_tokens = Some(tokens as usize),
-                Some(before) if measured => {
+                Some(before) if may_count => {
                     let gap: f64 = at - before;
                     if served {
-                        self.live.event_gaps.push(gap);
+                        self.live.event_gaps.push(gap, key);
                     }
                     for _ in 0..tokens {
-                        push_gap(&mut self.live.run, &mut self.gap_stride, gap / f64::from(tokens), key);
+                        self.token_gaps.push(gap / f64::from(tokens), key);
                     }
                 }
                 Some(_) => {}
@@ -798,24 +800,11 @@ impl<'a> Client<'a> {
                 self.record(slot, Some(Failure::Aborted));
             }
         }
+        (self.live.run.gaps, self.live.run.gap_request) = self.token_gaps.values().iter().copied().unzip();
         self.live.clock_steps = self.real.steps();
         self.live.cost = Cost::now().since(self.started);
         self.live
     }
-}
-
-/// Adds a gap between tokens; of very many, every second is kept, then every fourth, ...
-fn push_gap(run: &mut Run, (stride, seen): &mut (u64, u64), gap: f64, key: usize) {
-    if run.gaps.len() == MAX_GAPS {
-        halve(&mut run.gaps);
-        halve(&mut run.gap_request);
-        *stride *= 2;
-    }
-    if seen.is_multiple_of(*stride) {
-        run.gaps.push(gap);
-        run.gap_request.push(u32::try_from(key).unwrap_or(u32::MAX));
-    }
-    *seen += 1;
 }
 
 /// Whether TLS is at fault.

@@ -84,6 +84,7 @@ impl Queue {
             requests,
             max_requests,
             warmup: (requests / 10).clamp(4, 100),
+            settles: false,
             scheduler: SchedulerConfig {
                 max_num_seqs: self.max_num_seqs,
                 max_num_batched_tokens: 1024,
@@ -95,6 +96,7 @@ impl Queue {
             sampling: Sampling::GREEDY,
             stop_at_eos: false,
             seed,
+            prompt_set: 0,
             cold: false,
             slo: self.slo.clone(),
             time_limit: None,

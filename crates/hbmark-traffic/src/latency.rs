@@ -16,7 +16,7 @@ use crate::timeline::timeline;
 use hbmark_core::result::serving::{
     Breakdown, Clause, ClauseResult, Quantiles, ServeResult, Slo, SloMetric, Validity, throughput_end,
 };
-use hbmark_core::stats::known_median;
+use hbmark_core::stats::{known_median, mean};
 
 /// The quantities of a measured request.
 pub(super) fn ttft(record: &Record) -> f64 {
@@ -70,7 +70,8 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
         window.per_s(run.records.iter().zip(planned).map(|(r, planned)| window.served(run, r, planned)).sum())
     };
     let (prompt_tokens, output_tokens) = match &run.remote {
-        Some(tokens) => (window.prompts(run), tokens.between(window.from, window.to) as f64),
+        // With the millisecond in which the window ends: a closed loop's ends with a token.
+        Some(tokens) => (window.prompts(run), tokens.between(window.from, window.to + 1e6) as f64),
         None => (
             steps.iter().map(|s| s.prompt_tokens).sum::<usize>() as f64,
             steps.iter().map(|s| s.output_tokens).sum::<usize>() as f64,
@@ -159,6 +160,20 @@ pub(super) fn decided(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> bool {
     let met: Vec<ClauseResult> = slo.clauses.iter().map(|clause| judge(records, *clause)).collect();
     let fails = keeps_up == Some(false) || met.iter().any(|clause| clause.met == Some(false));
     fails || keeps_up.is_some() && met.iter().all(|clause| clause.met.is_some())
+}
+
+/// The first request that came when the system was as full as the load makes it, twice as long after the start as a request stays; the first
+/// measured one where the system does not keep up, which fills without end.
+pub(super) fn full_from(run: &Run, traffic: &Traffic<'_>) -> usize {
+    let records = &run.records[run.measured.clone()];
+    let served = records.iter().filter(|r| r.outcome == RequestOutcome::Served);
+    let stays: Vec<f64> = served.filter_map(|r| Some(r.last_token?.0 - r.arrival.0)).collect();
+    let window = Window::new(run, traffic, records);
+    if stays.is_empty() || keeps_up(run, records, &window).passed() == Some(false) {
+        return run.measured.start;
+    }
+    let full = 2.0 * mean(&stays);
+    run.records.partition_point(|r| r.arrival.0 < full)
 }
 
 /// The span over which a run is looked at: from the first measured arrival to the last in an open loop, otherwise to the last measured end.

@@ -64,6 +64,7 @@ pub enum TrafficSource {
 
 /// What to measure.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each may be with each of the others")]
 pub struct PointSpec {
     pub label: String,
     pub source: TrafficSource,
@@ -76,11 +77,15 @@ pub struct PointSpec {
     pub max_requests: usize,
     /// Warm-up requests before them.
     pub warmup: usize,
+    /// More of them where the system is not yet full by then: of a live server nobody knows before how long a request stays.
+    pub settles: bool,
     pub scheduler: SchedulerConfig,
     pub sampling: Sampling,
     /// End an output at a stop token instead of at its planned length.
     pub stop_at_eos: bool,
     pub seed: u64,
+    /// Above 0: prompts of other tokens than those of 0, with the same lengths, and as much shared among them. Recorded texts are what they are.
+    pub prompt_set: u64,
     /// Share nothing between prompts: the baseline without prefix reuse.
     pub cold: bool,
     pub slo: Slo,
@@ -102,14 +107,15 @@ impl PointSpec {
         }
     }
 
-    /// The most requests that are measured: only arrivals at a rate can go on.
+    /// Whether there are always more requests, at the same rate.
+    fn goes_on(&self) -> bool {
+        matches!(self.source, TrafficSource::Workload(_) | TrafficSource::Dataset(_))
+            && matches!(self.offered, Offered::Rate(_))
+    }
+
+    /// The most requests that are measured.
     fn most(&self) -> usize {
-        match (&self.source, self.offered) {
-            (TrafficSource::Workload(_) | TrafficSource::Dataset(_), Offered::Rate(_)) => {
-                self.max_requests.max(self.requests)
-            }
-            _ => self.requests,
-        }
+        if self.goes_on() { self.max_requests.max(self.requests) } else { self.requests }
     }
 
     pub fn warmup(&self) -> usize {
@@ -153,6 +159,11 @@ impl PointSpec {
         if matches!(self.offered, Offered::AtOnce | Offered::Concurrency(_)) {
             for request in &mut plan {
                 request.arrival = Nanos(0.0);
+            }
+        }
+        if self.prompt_set > 0 {
+            for segment in plan.iter_mut().flat_map(|request| &mut request.prompt) {
+                segment.source = splitmix64(segment.source, self.prompt_set);
             }
         }
         if self.cold {
@@ -272,8 +283,11 @@ impl PointSpec {
             _ => LoadMode::Open,
         };
         Traffic {
-            extension: (self.most() > self.requests)
-                .then(|| Extension { max_requests: self.most(), slo: self.slo.clone() }),
+            extension: (self.goes_on() && (self.settles || self.most() > self.requests)).then(|| Extension {
+                max_requests: self.most(),
+                settles: self.settles,
+                slo: self.slo.clone(),
+            }),
             dataset: if let TrafficSource::Dataset(dataset) = &self.source {
                 dataset.as_deref()
             } else {

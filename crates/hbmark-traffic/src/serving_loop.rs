@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::clock::Clock;
 use super::dataset::{Dataset, RecordedPrompt};
 use super::executor::{Executor, Phases};
-use super::latency::decided;
+use super::latency::{decided, full_from};
 use super::scheduler::{EmittedToken, RejectReason, Request, Scheduler, SchedulerLoad};
 use super::step_model::Mixture;
 use super::workload::PlannedRequest;
@@ -41,6 +41,8 @@ pub enum LoadMode {
 #[derive(Debug, Clone)]
 pub struct Extension {
     pub max_requests: usize,
+    /// Before that, requests that came while the system filled up become warm-up requests, and as many later ones are measured.
+    pub settles: bool,
     pub slo: Slo,
 }
 
@@ -251,17 +253,24 @@ impl Run {
     /// Goes on with more measured requests where those so far decide nothing and more are allowed; how many of them are under way.
     pub fn extend(&mut self, traffic: &Traffic<'_>, now: f64) -> Option<usize> {
         self.end = now;
-        let Extension { max_requests, slo } = traffic.extension.as_ref()?;
+        let Extension { max_requests, settles, slo } = traffic.extension.as_ref()?;
         loop {
             let (Range { start, end }, plan) = (self.measured.clone(), traffic.plan.len());
-            let longer = (start + (2 * (end - start)).min(*max_requests)).min(plan);
-            if longer <= end || decided(self, traffic, slo) {
-                return None;
+            let count = end - start;
+            let may_settle = *settles && self.measured == traffic.measured;
+            let full = if may_settle { full_from(self, traffic).min(plan - count) } else { start };
+            if full > start {
+                self.measured = full..full + count;
+            } else {
+                let longer = (start + (2 * count).min(*max_requests)).min(plan);
+                if longer <= end || decided(self, traffic, slo) {
+                    return None;
+                }
+                self.measured.end = longer;
             }
-            self.measured.end = longer;
             // Some of them arrived and finished meanwhile.
             let unfinished = |record: &&Record| record.outcome == RequestOutcome::Unfinished;
-            let left = self.records[end..longer].iter().filter(unfinished).count();
+            let left = self.records[self.measured.clone()].iter().filter(unfinished).count();
             if left > 0 {
                 return Some(left);
             }

@@ -202,6 +202,7 @@ pub fn spec(offered: Offered) -> PointSpec {
         requests: 400,
         max_requests: 0,
         warmup: 20,
+        settles: false,
         scheduler: SchedulerConfig {
             max_num_seqs: 4,
             max_num_batched_tokens: 64,
@@ -214,6 +215,7 @@ pub fn spec(offered: Offered) -> PointSpec {
         sampling: Sampling::GREEDY,
         stop_at_eos: false,
         seed: 3,
+        prompt_set: 0,
         cold: false,
         slo: Slo::default(),
         time_limit: None,

@@ -227,6 +227,14 @@ pub struct Conversation {
     pub think_s: f64,
 }
 
+/// How a session begins in a plan.
+struct Start {
+    at: Nanos,
+    tenant: Option<usize>,
+    /// The first turn that is planned; above 0 where the session began before the plan does.
+    turn: usize,
+}
+
 /// A source of a share of the requests.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -463,13 +471,17 @@ impl Workload {
         seed: u64,
     ) -> Vec<PlannedRequest> {
         let turns = self.session.map_or(1, |session| session.turns);
-        let sessions = count.div_ceil(turns);
+        let under_way = rate.map_or_else(Vec::new, |rate| self.under_way(rate, count, seed));
+        // As many starts as `count` requests need, and more: how many turns sessions have had by then varies.
+        let spare = if under_way.is_empty() { 0 } else { 4 * (count + under_way.len()).isqrt() };
+        let sessions = count.div_ceil(turns) + spare;
         let timed = rate.map(|rate| self.starts(rate / turns as f64, process, burst, sessions, seed));
         let starts = timed.unwrap_or_else(|| vec![(Nanos(0.0), None); sessions]);
+        let sessions = starts.into_iter().map(|(at, tenant)| Start { at, tenant, turn: 0 });
         let mut random = ChaCha8Rng::seed_from_u64(splitmix64(seed, 1));
-        let mut requests: Vec<PlannedRequest> = Vec::with_capacity(sessions * turns);
-        for (index, start) in starts.into_iter().enumerate() {
-            self.plan_session(index as u64, start, rate.is_some(), seed, &mut random, &mut requests);
+        let mut requests: Vec<PlannedRequest> = Vec::with_capacity(count);
+        for (index, start) in sessions.chain(under_way).enumerate() {
+            self.plan_session(index as u64, &start, rate.is_some(), seed, &mut random, &mut requests);
         }
         // Turns of different sessions interleave.
         requests.sort_by(|a, b| a.arrival.0.total_cmp(&b.arrival.0));
@@ -477,10 +489,29 @@ impl Workload {
         requests
     }
 
+    /// Sessions that began before the plan does, each with one of its later turns next, in order of that turn's arrival. Without them the plan
+    /// would begin with first turns alone, at a fraction of the rate. Gaps between turns are exponential, so what is left of one is, too.
+    fn under_way(&self, rate: f64, count: usize, seed: u64) -> Vec<Start> {
+        let Some(Conversation { turns, think_s }) = self.session else { return Vec::new() };
+        let mean = rate / turns as f64 * (turns - 1) as f64 * think_s;
+        let mut random = ChaCha8Rng::seed_from_u64(splitmix64(seed, 11));
+        let mut at = 0.0;
+        let sessions = (mean + random.random::<f64>()).floor();
+        (0..count)
+            .map(|index| sessions - index as f64)
+            .take_while(|left| *left >= 1.0)
+            .map(|left| {
+                let gap: f64 = Exp1.sample(&mut random);
+                at += gap * think_s / left;
+                Start { at: Nanos::from_seconds(at), tenant: None, turn: random.random_range(1..turns) }
+            })
+            .collect()
+    }
+
     fn plan_session(
         &self,
         index: u64,
-        (start, tenant): (Nanos, Option<usize>),
+        start: &Start,
         timed: bool,
         seed: u64,
         random: &mut ChaCha8Rng,
@@ -506,28 +537,32 @@ impl Workload {
             ));
         }
         let weights = self.tenants.iter().map(|tenant| tenant.share);
-        let tenant = tenant.or_else(|| (!self.tenants.is_empty()).then(|| draw_weighted(weights, random)));
+        let tenant =
+            start.tenant.or_else(|| (!self.tenants.is_empty()).then(|| draw_weighted(weights, random)));
         let priority = tenant.map_or(0, |tenant| self.tenants[tenant].priority);
         let tenant = u16::try_from(tenant.unwrap_or(0)).expect("at most 1000 tenants");
-        let mut arrival = start;
-        for turn in 0..self.session.map_or(1, |session| session.turns) as u64 {
-            let own = splitmix64(splitmix64(splitmix64(seed, 3), index), turn);
+        let mut arrival = start.at;
+        for turn in 0..self.session.map_or(1, |session| session.turns) {
+            let own = splitmix64(splitmix64(splitmix64(seed, 3), index), turn as u64);
             history.push(segment(own, self.input.draw(random)));
             let output_len = self.output.draw(random);
-            let prompt = history.clone();
-            requests.push(PlannedRequest {
-                arrival,
-                prompt,
-                output_len,
-                priority,
-                tenant,
-                ..PlannedRequest::default()
-            });
+            let is_planned = turn >= start.turn;
+            if is_planned {
+                requests.push(PlannedRequest {
+                    arrival,
+                    prompt: history.clone(),
+                    output_len,
+                    priority,
+                    tenant,
+                    ..PlannedRequest::default()
+                });
+            }
             // The real output is not known yet; a text of the same length stands in for it.
             history.push(segment(splitmix64(own, 1), output_len));
             let gap: f64 = Exp1.sample(random);
             if let Some(session) = self.session
                 && timed
+                && is_planned
             {
                 arrival = Nanos(arrival.0 + gap * session.think_s * 1e9);
             }

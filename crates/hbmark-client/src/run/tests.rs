@@ -4,6 +4,7 @@ use super::*;
 use crate::mock::{Answer as Script, BatchModel, Mock, Script as Server, Stream as Tokens};
 use crate::target::Target;
 use hbmark_core::result::serving::TokenEvidence;
+use hbmark_traffic::serving_loop::Extension;
 use hbmark_traffic::workload::PlannedRequest;
 
 fn request(tokens: usize) -> String {
@@ -108,6 +109,7 @@ fn every_event_is_stamped_after_it_was_sent_and_none_is_lost() {
         assert!(record.enqueued.unwrap() >= record.arrival, "never before it is due");
         let exchange = &live.exchanges[key];
         assert_eq!(exchange.evidence, Some(TokenEvidence::ContinuousUsage));
+        assert_eq!(record.prompt_tokens, 3, "as the server counts, where a plan has none");
         let departed = record.departed.map(|at| at.0);
         let moments =
             [exchange.dispatched, exchange.headers, exchange.first_token, exchange.last_token, departed];
@@ -121,6 +123,32 @@ fn every_event_is_stamped_after_it_was_sent_and_none_is_lost() {
     assert_eq!(live.unstamped, 0, "the kernel stamps everything on a loopback");
 }
 
+/// Requests that ended before the run was extended count with their gaps, too.
+#[test]
+fn an_extended_run_has_the_gaps_of_all_its_requests() {
+    let mock = Mock::start(Server::new(Script::Stream(fast()))).unwrap();
+    let plan = plan(40, Duration::from_millis(3), 12);
+    let slo = hbmark_core::result::serving::Slo::default();
+    let extension = Extension { max_requests: 40, settles: false, slo };
+    let traffic = Traffic { extension: Some(extension), ..Traffic::new(&plan, LoadMode::Open, 0..10, 1) };
+    let target = Target::new(&mock.url(), None).unwrap();
+    let job = Job {
+        endpoint: &Endpoint::resolve(target).unwrap(),
+        path: "/v1/completions",
+        traffic: &traffic,
+        cap: None,
+        limits: PATIENT,
+        id: "t",
+        keep_events: false,
+        // The last of the first ten ends when later ones have long ended.
+        bodies: &mut |key, body| body.extend_from_slice(request(if key == 9 { 100 } else { 12 }).as_bytes()),
+    };
+    let live = run(job, &mut |_| {}).unwrap();
+    assert_eq!(live.run.measured, 0..40);
+    assert_eq!(live.event_gaps.quantiles(|key| live.run.measured.contains(&key)).n, 39 * 11 + 99);
+    assert_eq!(live.run.gaps.len(), 39 * 11 + 99);
+}
+
 #[test]
 fn several_tokens_in_an_event_share_its_gap() {
     let stream = Tokens { tokens_per_event: 4, ..fast() };
@@ -130,7 +158,7 @@ fn several_tokens_in_an_event_share_its_gap() {
     for (record, events) in live.run.records.iter().zip(&live.events) {
         assert_eq!((record.output_tokens, record.first_tokens, events.len()), (12, 4, 3));
     }
-    assert_eq!(live.event_gaps.seen(), 5 * 2);
+    assert_eq!(live.event_gaps.quantiles(|_| true).n, 5 * 2);
     assert_eq!(live.run.gaps.len(), 5 * 8, "a gap for each token behind the first event");
 }
 

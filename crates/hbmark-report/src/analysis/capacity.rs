@@ -261,17 +261,22 @@ fn assumptions(question: &Question, accepted: &Accepted<'_>) -> Vec<String> {
     let mut all = vec![
         format!(
             "requests like those that were run: prompts of {} and outputs of {} tokens on average",
-            number(point.mean_prompt_tokens),
-            number(point.mean_output_tokens)
+            number(point.prompt_tokens()),
+            number(point.output_tokens())
         ),
         "the balancer spreads requests evenly, and instances do not disturb each other: n of them carry n times the rate of one".into(),
     ];
-    match result.prefix_hit_rate {
+    let live = point.live.as_ref();
+    let counted = live.and_then(|live| live.server.as_ref()?.prefix_hit_rate.or(live.cached_share));
+    match result.prefix_hit_rate.or(counted) {
         Some(hits) if hits >= 0.001 => all.push(format!(
             "prefix cache: {} of the prompt tokens are found, as in the run; several instances each have a cache of their own, and a \
              balancer that does not send a prefix where it is kept finds fewer",
             percent(hits)
         )),
+        None if live.is_some() => all.push(
+            "prefix cache: this server does not show what its cache finds; several instances each have a cache of their own".into(),
+        ),
         _ => all.push("prefix cache: nothing is found, as in the run".into()),
     }
     if question.prices.is_some() {

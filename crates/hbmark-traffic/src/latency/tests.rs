@@ -1,8 +1,11 @@
 use crate::latency::summarise;
-use crate::point::PointSpec;
+use crate::point::{PointSpec, TrafficSource};
 use crate::serving_loop::RequestOutcome;
 use crate::test_queues::{simulated, spec};
-use hbmark_core::result::serving::{Failure, Gate, GateName, Offered, ServeResult, Slo, Validity};
+use crate::workload::Workload;
+use hbmark_core::result::serving::{
+    Failure, Gate, GateName, Offered, SchedulerConfig, ServeResult, Slo, Validity,
+};
 use hbmark_core::units::Nanos;
 
 /// A point on the virtual clock, whose capacity is about nine requests a second.
@@ -102,4 +105,31 @@ fn what_ended_a_run_is_named() {
     assert!(most.ends_with("(--max-requests ended this one after 400)"), "{most}");
     let exactly = open(0, "");
     assert!(exactly.ends_with("(--requests ended this one after 200)"), "{exactly}");
+}
+
+/// Of a live server nobody knows before how long a request stays there.
+#[test]
+fn requests_that_came_while_the_system_filled_up_are_not_measured() {
+    let wide = spec(Offered::Rate(5.0));
+    let scheduler = SchedulerConfig {
+        max_num_seqs: 100,
+        num_blocks: 4_000,
+        max_num_batched_tokens: 128,
+        ..wide.scheduler.clone()
+    };
+    let source = TrafficSource::Workload(Workload::fixed(40, 80).unwrap());
+    for seed in 0..5 {
+        let (source, scheduler) = (source.clone(), scheduler.clone());
+        let short = PointSpec { requests: 100, warmup: 4, seed, source, scheduler, ..wide.clone() };
+        let (_, filling) = simulated(&short);
+        let (run, settled) = simulated(&PointSpec { settles: true, ..short });
+        let inside = settled.mean_running + settled.mean_waiting;
+        assert!(inside > 7.0 && (filling.warmup_requests as f64) < inside / 2.0, "{inside}");
+        assert!(settled.warmup_requests as f64 > 1.3 * inside, "{}", settled.warmup_requests);
+        assert_eq!((settled.measured, settled.served, run.measured.len()), (100, 100, 100));
+    }
+    // What fills without end is called saturated as early as before.
+    let over = PointSpec { requests: 400, settles: true, ..spec(Offered::Rate(20.0)) };
+    let (_, over) = simulated(&over);
+    assert_eq!((over.validity, over.warmup_requests), (Validity::Saturated, 20));
 }

@@ -64,12 +64,38 @@ fn a_turn_repeats_everything_before_it() {
     }
 }
 
+/// Plans much shorter than a session, of about a session, and of many: their first quarter has as many requests as the second.
 #[test]
-fn turns_keep_the_rate_of_requests() {
-    let plan = plan(&Workload::named("agents").unwrap(), 6_000, 5);
-    let seconds = plan.last().unwrap().arrival.seconds();
-    assert!((seconds / 600.0 - 1.0).abs() < 0.1, "{seconds}");
-    assert!(plan.windows(2).all(|pair| pair[0].arrival.0 <= pair[1].arrival.0));
+fn turns_keep_the_rate_of_requests_from_the_first_second_on() {
+    let agents = Workload::named("agents").unwrap();
+    for (rate, count) in [(80.0, 100), (20.0, 500), (10.0, 6_000), (0.1, 40)] {
+        let quarter = count as f64 / 4.0 / rate;
+        let plans = 200_000 / count.max(500);
+        let mut counts = [0, 0];
+        for seed in 0..plans as u64 {
+            let plan = agents.plan(Some(rate), Arrivals::Poisson, None, count, seed);
+            assert!(plan.len() == count && plan.is_sorted_by(|a, b| a.arrival.0 <= b.arrival.0));
+            let until = |end| plan.partition_point(|request| request.arrival.seconds() < end);
+            counts[0] += until(quarter);
+            counts[1] += until(2.0 * quarter) - until(quarter);
+        }
+        for found in counts {
+            let found = found as f64 / plans as f64 / (count as f64 / 4.0);
+            assert!((found - 1.0).abs() < 0.1, "{count} requests at {rate}/s: {found} of the rate");
+        }
+    }
+}
+
+/// All of a session that began before the plan is in the prompt of its next turn.
+#[test]
+fn a_session_under_way_has_its_history() {
+    let turns = Conversation { turns: 5, think_s: 60.0 };
+    let workload = Workload { session: Some(turns), ..Workload::fixed(10, 20).unwrap() };
+    let plan = workload.plan(Some(4.0), Arrivals::Poisson, None, 200, 1);
+    // Each earlier turn is a prompt of 10 and an output of 20 tokens; the mean is that of five turns.
+    assert!(plan.iter().all(|request| request.prompt_len() % 30 == 10 && request.prompt_len() <= 130));
+    let lengths: Vec<f64> = plan.iter().map(|request| request.prompt_len() as f64).collect();
+    assert!((mean(&lengths) - 70.0).abs() < 10.0, "{}", mean(&lengths));
 }
 
 #[test]

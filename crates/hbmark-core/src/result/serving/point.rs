@@ -6,9 +6,11 @@ use super::adapters::AdapterCost;
 use super::arrivals::Arrivals;
 use super::latency::{GateName, ServeResult, Validity};
 use super::live::LiveResult;
+use super::requests::Fate;
 use super::residuals::Residuals;
 use super::scheduler::SchedulerConfig;
 use crate::result::{Cause, Limits};
+use crate::stats::mean;
 
 /// How much is offered.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -101,6 +103,26 @@ impl Point {
     pub fn held(&self) -> bool {
         self.keeps_up() == Some(true)
             && self.result.as_ref().is_some_and(|result| result.within_objectives().0 == Some(true))
+    }
+
+    /// Tokens of a prompt on average: as a live server counts them, where it does, and otherwise as planned.
+    pub fn prompt_tokens(&self) -> f64 {
+        let ratio = self.live.as_ref().and_then(|live| live.prompt_tokens_ratio);
+        self.mean_prompt_tokens * ratio.unwrap_or(1.0)
+    }
+
+    /// Tokens of an output on average: of the requests that were served where they are kept, of a live server by its rates, otherwise as planned.
+    pub fn output_tokens(&self) -> f64 {
+        let Some(result) = &self.result else { return self.mean_output_tokens };
+        let made = result.requests.as_ref().map(|requests| {
+            let served =
+                requests.fate.iter().zip(&requests.output_tokens).filter(|(fate, _)| **fate == Fate::Served);
+            mean(&served.map(|(_, tokens)| *tokens as f64).collect::<Vec<_>>())
+        });
+        let by_rates = self.live.is_some().then(|| result.output_tokens_per_s / result.served_per_s);
+        made.or(by_rates)
+            .filter(|tokens| tokens.is_finite() && *tokens > 0.0)
+            .unwrap_or(self.mean_output_tokens)
     }
 
     /// What disturbed the machine while the point was measured; empty where nothing did, or nobody looked.

@@ -2,6 +2,8 @@
 
 use super::rates::Accepted;
 use super::{ArithmeticLine, CapacityPart, Question, SECONDS_PER_HOUR, money, number, percent};
+use serde::Deserialize;
+
 use hbmark_core::ledger::Ledger;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::serving::{ServeReport, ServeResult, Slo};
@@ -42,17 +44,18 @@ pub(super) fn one_instance(
 ) -> f64 {
     sums.part = CapacityPart::OneInstance;
     let realised = accepted.mean(|r| r.offered_per_s).unwrap_or(accepted.rate);
-    let shown = |rate: f64| format!("{} requests/s", number(rate));
-    let rate = if searched {
-        let rate = accepted.rate;
-        sums.line("rate that held", "the answer of the search", number(rate), rate, shown(rate));
-        rate
-    } else {
-        let rate = accepted.rate.min(realised);
-        let values = format!("min({}, {})", number(accepted.rate), number(realised));
-        sums.line("rate that held", "min(rate asked for, rate that came)", values, rate, shown(rate));
-        rate
-    };
+    let rate = accepted.rate.min(realised);
+    sums.line(
+        "rate that held",
+        if searched {
+            "min(answer of the search, rate that came)"
+        } else {
+            "min(rate asked for, rate that came)"
+        },
+        format!("min({}, {})", number(accepted.rate), number(realised)),
+        rate,
+        format!("{} requests/s", number(rate)),
+    );
     let usable = rate * (1.0 - question.headroom);
     sums.line(
         "of it used",
@@ -164,8 +167,7 @@ pub(super) fn cost(
             format!("{} million", number(millions)),
         )
     };
-    let (inward, outward) =
-        (tokens("input", point.mean_prompt_tokens), tokens("output", point.mean_output_tokens));
+    let (inward, outward) = (tokens("input", point.prompt_tokens()), tokens("output", point.output_tokens()));
     let both = hourly / (inward + outward);
     sums.line(
         "a million tokens, input and output alike",
@@ -237,7 +239,7 @@ pub(super) fn kv_memory(
     let (point, result) = accepted.longest();
     let (knobs, model) = (point.scheduler.as_ref()?, report.model.as_ref()?);
     let (blocks, size) = (knobs.num_blocks as f64, knobs.block_size as f64);
-    let context = question.context.map_or(point.mean_prompt_tokens + point.mean_output_tokens, |c| c as f64);
+    let context = question.context.map_or(point.prompt_tokens() + point.output_tokens(), |c| c as f64);
     let concurrency = question.concurrency.map_or(result.mean_running, |c| c as f64);
     let each = (context / size - 1e-9).ceil().max(1.0);
     sums.line(
@@ -277,8 +279,10 @@ pub(super) fn kv_memory(
         number(fit),
     );
     let architecture = &model.architecture;
+    let asked = report.config.get("kv_dtype").and_then(|dtype| Dtype::deserialize(dtype).ok());
     // Quantised weights keep their KV cache in 16 bits.
-    let kv = report.dtype.filter(|dtype| matches!(dtype, Dtype::F32 | Dtype::F16)).unwrap_or(Dtype::Bf16);
+    let plain = report.dtype.filter(|dtype| matches!(dtype, Dtype::F32 | Dtype::F16));
+    let kv = asked.or(plain).unwrap_or(Dtype::Bf16);
     let position = Ledger::new(architecture, &architecture.inventory(Dtype::Bf16), kv).kv_bytes_per_token();
     let bytes = needed * size * position.as_f64();
     let shown = Bytes(units::whole(bytes));

@@ -3,7 +3,7 @@
 use super::*;
 use crate::samples::{self, decided, sweep};
 use hbmark_core::result::Cause;
-use hbmark_core::result::serving::{Offered, Search, Validity};
+use hbmark_core::result::serving::{Fate, Offered, Requests, Search, Validity};
 
 /// Rates 2 and 8 held, 64 did not, 128 was not run; round numbers everywhere the arithmetic looks.
 fn swept() -> ServeReport {
@@ -16,6 +16,7 @@ fn swept() -> ServeReport {
         knobs.block_size = 16;
         knobs.max_num_seqs = 256;
         let Some(result) = &mut point.result else { continue };
+        result.requests = None;
         result.offered_per_s = Some(rate);
         result.goodput_share = Some(0.9);
         result.max_kv_use = 0.4;
@@ -138,6 +139,36 @@ fn costs_are_the_hour_over_requests_and_tokens() {
     );
 }
 
+/// Outputs that ended early cost what they were: 60 tokens where 100 were planned.
+#[test]
+fn tokens_that_were_not_made_are_not_sold() {
+    let mut report = swept();
+    for point in &mut report.points {
+        let Some(result) = &mut point.result else { continue };
+        result.requests = Some(Requests {
+            fate: vec![Fate::Served, Fate::Unfinished],
+            output_tokens: vec![60, 3],
+            ..Requests::default()
+        });
+    }
+    let found = capacity(&report, &question()).unwrap();
+    near(found.cost_per_million_output_tokens.unwrap(), 96.0 / 21.6);
+    assert!(
+        found.assumptions.iter().any(|line| line.contains("outputs of 60 tokens")),
+        "{:?}",
+        found.assumptions
+    );
+}
+
+/// The rate that a search names, where fewer requests came.
+#[test]
+fn a_search_proves_no_more_than_the_rate_that_came() {
+    let mut report = swept();
+    report.points[1].result.as_mut().unwrap().offered_per_s = Some(5.0);
+    report.search = Some(Search { max_rate: Some(8.0), confirmed: true, ..Search::default() });
+    near(capacity(&report, &question()).unwrap().rate_per_instance, 5.0);
+}
+
 #[test]
 fn with_token_prices_the_cost_is_split_as_they_are() {
     let prices = Prices {
@@ -163,6 +194,9 @@ fn kv_memory_is_counted_in_whole_blocks() {
     near(line(&found, "sequences that fit").value, 142.0);
     // Llama-3.1-8B: 32 layers of 8 heads of 128, K and V, in two bytes.
     near(line(&found, "KV bytes needed").value, 700.0 * 16.0 * 131_072.0);
+    let mut fp8 = swept();
+    fp8.config.insert("kv_dtype".into(), "fp8".into());
+    near(line(&capacity(&fp8, &question()).unwrap(), "KV bytes needed").value, 700.0 * 16.0 * 65_536.0);
     let tight = Question { concurrency: Some(200), context: Some(200_000), ..question() };
     let tight = capacity(&swept(), &tight).unwrap();
     assert!(tight.kv_headroom.unwrap() < 0.0 && line(&tight, "KV headroom").result.contains("does NOT fit"));

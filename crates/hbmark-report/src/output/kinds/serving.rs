@@ -493,8 +493,8 @@ pub fn point_lines(point: &Point) -> Vec<String> {
             r.measured,
             r.warmup_requests,
             r.cooldown_requests,
-            point.mean_prompt_tokens,
-            point.mean_output_tokens
+            point.prompt_tokens(),
+            point.output_tokens()
         ),
         format!(
             "served {:.3} requests/s, prompt {:.1} tok/s, output {:.1} tok/s over {:.1} s{}",
@@ -510,12 +510,25 @@ pub fn point_lines(point: &Point) -> Vec<String> {
         system,
     ];
     lines.extend(speculation);
+    lines.extend(still_filling(point, r));
     match &point.live {
         Some(live) => lines.extend(live::lines(live, r)),
         None => lines.push(breakdown_line(&r.breakdown)),
     }
     lines.extend(r.gates.iter().map(|g| format!("gate {}: {}: {}", g.name, verdict(g.passed), g.detail)));
     lines
+}
+
+/// That requests were measured while the system filled up: a warm-up should have twice as many as are in the system.
+fn still_filling(point: &Point, result: &ServeResult) -> Option<String> {
+    let wanted = 2.0 * (result.mean_running + result.mean_waiting);
+    let is_short = (result.warmup_requests as f64) < 0.9 * wanted && point.offered != Offered::AtOnce;
+    is_short.then(|| {
+        format!(
+            "the first requests were measured while the system filled up: {:.1} were in it on average; --warmup-requests {wanted:.0} leaves them out",
+            wanted / 2.0
+        )
+    })
 }
 
 /// The word for a gate's verdict.

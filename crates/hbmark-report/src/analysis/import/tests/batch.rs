@@ -94,3 +94,19 @@ fn requests_that_come_one_by_one_have_a_batch_of_one_or_two() {
     let given = UserOverrides { batch: Some(4), ..on(&architecture, "h100-sxm", Some(Dtype::Bf16)) };
     assert_eq!(fields(&row, &given), ["mean batch"]);
 }
+
+/// vLLM's files have no E2E unless it is asked for, and short answers have the longest TPOT.
+#[test]
+fn a_file_without_times_of_whole_requests_may_have_all_its_requests_at_once() {
+    let mut record: serde_json::Value =
+        serde_json::from_str(&TEN_REQUESTS.replace("Infinity", "\"inf\"").replace("null", "10")).unwrap();
+    let judged = |record: &serde_json::Value| {
+        parse("vllm.json", record.to_string()).unwrap().remove(0).rows.remove(0).problems
+    };
+    record.as_object_mut().unwrap().remove("mean_e2e_latency_ms").unwrap();
+    assert_eq!(judged(&record), vec![]);
+    // A rate that needs ten times as many at once as there may be.
+    record["max_concurrency"] = 1.into();
+    let reasons = judged(&record);
+    assert!(reasons.iter().any(|cause| cause.to_string().contains("no more than 1")), "{reasons:?}");
+}
