@@ -100,16 +100,16 @@ HBMARK_KERNEL_BOUNDED(THREADS, 2, finish_gate_up, const float* sums, float* out,
 }
 
 // next[s] = the first largest of logits[s], which are bent towards softcap where that is above 0. best and arrived [sequences]: as in head.cu.
-// Grid: (parts, sequences). Block: 256 threads. A thread asks for 16 logits at once.
+// Grid: (sequences, parts), as there may be more sequences than y has blocks. Block: 256 threads. A thread asks for 16 logits at once.
 HBMARK_KERNEL_BOUNDED(THREADS, 2, first_largest, float* logits, unsigned long long* best, unsigned* arrived, unsigned* next, float softcap,
                       int outputs) {
     SHARED(unsigned long long[WARPS], of_warps);
     launch_dependents();
     wait_for_dependency();
-    const LinearInput in{logits, nullptr, nullptr, 0, (int)gridDim.y, outputs};
-    const int sequence = blockIdx.y, apart = gridDim.x * THREADS * 4;
+    const LinearInput in{logits, nullptr, nullptr, 0, (int)gridDim.x, outputs};
+    const int sequence = blockIdx.x, apart = gridDim.y * THREADS * 4;
     unsigned long long mine = NO_LOGIT;
-    for (int first = (blockIdx.x * THREADS + threadIdx.x) * 4; first < outputs; first += BATCH * apart) {
+    for (int first = (blockIdx.y * THREADS + threadIdx.x) * 4; first < outputs; first += BATCH * apart) {
         float4 four[BATCH];
         in.fours(four, in.row(sequence), first, apart);
 #pragma unroll
@@ -133,7 +133,7 @@ HBMARK_KERNEL_BOUNDED(THREADS, 2, first_largest, float* logits, unsigned long lo
     atomicMax(best + sequence, mine);
     // The last block to come has the largest of all.
     __threadfence();
-    if (atomicInc(arrived + sequence, gridDim.x - 1) != gridDim.x - 1) return;
+    if (atomicInc(arrived + sequence, gridDim.y - 1) != gridDim.y - 1) return;
     __threadfence();
     next[sequence] = ~(unsigned)__ldcg(best + sequence);
     best[sequence] = NO_LOGIT;

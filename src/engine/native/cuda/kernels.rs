@@ -515,7 +515,7 @@ impl<D: Device> Head<'_, D> {
                 softcap,
                 size(weights.outputs),
             ];
-            let grid = [word(weights.outputs.div_ceil(LOGITS_AT_ONCE)), word(*outputs), 1];
+            let grid = [word(*outputs), word(weights.outputs.div_ceil(LOGITS_AT_ONCE)), 1];
             enqueue(device, "first_largest", grid, arguments)?;
             return Ok(bytes + 4 * norm.width as u64);
         }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::super::device::MAX_GRID_YZ;
 use super::super::emulator::{Emulated, SMALL};
 use super::super::kernels::Tuning;
 use super::super::operations::CudaOperations;
@@ -363,16 +364,21 @@ fn no_launch_of_a_large_prefill_has_a_grid_that_no_gpu_takes() {
         let model = OpenModel::synthetic(name, architecture, 1);
         // As large as a GPU's, with and without attention on tensor cores, with and without its library.
         for tuning in [Tuning::default(), SMALL] {
-            let mut device = Emulated::new(1);
-            device.only_checks = true;
-            device.multiprocessors = 132;
-            let operations = CudaOperations::with_tuning(device, tuning);
-            let mut session = NativeSession::load(operations, &model, dtype, 16, &mut |_| {}).unwrap();
+            let mut session = checked_only(&model, dtype, tuning);
             let prompts = vec![tokens(4096, 1); sequences];
             session.step(&StepBatch::uniform(SequenceId(0), &prompts, 0)).unwrap();
             assert!(session.operations.device().launches > 0);
         }
     }
+}
+
+/// 64 drafted tokens of each of 1,024 sequences and more: a row of logits for each of them.
+#[test]
+fn no_launch_of_a_large_verify_step_has_a_grid_that_no_gpu_takes() {
+    let mut session = checked_only(&model("llama-gqa"), Dtype::Bf16, Tuning::default());
+    let drafted = StepBatch::uniform(SequenceId(0), &vec![tokens(65, 1); 1024], 0).as_verify_step();
+    assert!(drafted.output_count() > MAX_GRID_YZ);
+    session.step(&drafted).unwrap();
 }
 
 #[test]
@@ -411,16 +417,13 @@ fn graphs_are_destroyed_before_the_kernels_that_they_launch() {
     drop(session);
 }
 
-/// A model with the proportions of a real one, whose launches are checked and not run.
-fn checked_only(name: &str, dtype: Dtype) -> EmulatedSession {
-    let mut architecture = model(name).architecture;
-    (architecture.max_positions, architecture.vocab_size) = (4096, 2048);
-    let model = OpenModel::synthetic(name, architecture, 1);
+/// A session whose launches are checked and not run.
+fn checked_only(model: &OpenModel, dtype: Dtype, tuning: Tuning) -> EmulatedSession {
     let mut device = Emulated::new(1);
     device.only_checks = true;
     device.multiprocessors = 132;
-    let operations = CudaOperations::with_tuning(device, Tuning::default());
-    NativeSession::load(operations, &model, dtype, 16, &mut |_| {}).unwrap()
+    let operations = CudaOperations::with_tuning(device, tuning);
+    NativeSession::load(operations, model, dtype, 16, &mut |_| {}).unwrap()
 }
 
 #[test]
@@ -443,7 +446,11 @@ fn the_memory_of_a_prefill_is_what_is_predicted() {
         ("qwen3", Dtype::Q4_0),
     ] {
         for (sequences, length) in [(1, 4096), (5, 700), (33, 100)] {
-            let mut session = checked_only(name, dtype);
+            // With the proportions of a real one.
+            let mut architecture = model(name).architecture;
+            (architecture.max_positions, architecture.vocab_size) = (4096, 2048);
+            let model = OpenModel::synthetic(name, architecture, 1);
+            let mut session = checked_only(&model, dtype, Tuning::default());
             let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
             let prompts = vec![tokens(length, 1); sequences];
             session.step(&StepBatch::uniform(SequenceId(0), &prompts, 0)).unwrap();
