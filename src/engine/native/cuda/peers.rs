@@ -4,7 +4,7 @@
 //! largest logit of all. Nothing of it passes the host, so that a step of a rank is still one graph. All ranks launch the same kernels in the same
 //! order; a rank that does not reach a barrier in [`Tuning::rank_timeout`] is lost, and no other waits for it then.
 
-use Argument::{Address, U64};
+use Argument::{Address, I32, U64};
 
 use super::device::{Argument, Device};
 use super::kernels::{DeviceTensor, THREADS, Tuning, enqueue, launch_mismatch, size, word};
@@ -155,7 +155,7 @@ impl<D: Device> PeerBuffer<D> {
     ) -> Result<(), EngineError> {
         let floats = rows * width;
         if !floats.is_multiple_of(4)
-            || floats > self.floats.min(i32::MAX as usize)
+            || floats > self.floats.min(u32::MAX as usize)
             || rank.size() > MAX_GPU_RANKS
         {
             let what = format!("{rows} rows of {width} on {} ranks", rank.size());
@@ -166,8 +166,9 @@ impl<D: Device> PeerBuffer<D> {
             let blocks = vectors.div_ceil(THREADS as usize);
             word(blocks).clamp(1, device.multiprocessors())
         };
-        let sums =
-            [U64(self.sum_at(self.slot)), U64(self.sum_at(1 - self.slot)), size(self.slot), size(floats)];
+        let [own, other] = [self.slot, 1 - self.slot].map(|slot| U64(self.sum_at(slot)));
+        // Kernels take the count without a sign: half of all counts would be too many for one with it.
+        let sums = [own, other, size(self.slot), I32(word(floats).cast_signed())];
         let whole = [&sums[..], &[Address(to)]].concat();
         if Self::is_one_shot(rank.size(), floats, tuning) {
             let blocks = blocks(floats / 4);
@@ -219,7 +220,39 @@ impl<D: Device> PeerBuffer<D> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::emulator::{Emulated, GraphNode};
     use super::*;
+
+    /// Hidden states of 32 prompts of 8,192 tokens and 8,192 floats each.
+    #[test]
+    fn sums_of_more_floats_than_a_signed_word_counts_are_launched_with_their_count() {
+        let mut device = Emulated::new(1);
+        let mut allocate = || device.allocate(8).unwrap();
+        let (shared, hidden) = (Shared { memory: allocate(), addresses: allocate() }, allocate());
+        let rank = Rank::group(2).remove(0);
+        let mut buffer =
+            PeerBuffer { shared: Some(shared), floats: 1 << 32, outputs: 1, ..PeerBuffer::default() };
+        let hidden = Emulated::address(&hidden);
+        device.begin_capture().unwrap();
+        for rows in [(1 << 18) - 1, 1 << 18] {
+            buffer.all_reduce(&mut device, &rank, Tuning::default(), (rows, 8192), hidden).unwrap();
+        }
+        assert!(buffer.all_reduce(&mut device, &rank, Tuning::default(), (1 << 19, 8192), hidden).is_err());
+        let counts = device
+            .end_capture()
+            .unwrap()
+            .nodes
+            .iter()
+            .map(|node| match node {
+                GraphNode::KernelLaunch(launch) => match launch.arguments[..] {
+                    [.., I32(count), Address(_)] => count.cast_unsigned(),
+                    _ => panic!("{launch:?}"),
+                },
+                GraphNode::Gemm(..) => panic!("{node:?}"),
+            })
+            .collect::<Vec<_>>();
+        assert_eq!(counts, [(1 << 31) - 8192, 1 << 31]);
+    }
 
     #[test]
     fn the_kernels_have_the_same_layout() {
