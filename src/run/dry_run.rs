@@ -78,7 +78,7 @@ impl DryRun {
             let inventory = model.inventory(dtype);
             let ledger = plan::ledger(&model.architecture, &inventory, kv_dtype, engine, device);
             for cell in series.cells(config) {
-                let memory = plan::needed(&ledger, &cell, config.device);
+                let memory = plan::needed(&ledger, &cell, config.device, config.device_options);
                 plan.cells.push(PlannedCell {
                     id: cell.id(),
                     step_bytes: plan::cost(&ledger, &cell, config.device).bytes.ideal(),

@@ -68,7 +68,8 @@ impl EngineRun {
         for cell in self.cells(config) {
             let cost = plan::cost(&ledger, &cell, config.device);
             let mut lost = judge::unmeasured(&cell, kv_dtype, &cost, status, Some(reason.clone()));
-            lost.memory_predicted_bytes = Some(plan::needed(&ledger, &cell, config.device));
+            lost.memory_predicted_bytes =
+                Some(plan::needed(&ledger, &cell, config.device, config.device_options));
             report.cells.push(lost);
         }
     }
@@ -418,9 +419,9 @@ fn drift(reference: &[f64]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::DeviceChoice;
     use crate::engine::OperationTime;
     use crate::engine::scripted::{ScriptedSession, StepOutcome};
+    use crate::engine::{DeviceChoice, DeviceOptions};
     use crate::run::device_worker::tests::{Scripted, config, model};
     use hbmark_core::ledger::Ledger;
     use hbmark_core::ledger::StockBackend;
@@ -463,7 +464,7 @@ mod tests {
             let stock = engine == "stock";
             assert_eq!(found.bytes.as_implemented, known.filter(|_| stock));
             assert!(known.is_some());
-            let memory = plan::needed(&ledger, &cell, DeviceChoice::Cpu);
+            let memory = plan::needed(&ledger, &cell, DeviceChoice::Cpu, DeviceOptions::default());
             assert_eq!(memory == ledger.memory(plan::shape(&cell)), !stock);
         }
     }

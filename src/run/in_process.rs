@@ -270,7 +270,7 @@ impl LoadedEngine {
             plan::cells(engine, dtype, &config.phases, &config.batches, |phase| config.contexts_of(phase))
                 .into_iter()
                 .map(|cell| {
-                    let needs = plan::needed(&ledger, &cell, config.device);
+                    let needs = plan::needed(&ledger, &cell, config.device, config.device_options);
                     let room = available.map(usable);
                     let obstacle = plan::obstacle(&cell, session.capabilities(), added(needs), room);
                     CostedCell { cost: plan::cost(&ledger, &cell, config.device), needs, obstacle, cell }

@@ -3,7 +3,8 @@
 //! Enters: the axes of a run and what the engine can do. Leaves: cells in the order that reloads models least; what cannot
 //! run is a cell with the reason why, and what a cell's step costs by its shape. It runs nothing.
 
-use crate::engine::{DeviceChoice, no_verify_steps};
+use crate::engine::native::DEFAULT_BLOCK_SIZE;
+use crate::engine::{DeviceChoice, DeviceOptions, no_verify_steps};
 use hbmark_core::ledger::{Ledger, StepCost, StepShape, StockBackend};
 use hbmark_core::model::{Architecture, Dtype, Inventory};
 use hbmark_core::result::{Capabilities, Cause, Cell, EngineKind, Phase};
@@ -117,12 +118,13 @@ pub fn cost(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> StepCost {
 }
 
 /// Memory of weights, KV and the largest activations, of the ledger's device.
-pub fn needed(ledger: &Ledger, cell: &Cell, device: DeviceChoice) -> Bytes {
+pub fn needed(ledger: &Ledger, cell: &Cell, device: DeviceChoice, options: DeviceOptions) -> Bytes {
     let kind = EngineKind::of(&cell.engine);
     let known = match kind {
         Some(kind) if kind.is_stock() => ledger.stock_memory(shape(cell), stock_backend(device)),
         Some(EngineKind::Native) if device != DeviceChoice::Cpu => {
-            Some(ledger.native_gpu_memory(shape(cell), cell.dtype))
+            let block_size = options.block_size.unwrap_or(DEFAULT_BLOCK_SIZE);
+            Some(ledger.native_gpu_memory(shape(cell), cell.dtype, block_size))
         }
         _ => None,
     };
@@ -170,7 +172,7 @@ mod tests {
         let ledger = Ledger::new(&model, &model.inventory(Dtype::Bf16), Dtype::Bf16);
         let (engine, dtype) = ("native".to_owned(), Dtype::Bf16);
         let cell = Cell { phase: Phase::Prefill, engine, dtype, batch: 32, context: 4096 };
-        let on = |device| needed(&ledger, &cell, device);
+        let on = |device| needed(&ledger, &cell, device, DeviceOptions::default());
         assert_eq!(on(DeviceChoice::Cpu), ledger.memory(shape(&cell)));
         // Weights of 16 GB, 17 GB of cache, 10 GB of 16-bit activations; and 36 GB of the engine's own.
         let room = Bytes(68_000_000_000);

@@ -12,7 +12,7 @@ use rand_distr::{Distribution, StandardNormal};
 
 use super::architecture;
 use crate::engine::scripted::{ScriptedSession, StepInfo, StepOutcome};
-use crate::engine::{DeviceChoice, EngineError, OperationTime, Session};
+use crate::engine::{DeviceChoice, DeviceOptions, EngineError, OperationTime, Session};
 use crate::measure::protocol::{self, BlockContext, Monitor, Protocol};
 use crate::measure::{operations, quality, weight_check};
 use crate::run::device_worker::{CostedCell, Opened};
@@ -233,7 +233,7 @@ impl RunScenario {
         let ledger = Ledger::new(session.architecture(), session.inventory(), session.kv_dtype());
         let planned = |cell: &Cell| CostedCell {
             cost: plan::cost(&ledger, cell, DeviceChoice::Cpu),
-            needs: plan::needed(&ledger, cell, DeviceChoice::Cpu),
+            needs: plan::needed(&ledger, cell, DeviceChoice::Cpu, DeviceOptions::default()),
             obstacle: None,
             cell: cell.clone(),
         };

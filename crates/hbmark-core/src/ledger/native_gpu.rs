@@ -9,8 +9,7 @@ use crate::model::{Dtype, Norms};
 use crate::result::Phase;
 use crate::units::Bytes;
 
-/// Positions of a block of the pool where nobody asks for others, bytes of blocks that are allocated together, and the most blocks of those.
-const BLOCK: usize = 16;
+/// Bytes of blocks of the pool that are allocated together, and the most blocks of those.
 const SLAB_BYTES: u64 = 64 << 20;
 const SLAB_BLOCKS: u64 = 256;
 /// Of the products of the device's library.
@@ -29,12 +28,12 @@ const TILED_EXPANDED: [usize; 2] = [192, 128];
 const EXPANDED_BYTES: u64 = 2 << 30;
 
 impl Ledger {
-    /// The memory that the native engine takes of a GPU in a step of weights of a dtype.
+    /// The memory that the native engine takes of a GPU in a step of weights of a dtype, where a block of the pool has so many positions.
     ///
     /// All weights, of latent attention the matrices from latents to keys twice; blocks of K and V in whole slabs; f32 activations between operations, f32 logits; the rows as tensor cores take them, weights
     /// that are widened for the library, the sums of a product of the library, and partial sums of attention, each as large as the largest layer needs
     /// and rounded up to a power of two.
-    pub fn native_gpu_memory(&self, shape: StepShape, dtype: Dtype) -> Bytes {
+    pub fn native_gpu_memory(&self, shape: StepShape, dtype: Dtype, block_size: usize) -> Bytes {
         let a = self.architecture();
         let (hidden, query) = (a.hidden_size as u64, (a.heads * a.head_dim) as u64);
         let experts = a.experts.as_ref();
@@ -117,7 +116,7 @@ impl Ledger {
         };
         let library = if by_library { LIBRARY_BYTES } else { 0 };
 
-        let [pool, expanded, keys] = self.kept_and_expanded(shape, dtype);
+        let [pool, expanded, keys] = self.kept_and_expanded(shape, dtype, block_size);
 
         // Tokens, positions, tables and last rows; and a word for each head that is normed.
         let step = scratch(rows.saturating_mul(20));
@@ -141,10 +140,10 @@ impl Ledger {
     }
 
     /// The pool of K and V; K and V of a layer that latents are expanded to; the matrices from latents to keys once more.
-    fn kept_and_expanded(&self, shape: StepShape, dtype: Dtype) -> [u64; 3] {
-        let blocks = (shape.batch as u64).saturating_mul(shape.positions_after().div_ceil(BLOCK) as u64);
+    fn kept_and_expanded(&self, shape: StepShape, dtype: Dtype, block_size: usize) -> [u64; 3] {
+        let blocks = (shape.batch as u64).saturating_mul(shape.positions_after().div_ceil(block_size) as u64);
         let in_slabs = |of_position: u64| {
-            let block_bytes = (of_position * BLOCK as u64).max(1);
+            let block_bytes = (of_position * block_size as u64).max(1);
             let of_slab = (SLAB_BYTES / block_bytes).clamp(1, SLAB_BLOCKS);
             blocks.div_ceil(of_slab).saturating_mul(of_slab).saturating_mul(block_bytes)
         };
@@ -186,7 +185,7 @@ mod tests {
         // 32,768 rows: (4096 + 2 · 4096 + 14,336) · 4 of activations; 14,336 · 2 and 28,672 · 4 to the next power of two.
         let beside = 32_768 * 26_624 * 4 + (1 << 30) + (1 << 32) + 8 * 128_256 * 4 + (1 << 20) + (32 << 20);
         let cache = 32_768 * 131_072;
-        let found = ledger.native_gpu_memory(shape, Dtype::Bf16);
+        let found = ledger.native_gpu_memory(shape, Dtype::Bf16, 64);
         assert_eq!(found, ledger.resident_weights() + Bytes(beside + cache));
         let activations = |all: Bytes| all.0 - ledger.resident_weights().0 - cache;
         let ratio = activations(found) as f64 / activations(ledger.memory(shape)) as f64;
@@ -194,11 +193,20 @@ mod tests {
     }
 
     #[test]
+    fn every_sequence_has_whole_blocks_and_blocks_come_in_whole_slabs() {
+        let model = shapes::llama_3_1_8b();
+        let ledger = Ledger::new(&model, &model.inventory(Dtype::Bf16), Dtype::Bf16);
+        // 128 KiB a position: 32 blocks of 16 of them, and 8 of 64, are a slab of 64 MiB.
+        let of = |block_size| ledger.native_gpu_memory(StepShape::decode(32, 16), Dtype::Bf16, block_size).0;
+        assert_eq!(of(64) - of(16), (32 / 8 - 64 / 32) * (64 << 20));
+    }
+
+    #[test]
     fn a_decode_takes_little_beside_weights_and_cache() {
         let model = shapes::llama_3_1_8b();
         let ledger = Ledger::new(&model, &model.inventory(Dtype::Bf16), Dtype::Bf16);
         let shape = StepShape::decode(32, 4096);
-        let ratio = ledger.native_gpu_memory(shape, Dtype::Bf16).as_f64() / ledger.memory(shape).as_f64();
+        let ratio = ledger.native_gpu_memory(shape, Dtype::Bf16, 64).as_f64() / ledger.memory(shape).as_f64();
         assert!((1.0..1.01).contains(&ratio), "{ratio}");
     }
 }

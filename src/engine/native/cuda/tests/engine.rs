@@ -6,10 +6,10 @@ use super::super::device::MAX_GRID_YZ;
 use super::super::emulator::{Emulated, SMALL};
 use super::super::kernels::Tuning;
 use super::super::operations::CudaOperations;
-use crate::engine::native::NativeSession;
 use crate::engine::native::cpu::CpuOperations;
 use crate::engine::native::operations::{ExpertOperations, Operations};
 use crate::engine::native::oracle::Oracle;
+use crate::engine::native::{DEFAULT_BLOCK_SIZE, NativeSession};
 use crate::engine::relative_error;
 use crate::engine::{DeviceChoice, ScriptedRouting, SequenceId, Session, StepBatch};
 use crate::weights::OpenModel;
@@ -423,7 +423,7 @@ fn checked_only(model: &OpenModel, dtype: Dtype, tuning: Tuning) -> EmulatedSess
     device.only_checks = true;
     device.multiprocessors = 132;
     let operations = CudaOperations::with_tuning(device, tuning);
-    NativeSession::load(operations, model, dtype, 16, &mut |_| {}).unwrap()
+    NativeSession::load(operations, model, dtype, DEFAULT_BLOCK_SIZE, &mut |_| {}).unwrap()
 }
 
 #[test]
@@ -455,7 +455,8 @@ fn the_memory_of_a_prefill_is_what_is_predicted() {
             let prompts = vec![tokens(length, 1); sequences];
             session.step(&StepBatch::uniform(SequenceId(0), &prompts, 0)).unwrap();
             let taken = session.operations.device().live_bytes();
-            let predicted = ledger.native_gpu_memory(StepShape::prefill(sequences, length), dtype);
+            let shape = StepShape::prefill(sequences, length);
+            let predicted = ledger.native_gpu_memory(shape, dtype, DEFAULT_BLOCK_SIZE);
             // The emulated library has no workspace.
             let by_library = matches!(dtype, Dtype::Bf16 | Dtype::F16 | Dtype::Q8_0 | Dtype::Q4_0);
             let predicted = Bytes(predicted.0 - if by_library { 32 << 20 } else { 0 });
