@@ -22,6 +22,7 @@ use super::{
     Backend, DeviceChoice, EngineError, LoadedModel, SequenceId, Session, StepBatch, Timeline, check_logits,
 };
 use crate::weights::loading::plain_dtype;
+use hbmark_core::ledger::largest_stock_tensor;
 use hbmark_core::model::{Architecture, Dtype, Inventory};
 use hbmark_core::result::{Capabilities, EngineKind, Ragged};
 use hbmark_core::units::Bytes;
@@ -36,6 +37,34 @@ pub fn check_device(kind: EngineKind, device: DeviceChoice) -> Result<(), Engine
         _ => return Ok(()),
     };
     Err(EngineError::unsupported(kind.name(), "steps on a CPU", why))
+}
+
+/// Elements of a tensor that candle's CUDA kernels can index. Beyond them the index of a softmax is below 0; from 2^32 on the loops of other kernels
+/// never end. *Source*: candle-kernels 0.11.1, `softmax` in `reduce.cu`, `affine.cu`.
+const MAX_CUDA_ELEMENTS: u64 = 1 << 31;
+
+/// Checks that candle's kernels can index every tensor of a step of so many tokens of each sequence, which has so many positions behind it.
+///
+/// # Errors
+/// [`EngineError::Unsupported`] with the largest tensor. On a CPU there is no limit.
+pub fn check_tensors(
+    capabilities: &Capabilities,
+    architecture: &Architecture,
+    batch: usize,
+    tokens: usize,
+    positions: usize,
+) -> Result<(), EngineError> {
+    let (what, elements) = largest_stock_tensor(architecture, batch, tokens, positions);
+    if capabilities.host_memory || elements <= MAX_CUDA_ELEMENTS {
+        return Ok(());
+    }
+    Err(EngineError::unsupported(
+        &capabilities.engine,
+        format!("a tensor of {elements} {what}"),
+        format!(
+            "candle's CUDA kernels index {MAX_CUDA_ELEMENTS} elements; choose a smaller batch or context"
+        ),
+    ))
 }
 
 /// The KV of sequences that advance together, now and before their last step.
@@ -163,6 +192,7 @@ impl StockSession {
                 format!("the limit is {}", capabilities.max_positions),
             );
         }
+        check_tensors(capabilities, architecture, batch.sequences.len(), tokens, position + tokens)?;
         Ok((tokens, position))
     }
 
@@ -317,6 +347,27 @@ mod tests {
             let capabilities = of(quantized, host_memory);
             assert!(capabilities.max_batch > 1 && capabilities.max_batch_reason.is_none());
         }
+    }
+
+    #[test]
+    fn a_step_with_a_tensor_that_no_kernel_can_index_is_refused_on_a_gpu() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/llama-gqa");
+        let model = crate::weights::open(folder, None, 0).unwrap();
+        let backend = Backend::cpu();
+        let loaded = model.load(Dtype::F32, &backend.device, &mut |_| {}).unwrap();
+        let crate::weights::Weights::Tensors { tensors, inventory } = loaded else { unreachable!() };
+        let mut session =
+            StockSession::new(model.architecture.clone(), tensors, inventory, Dtype::F32, backend).unwrap();
+        let (heads, context) = (model.architecture.heads, model.architecture.max_positions);
+        let most = (1 << 31) / (heads * context * context);
+        let prompts = |batch| StepBatch::uniform(SequenceId(0), &vec![vec![1; context]; batch], 0);
+        assert!(session.check(&prompts(most + 1)).is_ok());
+        session.model.capabilities.host_memory = false;
+        assert!(session.check(&prompts(most)).is_ok());
+        let error = session.check(&prompts(most + 1)).unwrap_err().to_string();
+        let scores = (most + 1) * heads * context * context;
+        assert!(error.contains(&format!("a tensor of {scores} attention scores")), "{error}");
+        assert!(error.contains("index 2147483648 elements"), "{error}");
     }
 
     #[test]

@@ -83,7 +83,7 @@ impl DryRun {
                     id: cell.id(),
                     step_bytes: plan::cost(&ledger, &cell, config.device).bytes.ideal(),
                     memory,
-                    skip: plan::obstacle(&cell, &capabilities, memory, available),
+                    skip: plan::obstacle(&cell, &model.architecture, &capabilities, memory, available),
                 });
             }
         }

@@ -272,7 +272,8 @@ impl LoadedEngine {
                 .map(|cell| {
                     let needs = plan::needed(&ledger, &cell, config.device, config.device_options);
                     let room = available.map(usable);
-                    let obstacle = plan::obstacle(&cell, session.capabilities(), added(needs), room);
+                    let (able, needed) = (session.capabilities(), added(needs));
+                    let obstacle = plan::obstacle(&cell, architecture, able, needed, room);
                     CostedCell { cost: plan::cost(&ledger, &cell, config.device), needs, obstacle, cell }
                 })
                 .collect();

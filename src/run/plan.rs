@@ -4,6 +4,7 @@
 //! run is a cell with the reason why, and what a cell's step costs by its shape. It runs nothing.
 
 use crate::engine::native::DEFAULT_BLOCK_SIZE;
+use crate::engine::stock::check_tensors;
 use crate::engine::{DeviceChoice, DeviceOptions, no_verify_steps};
 use hbmark_core::ledger::{Ledger, StepCost, StepShape, StockBackend};
 use hbmark_core::model::{Architecture, Dtype, Inventory};
@@ -40,11 +41,12 @@ pub fn cells<'a>(
     cells
 }
 
-/// Why a cell cannot run, or `None`.
+/// Why a cell of a model cannot run, or `None`.
 ///
 /// `predicted` is the memory the cell needs on its device, `available` what the device has left for it.
 pub fn obstacle(
     cell: &Cell,
+    architecture: &Architecture,
     capabilities: &Capabilities,
     predicted: Bytes,
     available: Option<Bytes>,
@@ -69,6 +71,12 @@ pub fn obstacle(
             limit: capabilities.max_positions,
             limited_by: Some(why.to_owned()),
         });
+    }
+    if EngineKind::of(&cell.engine).is_some_and(EngineKind::is_stock) {
+        let (queries, positions) = (shape(cell).queries(), shape(cell).positions_after());
+        if let Err(error) = check_tensors(capabilities, architecture, cell.batch, queries, positions) {
+            return Some(error.cause());
+        }
     }
     if let Some(available) = available
         && predicted > available
@@ -146,6 +154,7 @@ fn exchanged(ledger: &Ledger, shape: StepShape) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hbmark_core::model::test_shapes::smollm2_135m;
     use hbmark_core::result::Ragged;
 
     fn capabilities() -> Capabilities {
@@ -198,7 +207,7 @@ mod tests {
         assert_eq!(phases("stock-graph", &both), [Phase::Decode]);
         assert_eq!(phases("stock-graph", &both[..1]), [Phase::Prefill]);
         let cell = Cell { phase: Phase::Prefill, engine: "stock-graph".into(), ..decode(1, 8) };
-        let reason = obstacle(&cell, &capabilities(), Bytes(0), None).unwrap().to_string();
+        let reason = obstacle(&cell, &smollm2_135m(), &capabilities(), Bytes(0), None).unwrap().to_string();
         assert_eq!(reason, "stock-graph replays decode steps alone; a prefill hides its launches");
     }
 
@@ -214,24 +223,52 @@ mod tests {
         assert_eq!(phases("stock", &[verify]), [verify]);
         let cell = Cell { phase: verify, ..decode(1, 8) };
         assert_eq!((cell.id().as_str(), cell.positions()), ("verify-3/stock/f32/b1/c8", 12));
-        let reason = obstacle(&cell, &capabilities(), Bytes(0), None);
+        let reason = obstacle(&cell, &smollm2_135m(), &capabilities(), Bytes(0), None);
         assert!(
             matches!(&reason, Some(Cause::Unsupported { what, .. }) if what == "verify steps"),
             "{reason:?}"
         );
     }
 
+    /// SmolLM2-135M, engines and the largest cell of a run where nothing else is asked for.
+    #[test]
+    fn candle_has_no_cells_on_a_gpu_whose_tensors_its_kernels_cannot_index() {
+        let model = smollm2_135m();
+        let reason = |engine: &str, phase, batch, host_memory| {
+            let limits = Capabilities { max_batch: 64, max_positions: 8192, ..capabilities() };
+            let capabilities = Capabilities { engine: engine.into(), host_memory, ..limits };
+            let cell = Cell { phase, engine: engine.into(), ..decode(batch, 4096) };
+            obstacle(&cell, &model, &capabilities, Bytes(0), None).map(|cause| cause.to_string())
+        };
+        for engine in ["stock", "stock-pool"] {
+            let of = |batch| reason(engine, Phase::Prefill, batch, false);
+            assert_eq!(of(14), None);
+            // 32 sequences, 9 heads, 4,096 tokens and as many positions.
+            let why = "candle's CUDA kernels index 2147483648 elements; choose a smaller batch or context";
+            let what = "a tensor of 4831838208 attention scores";
+            assert_eq!(of(32), Some(format!("the {engine} engine does not run {what}: {why}")));
+            assert!(of(15).is_some_and(|why| why.contains("2264924160 attention scores")));
+            assert_eq!(reason(engine, Phase::Prefill, 32, true), None);
+        }
+        assert_eq!(reason("native", Phase::Prefill, 32, false), None);
+        assert_eq!(reason("stock-graph", Phase::Decode, 32, false), None);
+    }
+
     #[test]
     fn a_cell_that_cannot_run_says_why_with_the_numbers() {
         let free = Some(Bytes(1_000_000_000));
-        let need = Bytes(1_000);
-        assert_eq!(obstacle(&decode(1, 1023), &capabilities(), need, free), None);
-        let reason = obstacle(&decode(1, 1024), &capabilities(), need, free).unwrap().to_string();
-        assert_eq!(reason, "needs 1025 positions, the limit is 1024 (sliding window of 1024)");
-        let reason = obstacle(&decode(16, 1), &capabilities(), need, free).unwrap().to_string();
-        assert_eq!(reason, "batch 16 is above the engine's limit of 8");
-        let reason =
-            obstacle(&decode(1, 1), &capabilities(), Bytes(2_000_000_000), free).unwrap().to_string();
+        let reason = |cell: Cell, need| {
+            obstacle(&cell, &smollm2_135m(), &capabilities(), Bytes(need), free)
+                .map(|cause| cause.to_string())
+        };
+        assert_eq!(reason(decode(1, 1023), 1_000), None);
+        let reason = |cell, need| reason(cell, need).unwrap();
+        assert_eq!(
+            reason(decode(1, 1024), 1_000),
+            "needs 1025 positions, the limit is 1024 (sliding window of 1024)"
+        );
+        assert_eq!(reason(decode(16, 1), 1_000), "batch 16 is above the engine's limit of 8");
+        let reason = reason(decode(1, 1), 2_000_000_000);
         assert_eq!(reason, "needs 2.00 GB of memory, 1.00 GB is available");
     }
 }

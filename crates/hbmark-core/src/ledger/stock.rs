@@ -121,6 +121,37 @@ impl Position {
     }
 }
 
+/// The largest tensor that candle's forward makes in a step of so many tokens of each sequence, which has so many positions behind it: what it
+/// holds, and how many of them.
+///
+/// *Source*: `models/{llama,mistral,qwen2,qwen3,phi3,quantized_llama,quantized_qwen3}.rs`. Phi-3 multiplies Q, K and V by one matrix, gate and up by
+/// another. Caches are no larger than repeated, and logits are those of last tokens.
+pub fn largest_stock_tensor(
+    architecture: &Architecture,
+    batch: usize,
+    queries: usize,
+    positions: usize,
+) -> (&'static str, u64) {
+    let a = architecture;
+    let (heads, query) = (a.heads, a.heads * a.head_dim);
+    let (qkv, gate_up) = match a.family {
+        Family::Phi3 => (query + 2 * a.kv_heads * a.head_dim, 2 * a.ffn_size),
+        _ => (query, a.ffn_size),
+    };
+    let tensors = [
+        ("attention scores", [batch, heads, queries, positions]),
+        ("elements of keys, repeated for each head", [batch, heads, positions, a.head_dim]),
+        ("queries", [batch, queries, qkv, 1]),
+        ("elements of a feed-forward layer", [batch, queries, gate_up, 1]),
+        ("hidden states", [batch, queries, a.hidden_size, 1]),
+        ("logits", [batch, a.vocab_size, 1, 1]),
+    ];
+    let sized = tensors.map(|(what, dims)| {
+        (what, dims.into_iter().fold(1_u64, |elements, dim| elements.saturating_mul(dim as u64)))
+    });
+    sized.into_iter().max_by_key(|(_, elements)| *elements).unwrap_or_default()
+}
+
 impl Ledger {
     /// Bytes that candle's own forward moves in a step, or `None` where that is not modelled: prefill (its traffic is
     /// activations, which depend on the GEMM's tiling), verify steps, which it has none of, and families without a stock path.
@@ -222,6 +253,23 @@ mod tests {
         let ledger = Ledger::new(&architecture, &architecture.inventory(Dtype::Bf16), Dtype::Bf16);
         assert_eq!(ledger.stock_bytes(StepShape::decode(1, 128), StockBackend::Cuda), None);
         assert_eq!(ledger.stock_memory(StepShape::decode(1, 128), StockBackend::Cuda), None);
+    }
+
+    #[test]
+    fn scores_are_the_largest_tensor_of_a_prompt_and_keys_of_a_decode_step() {
+        let model = shapes::smollm2_135m();
+        // 9 heads of 64.
+        let scores = 32 * 9 * 4096 * 4096;
+        assert_eq!(largest_stock_tensor(&model, 32, 4096, 4096), ("attention scores", scores));
+        let (what, elements) = largest_stock_tensor(&model, 32, 1, 4097);
+        assert_eq!(elements, 32 * 9 * 4097 * 64);
+        assert!(what.contains("keys"), "{what}");
+        // Each of many short prompts.
+        let (what, elements) = largest_stock_tensor(&model, 4096, 16, 16);
+        assert_eq!((what, elements), ("logits", 4096 * 49_152));
+        let phi = crate::model::Architecture { family: Family::Phi3, ..shapes::llama_3_1_8b() };
+        let (what, elements) = largest_stock_tensor(&phi, 64, 512, 512);
+        assert_eq!((what, elements), ("elements of a feed-forward layer", 64 * 512 * 2 * 14_336));
     }
 
     #[test]
