@@ -9,7 +9,7 @@ use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-use super::visit::{CellEnd, CellInputs, Reference, Visit, Visited};
+use super::visit::{CellEnd, CellInputs, Reference, Visit, VisitFault, Visited};
 use crate::engine::Session;
 use crate::machine::telemetry::CpuLoad;
 use hbmark_core::result::{
@@ -324,6 +324,9 @@ struct State {
     finished: bool,
     /// A visit was lost before: the next loss ends the cell.
     retried: bool,
+    /// The last visit ran out of memory: the next one has a fresh process, and ends the cell if it runs out there, too. A later one may come behind
+    /// other cells again.
+    out_of_memory: bool,
 }
 
 impl State {
@@ -338,7 +341,7 @@ impl State {
             peak_memory: None,
             moved: None,
         };
-        Self { measured, steps: None, finished: false, retried: false }
+        Self { measured, steps: None, finished: false, retried: false, out_of_memory: false }
     }
 
     fn accepted(&self) -> usize {
@@ -348,13 +351,17 @@ impl State {
     /// Adds the result of a visit. `Some` with the reason when the visit was lost and must be repeated.
     fn absorb(&mut self, visited: Visited, protocol: &Protocol, can_restart: bool) -> Option<Cause> {
         if let Some(CellEnd { reason, fault: Some(fault), .. }) = &visited.end
-            && fault.is_retryable()
             && can_restart
-            && !self.retried
         {
-            self.retried = true;
-            return Some(reason.clone());
+            let before = match fault {
+                VisitFault::OutOfMemory => &mut self.out_of_memory,
+                VisitFault::Device | VisitFault::Lost => &mut self.retried,
+            };
+            if !std::mem::replace(before, true) {
+                return Some(reason.clone());
+            }
         }
+        self.out_of_memory = false;
         let measured = &mut self.measured;
         measured.blocks.extend(visited.blocks);
         measured.peak_memory = measured.peak_memory.max(visited.peak_memory);

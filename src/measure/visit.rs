@@ -76,23 +76,16 @@ pub struct CellEnd {
     pub fault: Option<VisitFault>,
 }
 
-/// A fault that may affect later cells of the session.
+/// A fault that may affect later cells of the session, or came of earlier ones: the same cell may succeed in a fresh process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VisitFault {
-    /// An allocation failed: the pool may be fragmented.
+    /// An allocation failed. What earlier cells made an engine allocate it keeps, so that cells that fit one by one may not fit one after another.
     OutOfMemory,
     /// The device failed. After most of CUDA's errors every later call of the process fails too.
     Device,
     /// The process that held the session ended or does not respond.
     Lost,
-}
-
-impl VisitFault {
-    /// Whether the same cell may succeed in a fresh process; a cell out of memory would be out of memory again.
-    pub fn is_retryable(self) -> bool {
-        matches!(self, Self::Device | Self::Lost)
-    }
 }
 
 /// A block of the reference cell, without a monitor.

@@ -59,7 +59,7 @@ fn a_worker_that_hangs_costs_one_cell_and_says_what_was_allowed() {
 
 #[test]
 fn a_worker_lost_once_costs_nothing_but_the_visit_and_the_result_says_so() {
-    for fault in ["kill", "device"] {
+    for fault in ["kill", "device", "oom"] {
         let output = run().env("HBMARK_PLANT_FAULT", format!("{fault}@{VICTIM}:1:1")).output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         let report = report(&output);

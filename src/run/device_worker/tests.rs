@@ -255,6 +255,32 @@ mod claims {
     }
 
     #[test]
+    fn a_cell_that_fits_a_fresh_process_is_measured_there_and_one_that_fits_none_is_out_of_memory() {
+        use crate::engine::EngineError;
+        use crate::engine::scripted::StepOutcome;
+        use hbmark_core::units::Nanos;
+        let config = config("native", &[1, 2, 4, 8], &[64]);
+        // Batches of 2 and 4 leave room for no other but 1, in whatever order they come; 8 is too large for any process.
+        let make = || {
+            let mut held = None;
+            let script = move |info: crate::engine::scripted::StepInfo| {
+                if info.batch > 1 && (info.batch == 8 || *held.get_or_insert(info.batch) != info.batch) {
+                    let (device, detail) = ("cuda:0".into(), "2.00 GB free".into());
+                    return StepOutcome::Fails(EngineError::OutOfMemory { device, detail });
+                }
+                StepOutcome::Takes { device: Nanos(1e7), host: Nanos(0.0) }
+            };
+            session(&VirtualClock::default(), Box::new(script))
+        };
+        let report = run(&mut Scripted::new(&config, make), &config).report;
+        let statuses: Vec<Status> = report.cells.iter().map(|cell| cell.status).collect();
+        assert_eq!(statuses, [Status::Ok, Status::Ok, Status::Ok, Status::Oom], "{:?}", report.cells);
+        let detail = "2.00 GB free".to_owned();
+        let out_of_memory = Cause::OutOfMemory { device: "cuda:0".into(), detail, during: None };
+        assert_eq!(report.cells[3].reason, Some(out_of_memory));
+    }
+
+    #[test]
     fn a_series_that_cannot_be_opened_twice_is_failed_and_the_next_one_runs() {
         let config =
             RunConfig { engines: vec!["stock".into(), "native".into()], ..config("native", &[1], &[64]) };
