@@ -25,7 +25,8 @@ pub struct Visit {
     pub wanted: usize,
     /// Steps in a block; none before the first visit has determined them.
     pub steps: Option<usize>,
-    /// The cell's greedy tokens; empty before its first block.
+    /// The cell's greedy tokens; empty before its first block. Another process may have found others: a library that times its algorithms
+    /// takes one there that sums in another order.
     pub tokens: Vec<u32>,
     /// The roofline's time of a step, from which the supervisor's timeout follows.
     pub predicted_ns: Option<f64>,
@@ -149,8 +150,9 @@ impl CellInputs {
         on_event: OnVisitEvent<'_>,
     ) -> Visited {
         peak_memory(session, monitor);
-        let mut visited = Visited { steps: visit.steps, tokens: visit.tokens.clone(), ..Visited::default() };
         let whole = self.warmed.insert(visit.index);
+        let tokens = if whole { Vec::new() } else { visit.tokens.clone() };
+        let mut visited = Visited { steps: visit.steps, tokens, ..Visited::default() };
         let input = self.of(session, protocol, visit.index, &visit.cell);
         if let Err(error) = sample(session, monitor, protocol, visit, input, whole, &mut visited, on_event) {
             input.release(session);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::engine::replay::Replayed;
 use crate::engine::scripted::{Script, ScriptedSession, StepInfo, StepOutcome};
-use hbmark_core::model::{Dtype, test_shapes};
+use hbmark_core::model::{Architecture, Dtype, test_shapes};
 use hbmark_core::result::Cause;
 use hbmark_core::units::Nanos;
 use hbmark_traffic::clock::VirtualClock;
@@ -295,6 +295,37 @@ fn identical_steps_with_other_tokens_are_invalid() {
     let measured = measure(&mut session, &[decode(1, 16)], &Protocol::full(7), &mut NoopMonitor);
     assert_eq!(measured[0].status, Status::Invalid);
     assert!(matches!(measured[0].reason, Some(Cause::TokensChanged { .. })), "{:?}", measured[0].reason);
+}
+
+/// A library that times its algorithms may take one in another process that sums in another order.
+#[test]
+fn tokens_are_compared_within_one_process() {
+    let visited = |inputs: &mut CellInputs, vocab_size: usize, tokens: &[u32]| {
+        // Answers depend on the vocabulary.
+        let architecture = Architecture { vocab_size, ..test_shapes::smollm2_135m() };
+        let inventory = architecture.inventory(Dtype::Bf16);
+        let script = Box::new(|_| takes(10.0)) as Script;
+        let mut session = ScriptedSession::new(architecture, inventory, &VirtualClock::default(), script);
+        let visit = Visit {
+            index: 0,
+            cell: decode(2, 16),
+            round: 0,
+            wanted: 1,
+            steps: None,
+            tokens: tokens.to_vec(),
+            predicted_ns: None,
+            canary_tolerance: 0.01,
+            keep: false,
+        };
+        inputs.visit(&mut session, &mut NoopMonitor, &Protocol::smoke(7), &visit, &mut |_| {})
+    };
+    let first = visited(&mut CellInputs::default(), 49_152, &[]);
+    let mut next_process = CellInputs::default();
+    let next = visited(&mut next_process, 1000, &first.tokens);
+    assert_eq!(next.end, None);
+    assert_ne!(next.tokens, first.tokens);
+    let changed = visited(&mut next_process, 49_152, &next.tokens).end.unwrap();
+    assert!(matches!(changed.reason, Cause::TokensChanged { .. }), "{changed:?}");
 }
 
 #[test]
