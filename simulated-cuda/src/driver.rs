@@ -171,6 +171,7 @@ entries! {
     cuMemPoolSetAttribute(pool: usize, which: u32, value: *const u64) {
         code(asked(|m| m.set_pool_attribute(pool, which, value.read())))
     }
+    cuMemPoolTrimTo(pool: usize, _bytes_to_keep: usize) { code(asked(|m| m.trim_pool(pool))) }
     cuMemcpyHtoDAsync_v2(to: usize, from: usize, bytes: usize, stream: usize) {
         code(asked(|m| m.copy_to_device(to, from, bytes, stream)))
     }

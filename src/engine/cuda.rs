@@ -35,9 +35,11 @@ pub fn open(index: u32, options: DeviceOptions) -> Result<Backend, EngineError> 
     // tracked. Nothing has been allocated yet.
     unsafe { device.disable_event_tracking() };
     let stream = device.cuda_stream();
-    let pool = MemoryPool::of(stream.context()).map_err(failed)?;
-    // Said either way: the pool is the device's, and the session before this one may have set it.
-    pool.keep(if options.keep_memory_pool { u64::MAX } else { 0 }).map_err(failed)?;
+    let mut pool = MemoryPool::of(stream.context()).map_err(failed)?;
+    // Not said otherwise: the pool is the device's, and the reference of a session that keeps it is opened beside that.
+    if options.keep_memory_pool {
+        pool.keep().map_err(failed)?;
+    }
     Ok(Backend {
         device: Device::Cuda(device),
         timeline: Box::new(EventTimeline::new(stream, &name)),
@@ -73,6 +75,8 @@ fn describe(error: DriverError) -> String {
 struct MemoryPool {
     context: Arc<CudaContext>,
     pool: sys::CUmemoryPool,
+    /// Whether freed memory stays in it for as long as this lives.
+    keeps: bool,
 }
 
 impl MemoryPool {
@@ -81,7 +85,7 @@ impl MemoryPool {
         let mut pool = std::ptr::null_mut();
         // SAFETY: the context is bound, so its device is valid; `pool` is written before it is read.
         unsafe { sys::cuDeviceGetDefaultMemPool(&raw mut pool, context.cu_device()) }.result()?;
-        Ok(Self { context: context.clone(), pool })
+        Ok(Self { context: context.clone(), pool, keeps: false })
     }
 
     fn set(&self, attribute: sys::CUmemPool_attribute, mut value: u64) -> Result<(), DriverError> {
@@ -90,9 +94,21 @@ impl MemoryPool {
         unsafe { sys::cuMemPoolSetAttribute(self.pool, attribute, (&raw mut value).cast()) }.result()
     }
 
-    /// How many freed bytes stay in the pool across synchronisations.
-    fn keep(&self, bytes: u64) -> Result<(), DriverError> {
-        self.set(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, bytes)
+    /// Keeps all freed memory in the pool across synchronisations.
+    fn keep(&mut self) -> Result<(), DriverError> {
+        self.keeps = true;
+        self.set(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, u64::MAX)
+    }
+
+    /// Gives back what is in the pool and not in use.
+    fn give_back(&self) -> Result<(), DriverError> {
+        if self.keeps {
+            self.set(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, 0)?;
+        }
+        // What was freed last is freed in the order of a stream.
+        self.context.synchronize()?;
+        // SAFETY: the default pool lives as long as its device; memory that is in use is not touched.
+        unsafe { result::mem_pool::trim_to(self.pool, 0) }
     }
 
     /// The most that was in use since the last call.
@@ -111,6 +127,14 @@ impl MemoryPool {
     /// a graph is replayed while its inputs and the weights are in the pool, and only what a step allocates eagerly is counted twice.
     fn take_peak_with_graphs(&self) -> Option<Bytes> {
         Some(self.take_peak()? + take_graph_peak(&self.context)?)
+    }
+}
+
+impl Drop for MemoryPool {
+    /// The pool outlives a session where anything else holds the device's context, and what it holds is not free to the next one.
+    fn drop(&mut self) {
+        // A device that failed has nothing to give back.
+        let _ = self.give_back();
     }
 }
 

@@ -78,7 +78,6 @@ struct Group {
 /// candle's model, loaded.
 #[derive(Debug)]
 pub struct StockSession {
-    backend: Backend,
     model: LoadedModel,
     /// The model with an empty cache, from which every group starts.
     blank: StockModel,
@@ -86,6 +85,8 @@ pub struct StockSession {
     groups: BTreeMap<SequenceId, Group>,
     /// Logits and greedy tokens of the last step.
     last: Option<(Tensor, Tensor)>,
+    /// Behind all tensors, as it gives back the memory that they leave.
+    backend: Backend,
 }
 
 impl StockSession {
@@ -135,11 +136,11 @@ impl StockSession {
     ) -> Self {
         let capabilities = capabilities(EngineKind::Stock, limits, &backend.name, backend.device.is_cpu());
         Self {
-            backend,
             model: LoadedModel { capabilities, architecture, inventory, kv_dtype },
             blank,
             groups: BTreeMap::new(),
             last: None,
+            backend,
         }
     }
 

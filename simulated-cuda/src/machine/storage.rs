@@ -128,6 +128,11 @@ impl Machine {
         Ok(())
     }
 
+    /// A pool reserves no more than what is in use.
+    pub fn trim_pool(&mut self, pool: usize) -> Answer<()> {
+        self.device_of_pool(pool).map(|_| ())
+    }
+
     /// Attributes of the memory of graphs: used now and at most (0, 1), reserved now and at most (2, 3).
     pub fn graph_attribute(&self, device: i32, attribute: u32) -> Answer<u64> {
         let memory = &self.devices[self.device(device)?].memory;
