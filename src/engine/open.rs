@@ -26,11 +26,7 @@ pub fn open(
     // Refused before anything is loaded.
     capabilities(engine, model, dtype, device)?;
     check_kv_dtype(engine, model, dtype, device, options.kv_dtype)?;
-    let (mut done, total) = (Bytes(0), model.inventory(dtype).total_bytes());
-    let mut tensor_loaded = |bytes| {
-        done = done + bytes;
-        loaded(done, total);
-    };
+    let mut tensor_loaded = counted(model, dtype, loaded);
     if kind == EngineKind::Native {
         let ranks = EngineKind::ranks(engine);
         return native::open(model, dtype, (device, ranks), options, &mut tensor_loaded);
@@ -51,6 +47,15 @@ pub fn open(
         return Ok(Box::new(super::replay::Replayed::new(session, kind.name())));
     }
     Ok(Box::new(session.named(kind)))
+}
+
+/// Adds up the bytes of tensors as they are loaded.
+fn counted(model: &OpenModel, dtype: Dtype, loaded: &mut dyn FnMut(Bytes, Bytes)) -> impl FnMut(Bytes) {
+    let (mut done, total) = (Bytes(0), model.inventory(dtype).total_bytes());
+    move |bytes| {
+        done = done + bytes;
+        loaded(done, total);
+    }
 }
 
 /// What an engine could do with a model, without loading it.
@@ -214,7 +219,8 @@ pub fn open_reference(
             open(EngineKind::Stock.name(), model, Dtype::F32, device, options, loaded).map(Some)
         }
         Some(ReferenceKind::Dequantised) => {
-            Ok(Some(Box::new(native::open_dequantised(model, dtype, options, &mut |_| {})?)))
+            let mut tensor_loaded = counted(model, dtype, loaded);
+            Ok(Some(Box::new(native::open_dequantised(model, dtype, options, &mut tensor_loaded)?)))
         }
     }
 }
@@ -243,6 +249,23 @@ mod tests {
         let mixture = fixture("qwen2-moe");
         assert_eq!(reference_device("native", &mixture, Dtype::Bf16, cpu).unwrap(), Some(cpu));
         assert_eq!(reference_device("native", &mixture, Dtype::F32, cpu).unwrap(), None);
+    }
+
+    #[test]
+    fn every_tensor_of_a_reference_is_told_of_as_it_is_loaded() {
+        let model = fixture("qwen2");
+        for dtype in [Dtype::Bf16, Dtype::Int8] {
+            let mut told = Vec::new();
+            let (device, options) = (DeviceChoice::Cpu, DeviceOptions::default());
+            let reference = open_reference("native", &model, dtype, device, options, &mut |done, total| {
+                told.push((done, total));
+            });
+            assert!(reference.unwrap().is_some());
+            assert!(told.len() > 10 && told.is_sorted(), "{dtype}: {told:?}");
+            // Of packed weights the scales that are padded are counted by the loader alone.
+            let (done, total) = told[told.len() - 1];
+            assert!((0.98..1.02).contains(&(done.as_f64() / total.as_f64())), "{dtype}: {done} of {total}");
+        }
     }
 
     /// A generator of the device's own once gave candle other weights there than the engine that it was the reference of.
