@@ -100,7 +100,7 @@ HBMARK_KERNEL_BOUNDED(THREADS, 2, finish_gate_up, const float* sums, float* out,
 }
 
 // next[s] = the first largest of logits[s], which are bent towards softcap where that is above 0. best and arrived [sequences]: as in head.cu.
-// Grid: (sequences, parts), as there may be more sequences than y has blocks. Block: 256 threads. A thread asks for 16 logits at once.
+// Grid: (sequences, parts). Block: 256 threads. A thread asks for 16 logits at once.
 HBMARK_KERNEL_BOUNDED(THREADS, 2, first_largest, float* logits, unsigned long long* best, unsigned* arrived, unsigned* next, float softcap,
                       int outputs) {
     SHARED(unsigned long long[WARPS], of_warps);

@@ -271,7 +271,9 @@ impl<'a> ServingContext<'a> {
         let sequences = spec.scheduler.max_num_seqs.min(MAX_TRIAL_SEQS);
         let (wanted, most) = match (spec.offered, &self.step_model) {
             (Offered::Concurrency(concurrency), _) => (2 * concurrency, usize::MAX),
-            (Offered::Rate(_), Some(model)) => (2 * self.inside(model, spec, sequences), 4 * sequences),
+            (Offered::Rate(_), Some(model)) => {
+                (whole_count((2.0 * self.inside(model, spec, sequences)).ceil()), 4 * sequences)
+            }
             _ => return,
         };
         let spare = match &spec.source {
@@ -281,8 +283,8 @@ impl<'a> ServingContext<'a> {
         spec.warmup = spec.warmup.max(wanted.min(spare));
     }
 
-    /// How many requests the virtual clock finds in the system.
-    fn inside(&self, model: &StepModel, spec: &PointSpec, sequences: usize) -> usize {
+    /// How many requests the virtual clock finds in the system, on average.
+    fn inside(&self, model: &StepModel, spec: &PointSpec, sequences: usize) -> f64 {
         let trial = PointSpec {
             requests: (2 * sequences).max(50),
             max_requests: 0,
@@ -293,8 +295,8 @@ impl<'a> ServingContext<'a> {
         };
         let mut engine = ServingEngine::Virtual { model: model.clone(), vocab: self.vocab() };
         // A trace may be too short for a trial; then the usual tenth has to do.
-        let Ok(point) = engine.measure(&trial, &mut |_| {}) else { return 0 };
-        whole_count(point.result.map_or(0.0, |r| r.mean_running + r.mean_waiting).ceil())
+        let Ok(point) = engine.measure(&trial, &mut |_| {}) else { return 0.0 };
+        point.result.map_or(0.0, |r| r.mean_running + r.mean_waiting)
     }
 }
 
