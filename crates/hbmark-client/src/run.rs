@@ -204,7 +204,7 @@ struct Client<'a> {
     origin: Moment,
     real: RealTime,
     output_tokens: usize,
-    /// One gap between tokens in so many is kept, and so many were seen.
+    /// Gaps between tokens, from the first measured request on.
     token_gaps: Thinned,
     swept: Moment,
     started: Cost,

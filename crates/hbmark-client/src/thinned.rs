@@ -5,7 +5,7 @@
 use hbmark_core::result::serving::Quantiles;
 
 /// Values that are kept at most; no fewer than half as many, where there are so many.
-const MOST: usize = 1 << 20;
+const MOST: usize = 1 << 22;
 
 /// A series, thinned.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,9 +1,9 @@
 //! The arithmetic from an accepted rate to instances, money and memory, line by line as it is done.
 
-use super::rates::Accepted;
-use super::{ArithmeticLine, CapacityPart, Question, SECONDS_PER_HOUR, money, number, percent};
 use serde::Deserialize;
 
+use super::rates::Accepted;
+use super::{ArithmeticLine, CapacityPart, Question, SECONDS_PER_HOUR, money, number, percent};
 use hbmark_core::ledger::Ledger;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::serving::{ServeReport, ServeResult, Slo};
