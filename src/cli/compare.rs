@@ -23,7 +23,7 @@ use crate::worker::journal::FolderLock;
 use crate::worker::signals::Interrupts;
 use hbmark_core::result::ReportKind;
 use hbmark_core::result::comparison::{
-    ComparedItem, Comparison, ComparisonVerdict, Effect, EngineVariant, Method, Settings,
+    ComparedItem, Comparison, ComparisonVerdict, Effect, EngineVariant, Method, Pair, Settings,
 };
 use hbmark_core::units::counted;
 use hbmark_report::analysis::compare::processes::MAX_A_SIDE;
@@ -181,8 +181,9 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
             Err(signal) => return Ok(Outcome::Stopped(signal)),
         },
         (Some(saved), None) | (None, Some(saved)) => anyhow::bail!(
-            "{} is a saved result and the other side a configuration; give two of one kind",
-            saved.display()
+            "{} is a saved result, and {} is no file or folder; give two of one kind",
+            saved.display(),
+            if saved_path(&args.a).is_some() { &args.b } else { &args.a }
         ),
     };
     let saved = args.out.as_ref().map(|folder| save(&ran.comparison, "comparison", folder));
@@ -193,15 +194,30 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
 /// 1 where a gate closes, or a cell has no time to compare.
 fn outcome(comparison: &Comparison, gates: &[Gate]) -> Outcome {
     let effects = || comparison.cells.iter().map(|cell| &cell.effect).chain(&comparison.overall);
-    // A gate must not hold because too few processes were left to close it.
-    let few = |effect: &Effect| {
-        comparison.method == Method::SavedProcesses
-            && !gates.is_empty()
-            && effect.rounds < hbmark_core::stats::least_a_side(comparison.settings.alpha)
-    };
-    let lost = comparison.cells.iter().any(|cell| cell.effect.ratio.is_none() || few(&cell.effect));
+    // A gate must not hold because nothing could have closed it.
+    let undecided = |effect: &Effect| !gates.is_empty() && !can_decide(comparison, effect);
+    let lost = comparison.cells.iter().any(|cell| cell.effect.ratio.is_none() || undecided(&cell.effect));
     let closed = effects().any(|effect| gates.iter().any(|gate| gate.closes(effect)));
     if lost || closed { Outcome::SomeCellsFailed } else { Outcome::Complete }
+}
+
+/// Whether a difference, had there been one, could have been called.
+fn can_decide(comparison: &Comparison, effect: &Effect) -> bool {
+    let alpha = comparison.settings.alpha;
+    let ran_once = comparison.protocol.as_deref() == Some("smoke");
+    match comparison.method {
+        _ if ran_once => false,
+        Method::SavedResults => false,
+        Method::SavedProcesses => {
+            let least = hbmark_core::stats::least_a_side(alpha);
+            let known = |side: fn(&Pair) -> Option<f64>| comparison.read.iter().filter_map(side).count();
+            effect.rounds >= least && [known(|p| p.a_ns), known(|p| p.b_ns)].iter().all(|n| *n >= least)
+        }
+        Method::PairedRounds => {
+            let measured = comparison.floor.is_none() || effect.floor.is_some();
+            effect.rounds >= hbmark_core::stats::least_pairs(alpha) && measured
+        }
+    }
 }
 
 /// A side that is a saved result: a file, or a folder with a result in it. A TOML file is settings.

@@ -113,7 +113,10 @@ pub fn live(
         started: 0,
     };
     let floor = if plan.aa { Some(rounds.take(plan, Against::Itself)?) } else { None };
-    let floor_found = floor.as_ref().map(|taken| judge(&taken.pairs, &taken.b_second, None, &plan.settings));
+    let are_steps = plan.items.iter().all(|item| matches!(item, ComparedItem::Cell(_)));
+    let decide =
+        |taken: &Taken, floor| judge(&taken.pairs, &taken.b_second, floor, &plan.settings, are_steps);
+    let floor_found = floor.as_ref().map(|taken| decide(taken, None));
     let taken = if rounds.stopped.is_none() { rounds.take(plan, Against::Other)? } else { Taken::default() };
     let count = taken.b_second.len();
     if let Some(signal) = rounds.stopped
@@ -121,7 +124,7 @@ pub fn live(
     {
         return Err(CompareError::Stopped { signal, rounds: count, wanted: plan.rounds, least: MIN_ROUNDS });
     }
-    let mut found = judge(&taken.pairs, &taken.b_second, floor_found.as_ref(), &plan.settings);
+    let mut found = decide(&taken, floor_found.as_ref());
     let Rounds { first: [a, b], lost, stopped, .. } = rounds;
     let (a, b) = (a.ok_or(CompareError::NoRounds)?, b.ok_or(CompareError::NoRounds)?);
     a.check_against(&b)?;

@@ -18,8 +18,9 @@ use crate::engine::native::cuda::nccl::{Communicator, Nccl};
 use crate::engine::{Backend, DeviceChoice, DeviceOptions};
 use crate::measure::canary::Canary;
 use crate::measure::timer_checks::Check;
+use hbmark_core::ledger::CACHE_MARGIN;
 use hbmark_core::result::{AllReduceTime, Ceilings, GpuCeilings, LinkCeilings, Spread};
-use hbmark_core::units::{Bytes, Nanos};
+use hbmark_core::units::{Bytes, BytesPerSecond, Nanos};
 
 /// Far beyond any L2 (50 to 60 MiB on Hopper), and long enough that ramp and tail vanish.
 const WORKING_SET: u64 = 4 << 30;
@@ -181,6 +182,9 @@ struct CudaCanary {
     read: KernelLaunch,
     /// What the launch points to.
     _buffers: [DriverMemory; 2],
+    /// What it reads, where that is far more than L2 holds.
+    bytes: Option<Bytes>,
+    seconds: f64,
 }
 
 /// The canary of a GPU.
@@ -194,13 +198,22 @@ pub fn canary(index: u32) -> Result<Box<dyn Canary>, ProbeError> {
     driver.launch(&super::device::write(&memory_of::<Driver>(&buffer), blocks))?;
     driver.synchronise()?;
     let read = read(&memory_of::<Driver>(&buffer), &memory_of::<Driver>(&sum), blocks);
-    Ok(Box::new(CudaCanary { probe: DeviceProbe::new(driver), read, _buffers: [buffer, sum] }))
+    let bytes = Bytes(bytes as u64);
+    let bytes = driver.cache_bytes().filter(|cache| bytes.0 / CACHE_MARGIN >= cache.0).map(|_| bytes);
+    let probe = DeviceProbe::new(driver);
+    Ok(Box::new(CudaCanary { probe, read, _buffers: [buffer, sum], bytes, seconds: f64::NAN }))
 }
 
 impl Canary for CudaCanary {
     fn run(&mut self) -> f64 {
         let times = self.probe.time(3, &self.read);
-        times.map_or(f64::NAN, |times| times.into_iter().fold(f64::INFINITY, f64::min))
+        self.seconds = times.map_or(f64::NAN, |times| times.into_iter().fold(f64::INFINITY, f64::min));
+        self.seconds
+    }
+
+    fn read_rate(&self) -> Option<BytesPerSecond> {
+        let time = Nanos(self.seconds * 1e9);
+        self.bytes.filter(|_| time.0 > 0.0 && time.0.is_finite()).map(|bytes| bytes.per(time))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Which cell of B stands against which of A, and the time each stands for.
 
 use super::{CompareError, ComparedCell, EngineVariant};
-use hbmark_core::result::{CellResult, Phase, Report, Status, accepted, judged_times};
+use hbmark_core::result::{CellResult, Phase, Report, Status, block_means, judged_times};
 use hbmark_core::stats;
 
 /// One step of a grid, of any engine.
@@ -92,16 +92,16 @@ pub(super) fn steps_of(report: &Report) -> Vec<PlacedStep> {
     steps
 }
 
-/// The median over a cell's accepted steps of the time its phase is judged by, or why there is none.
+/// The time that a cell of one process stands for, the geometric mean of its block means as in its report, or why there is none.
 ///
 /// An interval that missed its target or a warm-up without end does not matter here: how precise one process is is part of the spread
 /// between rounds.
 pub(super) fn typical(cell: &CellResult) -> Result<f64, String> {
     let usable =
         cell.status == Status::Ok || (cell.status.is_doubtful() && cell.status != Status::Incomplete);
-    let steps = times(cell);
-    if usable && !steps.is_empty() {
-        return Ok(stats::median(&steps));
+    let means = means(cell);
+    if usable && !means.is_empty() {
+        return Ok(stats::geometric_mean(&means));
     }
     let word = format!("{:?}", cell.status).to_lowercase();
     Err(match &cell.reason {
@@ -111,7 +111,7 @@ pub(super) fn typical(cell: &CellResult) -> Result<f64, String> {
     })
 }
 
-/// The accepted single times of a cell.
-fn times(cell: &CellResult) -> Vec<f64> {
-    accepted(&cell.blocks).flat_map(|block| judged_times(cell.phase, block)).copied().collect()
+/// The means of a cell's accepted blocks.
+pub(super) fn means(cell: &CellResult) -> Vec<f64> {
+    block_means(&cell.blocks, cell.block_merge, |block| judged_times(cell.phase, block))
 }

@@ -181,12 +181,8 @@ fn compare(
     settings: &Settings,
     remarks: &mut Vec<String>,
 ) -> CellComparison {
-    let means = |cell: &CellResult| {
-        block_means(&cell.blocks, cell.block_merge, |block| judged_times(cell.phase, block))
-    };
-    // The time that the cell itself stands for, of which the interval below is the spread.
     let mut time = |side: char, cell: &CellResult| match matching::typical(cell) {
-        Ok(_) => Some(stats::geometric_mean(&means(cell))),
+        Ok(time) => Some(time),
         Err(reason) => {
             remarks.push(format!("{side}: {}: {reason}", cell.id));
             None
@@ -194,7 +190,8 @@ fn compare(
     };
     let pair = Pair { a_ns: time('A', a), b_ns: time('B', b) };
     let ratio = pair.a_ns.zip(pair.b_ns).filter(|(a, _)| *a > 0.0).map(|(a, b)| b / a);
-    let within = ratio.and_then(|_| stats::unpaired_ratio(&means(a), &means(b), settings.confidence));
+    let within = ratio
+        .and_then(|_| stats::unpaired_ratio(&matching::means(a), &matching::means(b), settings.confidence));
     let effect = Effect {
         rounds: usize::from(ratio.is_some()),
         a_ns: pair.a_ns,

@@ -159,6 +159,21 @@ fn the_same_thing_twice_is_equivalent_and_never_different() {
     assert!(found.cells.iter().all(|cell| cell.effect.verdict == ComparisonVerdict::Equivalent), "{found:?}");
 }
 
+/// The longest step of each three takes three times as long on B.
+#[test]
+fn a_stall_that_the_median_step_does_not_see_is_in_the_time() {
+    let mut machine = Machine::new(1.0);
+    machine.breaks = |_, report| {
+        for cell in report.cells.iter_mut().filter(|cell| cell.dtype == Dtype::Int8) {
+            let steps = cell.blocks.iter_mut().flat_map(|block| &mut block.interval_ns);
+            steps.enumerate().filter(|(step, _)| step % 3 == 2).for_each(|(_, time)| *time *= 3.0);
+        }
+    };
+    let found = compare(&plan(false), &mut machine).unwrap();
+    let verdicts: Vec<_> = found.cells.iter().map(|cell| cell.effect.verdict).collect();
+    assert_eq!(verdicts, [ComparisonVerdict::Slower; 2]);
+}
+
 #[test]
 fn a_against_itself_comes_first_and_its_floor_silences_smaller_effects() {
     let mut restless = Machine { luck: 0.12, ..Machine::new(1.0) };

@@ -3,7 +3,7 @@
 //! Enters: the times of each round, one per side, and the settings of the decision. Leaves: an [`Effect`] per cell and one over all
 //! cells. Pure: it runs nothing.
 //!
-//! The unit is a round: one fresh process a side. Everything is decided on ln(B/A) of a round's medians, and on the order
+//! The unit is a round: one fresh process a side. Everything is decided on ln(B/A) of the times that a round's processes report, and on the order
 //! within rounds, which was drawn: what the second launch of a round has of being the second is estimated beside the effect and taken out.
 
 pub mod processes;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::words::counted;
 use hbmark_core::result::comparison::{
-    CellComparison, Comparison, ComparisonVerdict, Effect, Method, Pair, Settings,
+    CellComparison, ComparedItem, Comparison, ComparisonVerdict, Effect, Method, Pair, Settings,
 };
 use hbmark_core::stats;
 
@@ -26,16 +26,17 @@ pub struct Findings {
 }
 
 /// Judges the rounds of every cell; `b_second` says of each round which side went second, `floor` holds what A against itself gave in the same
-/// cells. The cells and their mean are one family of tests.
+/// cells. The cells are one family of tests, with their mean where they are steps: latencies of requests contain one another, and have none.
 pub fn judge(
     cells: &[Vec<Pair>],
     b_second: &[bool],
     floor: Option<&Findings>,
     settings: &Settings,
+    are_steps: bool,
 ) -> Findings {
     let mut later: Vec<Vec<Option<f64>>> =
         cells.iter().map(|rounds| later_over_first(rounds, b_second)).collect();
-    let with_overall = cells.len() > 1;
+    let with_overall = are_steps && cells.len() > 1;
     if with_overall {
         later.push(means(&later, b_second.len()));
     }
@@ -103,13 +104,6 @@ struct PairedStatistics<'a> {
 }
 
 impl PairedStatistics<'_> {
-    /// The least p that the rounds which have both times can reach.
-    fn least_p(&self) -> f64 {
-        let known = self.later.iter().zip(self.b_second).filter(|(d, _)| d.is_some());
-        let second: Vec<bool> = known.map(|(_, second)| *second).collect();
-        stats::least_order_p(second.len(), second.iter().filter(|second| **second).count())
-    }
-
     fn effect(&self, settings: &Settings) -> Effect {
         let rounds = self.later.iter().flatten().count();
         let estimated = stats::order_effect(self.later, self.b_second, settings.confidence);
@@ -125,7 +119,7 @@ impl PairedStatistics<'_> {
         };
         let level = settings.alpha / self.tests.max(1) as f64;
         let minimum = estimated
-            .filter(|_| self.least_p() <= settings.alpha)
+            .filter(|_| rounds >= ROUNDS_OF_POWER)
             .and_then(|(_, spread)| stats::minimum_detectable(spread, rounds, level, settings.power));
         let mut effect = Effect {
             rounds,
@@ -187,16 +181,23 @@ impl PairedStatistics<'_> {
             Some(minimum) => {
                 format!("no difference shown; {} would mostly have been found", percent(minimum))
             }
-            None => format!(
-                "{} rounds cannot show one: the least p is {:.2e}, and {:.2e} is needed; run {} or more",
-                effect.rounds,
-                self.least_p(),
-                settings.alpha,
-                stats::least_pairs(settings.alpha)
-            ),
+            None => {
+                let (rounds, least) = (effect.rounds, stats::least_pairs(settings.alpha));
+                if rounds < least {
+                    format!("{rounds} rounds cannot show one; run {least} or more")
+                } else {
+                    format!(
+                        "no difference shown; fewer than {ROUNDS_OF_POWER} rounds do not say how small a one they would find"
+                    )
+                }
+            }
         }
     }
 }
+
+/// Fewer rounds find a difference of the size of [`stats::minimum_detectable`] less often than it says: that is of a t test, and of the orders of seven
+/// rounds the most extreme alone shows one.
+const ROUNDS_OF_POWER: usize = 10;
 
 /// Whether p shows a difference, which a verdict never does against the interval beside it.
 fn is_shown(low: f64, high: f64, p: f64, settings: &Settings) -> bool {
@@ -270,7 +271,8 @@ fn of_rounds(
         return too_many(cells);
     }
     let pairs: Vec<Vec<Pair>> = cells.iter().map(complete).collect();
-    judge(&pairs, &b_second, floor, settings)
+    let are_steps = cells.iter().all(|cell| matches!(cell.place, ComparedItem::Cell(_)));
+    judge(&pairs, &b_second, floor, settings, are_steps)
 }
 
 /// The effects of saved processes.
@@ -391,7 +393,7 @@ mod tests {
     }
 
     fn judged(cells: &[Vec<Pair>], floor: Option<&Findings>) -> Findings {
-        judge(cells, &order(cells.iter().map(Vec::len).max().unwrap_or(0)), floor, &settings())
+        judge(cells, &order(cells.iter().map(Vec::len).max().unwrap_or(0)), floor, &settings(), true)
     }
 
     fn one(rounds: Vec<Pair>) -> Effect {
@@ -531,7 +533,7 @@ mod tests {
         let mut random = ChaCha8Rng::seed_from_u64(3);
         share_different(trials, || {
             let (rounds, b_second) = launched(machine, effect, &mut random);
-            judge(&rounds, &b_second, None, &settings())
+            judge(&rounds, &b_second, None, &settings(), true)
         })
     }
 
@@ -571,6 +573,32 @@ mod tests {
             (effect.verdict, effect.rounds, effect.p_exact),
             (ComparisonVerdict::Slower, ROUNDS, Some(true))
         );
+    }
+
+    #[test]
+    fn latencies_that_contain_one_another_have_no_mean() {
+        let cells = [of_ratios(&[0.5; 12]), of_ratios(&[1.2; 12])];
+        assert!(judged(&cells, None).overall.is_some());
+        assert_eq!(judge(&cells, &order(12), None, &settings(), false).overall, None);
+    }
+
+    /// What is said to be found eight times of ten, is.
+    #[test]
+    fn the_difference_called_detectable_mostly_is() {
+        let mut random = ChaCha8Rng::seed_from_u64(6);
+        for count in [7, ROUNDS_OF_POWER, ROUNDS] {
+            let said = one(rounds(&mut random, 0.0, 0.015, count)).minimum_detectable;
+            if count < ROUNDS_OF_POWER {
+                assert_eq!(said, None);
+                continue;
+            }
+            let found = (0..400).filter(|_| {
+                let spread = one(rounds(&mut random, 0.0, 0.015, count)).minimum_detectable.unwrap();
+                one(rounds(&mut random, spread, 0.015, count)).verdict == ComparisonVerdict::Slower
+            });
+            let found = found.count();
+            assert!(found >= 270, "{found} of 400 with {count} rounds");
+        }
     }
 
     #[test]
