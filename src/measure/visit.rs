@@ -254,7 +254,7 @@ fn sample(
             (0..lost)
                 .for_each(|_| shared.reject.iter().for_each(|cause| on_event(VisitEvent::Rejected(cause))));
         }
-        let in_a_row = visited.blocks.iter().rev().take_while(|block| block.rejected.is_some()).count();
+        let in_a_row = rejected_in_a_row(&visited.blocks);
         let retries = if visited.noisy.is_some() { 0 } else { protocol.max_retries };
         if in_a_row > retries
             && let Some(last) = visited.blocks.last().and_then(|block| block.rejected.clone())
@@ -264,14 +264,21 @@ fn sample(
                 visited.end = Some(CellEnd { status: Status::Disturbed, reason, fault: None });
                 return Ok(());
             }
-            let begin = visited.blocks.len() - in_a_row;
-            for block in &mut visited.blocks[begin..] {
+            for block in visited.blocks.iter_mut().rev().take_while(|block| block.rejected.is_some()) {
                 block.conditions.extend(block.rejected.take());
+                taken += 1;
             }
-            taken += in_a_row;
             visited.noisy.get_or_insert(reason);
         }
     }
+}
+
+/// Rejections since the last block that counts. The blocks that one look at the load of other processes rejects are one.
+fn rejected_in_a_row(blocks: &[Block]) -> usize {
+    let mut causes: Vec<&Cause> = blocks.iter().rev().map_while(|block| block.rejected.as_ref()).collect();
+    let is_load = |cause: &Cause| matches!(cause, Cause::ForeignLoad { .. } | Cause::CpuSteal { .. });
+    causes.dedup_by(|a, b| is_load(a) && a == b);
+    causes.len()
 }
 
 /// Steps in a block, from the first warm-up on.

@@ -22,4 +22,6 @@ pub use predict::{Prediction, Request, predict};
 pub use routing::{DistinctExperts, ExpertRouting, LayerRouting};
 pub use step::{Ledger, RaggedPart, StepCost, StepShape, expected_distinct_adapters};
 pub use stock::{StockBackend, largest_stock_tensor};
-pub use verdict::{CACHE_MARGIN, CEILING_IMPOSSIBLE, CEILING_TOLERANCE, Floor, Roof, Verdict};
+pub use verdict::{
+    CACHE_MARGIN, CEILING_IMPOSSIBLE, CEILING_TOLERANCE, EXPLAINED_SHARE, Floor, Roof, Verdict,
+};

@@ -381,15 +381,18 @@ fn caveats(
 
 /// What is counted: GPUs, or machines where no GPU was run or computed.
 fn noun(report: &ServeReport) -> &'static str {
-    if report.datasheet.is_some() || report.environment.gpu.is_some() { "GPUs" } else { "machines" }
+    let has_gpu = report.datasheet.is_some() || (report.server.is_none() && report.environment.gpu.is_some());
+    if has_gpu { "GPUs" } else { "machines" }
 }
 
 fn machine(report: &ServeReport) -> String {
     let cpu = || report.environment.cpu.model.clone();
     let gpu = || report.environment.gpu.as_ref().and_then(|g| g.name.clone());
-    match &report.datasheet {
-        Some(sheet) => sheet.product.clone(),
-        None => gpu().or_else(cpu).unwrap_or_else(|| "an unnamed machine".into()),
+    match (&report.datasheet, &report.server) {
+        (Some(sheet), _) => sheet.product.clone(),
+        // This machine is the client's.
+        (None, Some(server)) => format!("the machine of {}", server.url),
+        (None, None) => gpu().or_else(cpu).unwrap_or_else(|| "an unnamed machine".into()),
     }
 }
 

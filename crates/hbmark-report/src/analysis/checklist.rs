@@ -136,7 +136,11 @@ impl Checklist {
                 (false, _) => Severity::Note,
             },
             symptom: format!("{}: {}", check.outcome.word(), check.evidence),
-            regime: check.question.clone(),
+            regime: format!(
+                "{}: {}",
+                if check.outcome == Failed { "not so" } else { "not known" },
+                check.question
+            ),
             evidence: vec![self.subject.clone()],
             // A check knows one thing to do, and nothing to measure first.
             next: String::new(),
@@ -415,7 +419,7 @@ pub fn of_serving(report: &ServeReport) -> Checklist {
         ),
         _ => reported(build(&report.environment), NO_VERSION, RUN_AGAIN),
     };
-    let name = report.model.as_ref().map(|model| &model.name).or_else(|| live.map(|server| &server.model));
+    let name = live.map(|server| &server.model).or_else(|| report.model.as_ref().map(|model| &model.name));
     let named_checks = vec![
         ask("measured, not computed", true, measured),
         ask("hardware named", true, hardware),

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use super::evidence;
+use super::evidence::{self, is_believable};
 use super::explain_prediction::explain_prediction;
 use super::finding::{self, Kind, NearMiss, Rule, UNEXPLAINED};
 use hbmark_core::ledger::{CACHE_MARGIN, Ledger, StepShape};
@@ -83,7 +83,7 @@ const RULES: &[Rule<Detector>] = &[
         kind: Kind::Trust,
         severity: Severity::Problem,
         symptom: "the device says that it was done before it can have been",
-        regime: "marks on another stream than the work",
+        regime: "timing events on another stream than the work",
         next: "hbmark verify --device cuda: spins of a known length",
         response: "put the marks on the stream that runs the steps; intervals of the host are right, spans are not",
         detect: |_, cell| evidence::unseen_work(cell),
@@ -119,7 +119,7 @@ const RULES: &[Rule<Detector>] = &[
         detect: |_, cell| evidence::kv_leak(cell),
     },
     Rule {
-        name: "cold_cache_artefact",
+        name: "cache_artefact",
         kind: Kind::Regime,
         severity: Severity::Warn,
         symptom: "the working set is small beside the last cache",
@@ -135,7 +135,7 @@ const RULES: &[Rule<Detector>] = &[
         symptom: "blocks were slowed down by the hardware's own protection",
         regime: "throttled: clocks fell for heat or current",
         next: "hbmark doctor, then the same cells after five idle minutes",
-        response: "mend the cooling or the supply; times taken meanwhile are of a slower device",
+        response: "fix the cooling or the power supply; times taken meanwhile are of a slower device",
         detect: throttled,
     },
     Rule {
@@ -173,7 +173,7 @@ const RULES: &[Rule<Detector>] = &[
         kind: Kind::Trust,
         severity: Severity::Warn,
         symptom: "the device is steady and the host between its steps is not",
-        regime: "a host that is taken away: other threads on its cores, or a sleeping governor",
+        regime: "the host thread is preempted, or the CPU governor saves power",
         next: "the same cell with the process pinned to idle cores",
         response: "pin the host thread, stop what shares its cores; read the device span and not the interval",
         detect: |_, cell| is_believable(cell).then(|| evidence::host_jitter(cell))?,
@@ -422,11 +422,6 @@ fn timed(cell: &CellResult) -> Option<f64> {
     time.filter(|time| time.is_finite() && *time > 0.0 && cell.status != Status::Predicted)
 }
 
-/// Whether a time may be read for a regime at all.
-fn is_believable(cell: &CellResult) -> bool {
-    matches!(cell.status, Status::Ok | Status::NotConverged | Status::Noisy)
-}
-
 pub(super) fn floor(cell: &CellResult) -> Option<f64> {
     cell.predicted_ns.or(cell.predicted_datasheet_ns).filter(|floor| *floor > 0.0)
 }
@@ -499,12 +494,18 @@ fn blocks(cell: &CellResult) -> String {
     counted(cell.blocks.len(), "block")
 }
 
+/// What a block was rejected for, or counts in spite of.
+fn caught(block: &Block, is: impl Fn(&Cause) -> bool) -> Option<&Cause> {
+    block.rejected.iter().chain(&block.conditions).find(|cause| is(cause))
+}
+
 fn throttled(_: &Case<'_>, cell: &CellResult) -> Option<String> {
-    let (count, last) = under(cell, |block| matches!(block.rejected, Some(Cause::Throttled { .. })));
-    let cause = last?.rejected.as_ref()?;
+    let is = |cause: &Cause| matches!(cause, Cause::Throttled { .. });
+    let (count, last) = under(cell, |block| caught(block, is).is_some());
+    let cause = caught(last?, is)?;
     let heat = last?.telemetry.as_ref().and_then(|t| t.temperature_celsius);
     let heat = heat.map_or_else(String::new, |c| format!(" at {c:.0} °C"));
-    Some(format!("{count} of {} rejected, the last for {cause}{heat}", blocks(cell)))
+    Some(format!("{count} of {}, the last for {cause}{heat}", blocks(cell)))
 }
 
 fn power_capped(_: &Case<'_>, cell: &CellResult) -> Option<String> {
@@ -519,14 +520,16 @@ fn power_capped(_: &Case<'_>, cell: &CellResult) -> Option<String> {
 }
 
 fn foreign_load(_: &Case<'_>, cell: &CellResult) -> Option<String> {
+    let is = |cause: &Cause| matches!(cause, Cause::ForeignLoad { .. } | Cause::CpuSteal { .. });
     let foreign = |block: &Block| {
         let beside = block.telemetry.as_ref().and_then(|t| t.gpu_other_processes).unwrap_or(0);
-        matches!(block.rejected, Some(Cause::ForeignLoad { .. } | Cause::CpuSteal { .. })) || beside > 0
+        caught(block, is).is_some() || beside > 0
     };
     let (count, last) = under(cell, foreign);
-    let last = last?;
-    let what =
-        last.rejected.as_ref().map_or_else(|| "another process on the GPU".to_owned(), ToString::to_string);
+    // A cell that is good took other blocks for a few of these.
+    let last =
+        last.filter(|_| cell.status != Status::Ok || count as f64 >= OFTEN * cell.blocks.len() as f64)?;
+    let what = caught(last, is).map_or_else(|| "another process on the GPU".to_owned(), ToString::to_string);
     Some(format!("{count} of {}, the last: {what}", blocks(cell)))
 }
 
@@ -535,11 +538,12 @@ fn noisy(report: &Case<'_>, cell: &CellResult) -> Option<String> {
     if evidence::degraded(cell, OFTEN).is_some() {
         return None;
     }
-    let (count, last) = under(cell, |block| matches!(block.rejected, Some(Cause::Canary { .. })));
-    if let Some(cause) = last.and_then(|block| block.rejected.as_ref())
+    let is = |cause: &Cause| matches!(cause, Cause::Canary { .. });
+    let (count, last) = under(cell, |block| caught(block, is).is_some());
+    if let Some(cause) = last.and_then(|block| caught(block, is))
         && count as f64 >= OFTEN * cell.blocks.len() as f64
     {
-        evidence.push(format!("{count} of {} rejected, the last: {cause}", blocks(cell)));
+        evidence.push(format!("{count} of {}, the last: {cause}", blocks(cell)));
     }
     let step = cell.step_ns.as_ref();
     if let Some(cv) = step.and_then(|step| step.cv).filter(|cv| *cv > NOISY_STEPS) {

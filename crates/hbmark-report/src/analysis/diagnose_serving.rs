@@ -94,7 +94,7 @@ const RULES: &[Rule<Detector>] = &[
         symptom: "the engine failed while it served",
         regime: "a failing engine: what it was serving counts as never done",
         next: "the same point with fewer sequences at a time (--max-num-seqs)",
-        response: "mend the failure first; latencies around it are of a smaller load",
+        response: "fix the failure first; latencies around it are of a smaller load",
         detect: |_, _, result| failed(result, GateName::Engine),
     },
     Rule {
@@ -158,7 +158,7 @@ const RULES: &[Rule<Detector>] = &[
         detect: |_, point, result| prefix_missed(point, result, false),
     },
     Rule {
-        name: "cold_cache_artefact",
+        name: "cold_start",
         kind: Kind::Regime,
         severity: Severity::Warn,
         symptom: "the first measured requests were slower than the others",

@@ -28,6 +28,11 @@ const DEGRADED: f64 = 1.05;
 const KV_TIMES: f64 = 1.5;
 const KV_TIMES_LOW: f64 = 1.25;
 
+/// Whether a time may be read for a regime at all.
+pub(super) fn is_believable(cell: &CellResult) -> bool {
+    matches!(cell.status, Status::Ok | Status::NotConverged | Status::Noisy)
+}
+
 /// Blocks that count.
 fn accepted(cell: &CellResult) -> impl Iterator<Item = &Block> {
     cell.blocks.iter().filter(|block| block.rejected.is_none())
@@ -35,7 +40,7 @@ fn accepted(cell: &CellResult) -> impl Iterator<Item = &Block> {
 
 /// The part of the interval in which the device waits for the host, where it is large.
 pub(super) fn host_waits(cell: &CellResult) -> Option<String> {
-    let interval = cell.tpot_ns.filter(|_| matches!(cell.status, Status::Ok | Status::NotConverged))?;
+    let interval = cell.tpot_ns.filter(|_| is_believable(cell))?;
     let bubble = cell.host_bubble_ns.filter(|bubble| bubble / interval >= WAITING)?;
     let span = cell.step_ns.as_ref()?.center();
     Some(format!(

@@ -193,7 +193,7 @@ fn terms(report: &Report, cell: &CellResult) -> String {
 
 /// `; collectives take 6.36 µs at the speed of the link, 2.95 ms with NCCL 2.29.2`.
 fn exchanged(step: &GroupStep) -> String {
-    let Some(link) = step.collectives_ns else { return "; collectives are not priced".to_owned() };
+    let Some(link) = step.collectives_ns else { return "; communication time is not modelled".to_owned() };
     let measured = step.measured.iter().map(|row| format!(", {} with {}", Nanos(row.all_reduces_ns), row.by));
     format!("; collectives take {} at the speed of the link{}", Nanos(link), measured.collect::<String>())
 }

@@ -20,7 +20,7 @@ pub(super) fn unexplained(
         symptom,
         regime: UNEXPLAINED,
         next,
-        response: "none before the next measurement: a guess would cost more than it saves",
+        response: "none before the next measurement",
         detect: (),
     };
     (!found.is_empty()).then(|| rule.finding(found))

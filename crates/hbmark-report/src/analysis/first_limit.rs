@@ -39,7 +39,7 @@ impl ServingTarget {
             Self::Ttft => (
                 "the queue and the prefill: more sequences or tokens a step (--max-num-seqs, --max-num-batched-tokens), prefix caching, \
                  a faster prefill; after that more instances",
-                "queue p50 beside TTFT p50 at that rate: the larger of wait and prefill is the one to mend",
+                "queue p50 beside TTFT p50 at that rate: the larger of wait and prefill is the one to fix",
             ),
             Self::Tpot => (
                 "the decode step: a smaller batch (--max-num-seqs), fewer prefill tokens a step (--max-num-batched-tokens), fewer bytes (int8, \

@@ -5,11 +5,11 @@
 
 use crate::analysis::distinct;
 use crate::analysis::ladder::launch_cost;
-use hbmark_core::ledger::{CEILING_IMPOSSIBLE, FitPoint, Floor, Roof, StepCost, Verdict};
+use hbmark_core::ledger::{CEILING_IMPOSSIBLE, EXPLAINED_SHARE, FitPoint, Floor, Roof, StepCost, Verdict};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{
-    Block, Cause, Ceilings, Cell, CellResult, DeviceSpec, FittedModel, GpuEnvironment, LaunchCost, Measured,
-    Phase, ProtocolSummary, Report, Status, TimeSummary, accepted, block_means, judged_times,
+    Block, Bound, Cause, Ceilings, Cell, CellResult, DeviceSpec, FittedModel, GpuEnvironment, LaunchCost,
+    Measured, Phase, ProtocolSummary, Report, Status, TimeSummary, accepted, block_means, judged_times,
 };
 use hbmark_core::stats::{self, CONFIDENCE};
 use hbmark_core::units::{Flops, Nanos};
@@ -65,6 +65,13 @@ pub fn recompute(report: &mut Report) {
         if simulated && (cell.status == Status::Ok || cell.status.is_doubtful()) {
             cell.status = Status::Simulated;
         }
+    }
+    relate(report);
+}
+
+/// Fills in what follows from the cells together, and from what each is called: ladders, fits, launch costs, the range over all blocks.
+pub fn relate(report: &mut Report) {
+    for cell in &mut report.cells {
         cell.all_blocks = cell.status.is_doubtful().then(|| cell.over_all_blocks()).flatten();
     }
     let launches: Vec<Option<LaunchCost>> =
@@ -102,7 +109,6 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
     let (rate, share) = beside(cell).unzip();
     cell.read_beside_bytes_per_s = rate;
     cell.fraction_of_read_beside = share.filter(|share| *share <= CEILING_IMPOSSIBLE);
-    cell.all_blocks = cell.status.is_doubtful().then(|| cell.over_all_blocks()).flatten();
     if accepted(&cell.blocks).next().is_none() {
         return;
     }
@@ -137,6 +143,12 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
     cell.energy_per_step_joules = energy_per_step(cell);
     cell.energy_per_token_joules = cell.energy_per_step_joules.map(|joules| joules / tokens as f64);
     Verdict::new(&cost, Nanos(center), cell.dtype, ceilings, datasheet).record(cell);
+    // The memory as it was beside the blocks explains what the ceiling, measured before, does not.
+    if cell.bound == Some(Bound::Overhead)
+        && cell.fraction_of_read_beside.is_some_and(|share| share >= EXPLAINED_SHARE)
+    {
+        cell.bound = Some(Bound::Memory);
+    }
     if let Some(reason) = unseen_work(cell, &cost, ceilings, datasheet)
         && matches!(cell.status, Status::Ok | Status::NotConverged | Status::Noisy)
     {
@@ -207,7 +219,7 @@ pub fn fits(report: &Report) -> Vec<FittedModel> {
                     c.engine == engine
                         && c.dtype == dtype
                         && c.phase == Phase::Decode
-                        && c.status != Status::Invalid
+                        && matches!(c.status, Status::Ok | Status::NotConverged | Status::Noisy)
                 })
             };
             let points: Vec<FitPoint> = cells()
@@ -262,7 +274,7 @@ fn summarise(steps: &[f64], block_means: &[f64], blocks: usize) -> TimeSummary {
 mod tests {
     use super::*;
     use crate::samples;
-    use hbmark_core::result::BlockTelemetry;
+    use hbmark_core::result::{BlockTelemetry, Spread};
 
     #[test]
     fn joules_of_a_step_are_those_of_all_blocks_together_and_a_gpus_need_time() {
@@ -314,6 +326,14 @@ mod tests {
             "{:?}",
             cell.read_beside_bytes_per_s
         );
+        // The ceiling, measured before, was that of another memory.
+        let mut slowed = report.clone();
+        let ceilings = slowed.ceilings.as_mut().unwrap();
+        ceilings.read_bytes_per_s = Spread { median: 4e10, low: 4e10, high: 4e10 };
+        ceilings.gemm_flops_per_s.values_mut().for_each(|peak| peak.median *= 1e3);
+        recompute(&mut slowed);
+        assert!(first(&slowed).fraction_of_ceiling.unwrap() < EXPLAINED_SHARE);
+        assert_eq!(first(&slowed).bound, Some(Bound::Memory));
         // Faster than a read can be: the reads were disturbed.
         let mut disturbed = report.clone();
         disturbed.cells[0]

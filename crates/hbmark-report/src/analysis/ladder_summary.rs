@@ -86,7 +86,7 @@ fn bound_word(bound: Bound) -> &'static str {
 fn loss_of(measured: &Measured<'_>, above: &[Measured<'_>]) -> String {
     let has = |kind| above.iter().any(|m| m.kind == kind && m.cell.dtype == measured.cell.dtype);
     match measured.kind {
-        RungKind::Native => "our kernels' loss".to_owned(),
+        RungKind::Native => "native kernel overhead".to_owned(),
         RungKind::Stock if has(RungKind::StockPool) => "what its memory pool gives back and takes".to_owned(),
         RungKind::Stock | RungKind::StockPool if has(RungKind::StockGraph) => {
             "launches, kernel by kernel".to_owned()

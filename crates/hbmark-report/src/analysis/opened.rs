@@ -49,7 +49,7 @@ impl Opened {
 pub fn unsigned(kind: ReportKind) -> &'static str {
     match kind {
         ReportKind::Run => {
-            "read from a file: every number is recomputed from its raw samples, and nothing proves who took them"
+            "read from a file: every number is recomputed from its raw samples, and their origin is not verified"
         }
         ReportKind::Predict => {
             "read from a file: a prediction has no samples, so its floors are the file's own; hbmark predict computes them again"
@@ -65,6 +65,7 @@ pub fn report(path: &Path) -> Result<Report, ReportError> {
     let mut report = saved::read(path)?;
     judge::recompute(&mut report);
     recheck(&mut report);
+    judge::relate(&mut report);
     Ok(report)
 }
 

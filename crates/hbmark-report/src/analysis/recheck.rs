@@ -208,7 +208,9 @@ fn prefills(report: &Report) -> BTreeMap<Place, f64> {
 
 /// A decode step computes one token where the prefill computes a context of them.
 fn swapped(cell: &CellResult, prefills: &BTreeMap<Place, f64>) -> Option<Cause> {
-    let decode = cell.tpot_ns.filter(|_| cell.phase == Phase::Decode && cell.context >= LONG_CONTEXT)?;
+    // Device spans of both: what a step waits for the host is not its work.
+    let is_long = cell.phase == Phase::Decode && cell.context >= LONG_CONTEXT;
+    let decode = cell.step_ns.as_ref().filter(|_| is_long)?.median;
     let prefill = *prefills.get(&place(cell))?;
     (decode > prefill * DECODE_OVER_PREFILL).then(|| {
         let detail = format!(

@@ -72,7 +72,7 @@ fn a_second_dtype_splits_the_step_into_its_bytes_and_the_rest() {
     assert_eq!(
         ladder.story,
         "decode b1 c128: of stock's 163.0 ms, 51.4 ms is the memory floor of bf16, 52.1 ms its f32 weights and KV, \
-         3.0 ms our kernels' loss, 56.5 ms candle's kernels and copies"
+         3.0 ms native kernel overhead, 56.5 ms candle's kernels and copies"
     );
     assert_eq!(ladder.rungs[2].bytes, Some(Bytes(1_035_000_000)), "a floor has the bytes that must move");
     assert_eq!(ladder.rungs[3].bytes, None, "bytes that were not counted are null");
@@ -92,7 +92,7 @@ fn engines_of_one_dtype_share_one_floor() {
     assert_eq!(adds(&ladder), named(&[("ceiling", 514), ("native", 30), ("stock", 656)]));
     assert_eq!(
         ladder.story,
-        "decode b1 c128: of stock's 120.0 ms, 51.4 ms is the memory floor of bf16, 3.0 ms our kernels' loss, 65.6 ms \
+        "decode b1 c128: of stock's 120.0 ms, 51.4 ms is the memory floor of bf16, 3.0 ms native kernel overhead, 65.6 ms \
          candle's kernels and copies"
     );
 }
@@ -116,7 +116,7 @@ fn one_engine_has_a_ladder_of_its_own() {
     );
     assert_eq!(
         only(vec![native(54.4)]).story,
-        "decode b1 c128: of native's 54.40 ms, 51.40 ms is the memory floor of bf16, 3.00 ms our kernels' loss"
+        "decode b1 c128: of native's 54.40 ms, 51.40 ms is the memory floor of bf16, 3.00 ms native kernel overhead"
     );
 }
 
@@ -157,7 +157,7 @@ fn a_step_under_its_floor_beyond_noise_blames_the_ceiling() {
 fn a_step_under_its_floor_within_noise_is_at_its_floor() {
     assert_eq!(
         only(vec![native(51.2)]).story,
-        "decode b1 c128: of native's 51.20 ms, 51.40 ms is the memory floor of bf16, -0.20 ms our kernels' loss (within the \
+        "decode b1 c128: of native's 51.20 ms, 51.40 ms is the memory floor of bf16, -0.20 ms native kernel overhead (within the \
          noise of the ceiling)"
     );
 }
@@ -215,7 +215,7 @@ fn candles_step_is_split_into_its_kernels_and_its_launches() {
     assert!((launches.cost_ns - 73.0 * MS).abs() < 1.0 && (launches.share - 73.0 / 163.0).abs() < 1e-12);
     assert_eq!(
         ladder.story,
-        "decode b1 c128: of stock's 163.0 ms, 51.4 ms is the memory floor of bf16, 3.0 ms our kernels' loss, \
+        "decode b1 c128: of stock's 163.0 ms, 51.4 ms is the memory floor of bf16, 3.0 ms native kernel overhead, \
          35.6 ms candle's kernels and copies, 73.0 ms launches, kernel by kernel; \
          44.8 % of stock is launches (163.0 ms eager less 90.0 ms replayed)"
     );
@@ -301,8 +301,8 @@ fn a_prefill_is_told_by_its_step_and_its_compute_floor() {
     let ladder = only(vec![prefill("native", Dtype::Bf16, 60.0), prefill("stock", Dtype::F32, 130.0)]);
     assert_eq!(
         ladder.story,
-        "prefill b1 c128: of stock's 130.0 ms, 50.0 ms is the compute floor of bf16, 50.0 ms its f32 arithmetic, 10.0 ms our \
-         kernels' loss, 20.0 ms candle's kernels and copies"
+        "prefill b1 c128: of stock's 130.0 ms, 50.0 ms is the compute floor of bf16, 50.0 ms its f32 arithmetic, 10.0 ms \
+         native kernel overhead, 20.0 ms candle's kernels and copies"
     );
 }
 
@@ -380,7 +380,7 @@ fn an_external_result_of_another_context_has_a_floor_of_its_own() {
     assert_eq!(
         ladder.story,
         "decode b1 c128: of vllm's 60.40 ms, 51.40 ms is the memory floor of bf16, 2.00 ms what a step at b1 c1024 needs \
-         beyond that, 3.00 ms our kernels' loss, 4.00 ms the rest of vllm; vllm ran at b1 c1024, not at this place"
+         beyond that, 3.00 ms native kernel overhead, 4.00 ms the rest of vllm; vllm ran at b1 c1024, not at this place"
     );
 }
 

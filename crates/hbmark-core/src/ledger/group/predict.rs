@@ -235,7 +235,7 @@ impl Predicted<'_> {
         }
         if self.link.is_none() && self.group.gpus() > 1 {
             warnings.push(format!(
-                "collectives not priced: the table of devices has no link between {} × {}; the floor is that of the slowest GPU alone",
+                "communication time not modelled: the table of devices has no link between {} × {}; the floor is that of the slowest GPU alone",
                 self.group.gpus(),
                 device.product
             ));

@@ -397,7 +397,8 @@ fn a_link_that_is_not_known_prices_nothing_and_says_so() {
         assert_eq!((summary.link, parts.collectives_ns), (None, None));
         assert!(parts.collectives.iter().all(|row| row.link_ns.is_none() && row.bytes.0 > 0));
         assert_eq!(decode.predicted_ns, Some(parts.stages_ns[0]));
-        let note = prediction.warnings.iter().find(|note| note.starts_with("collectives not priced"));
+        let note =
+            prediction.warnings.iter().find(|note| note.starts_with("communication time not modelled"));
         assert!(
             note.is_some_and(|note| note.contains(&format!("{} × ", group.gpus()))),
             "{:?}",

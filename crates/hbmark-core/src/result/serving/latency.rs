@@ -154,18 +154,19 @@ impl ClauseResult {
             // Beyond the largest value seen nothing is known.
             Some((at(low)?, at(high).unwrap_or(f64::INFINITY)))
         });
-        let met = interval.and_then(|(low, high)| match clause.limit_ns {
-            limit if high <= limit => Some(true),
-            limit if low > limit => Some(false),
+        let (low, high) = interval.unzip();
+        let [observed, low, high] = [observed, low, high].map(|value| value.map(Quantity::from));
+        Self { clause, observed, low, high, met: None }.with_limit(clause.limit_ns)
+    }
+
+    /// The same percentile against another limit.
+    pub fn with_limit(self, limit_ns: f64) -> Self {
+        let met = self.low.zip(self.high).and_then(|(low, high)| match limit_ns {
+            limit if high.value() <= limit => Some(true),
+            limit if low.value() > limit => Some(false),
             _ => None,
         });
-        Self {
-            clause,
-            observed: observed.map(Quantity::from),
-            low: interval.map(|(low, _)| low.into()),
-            high: interval.map(|(_, high)| high.into()),
-            met,
-        }
+        Self { clause: Clause { limit_ns, ..self.clause }, met, ..self }
     }
 
     /// Whether every objective was met: false if any failed, otherwise unknown if any is unknown.
@@ -242,7 +243,7 @@ impl fmt::Display for GateName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::InjectionLag => "injection lag",
-            Self::RealisedRate => "realised rate",
+            Self::RealisedRate => "achieved rate",
             Self::LittlesLaw => "Little's law",
             Self::KvAccounting => "KV accounting",
             Self::TokenCount => "token count",

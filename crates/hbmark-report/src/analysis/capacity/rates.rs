@@ -3,7 +3,7 @@
 use super::{CapacityError, Question, TriedRate, number};
 use hbmark_core::result::cause::joined;
 use hbmark_core::result::serving::{
-    Clause, LEVELS, Offered, Point, Quantity, Search, ServeReport, ServeResult, Slo, SloMetric,
+    Clause, ClauseResult, LEVELS, Offered, Point, Quantity, Search, ServeReport, ServeResult, Slo, SloMetric,
     SweepVariable, Validity,
 };
 use hbmark_core::units::{Nanos, counted};
@@ -46,8 +46,7 @@ impl From<Option<Quantity>> for ObservedPercentile {
 
 pub(super) fn observed(result: &ServeResult, clause: &Clause) -> ObservedPercentile {
     let near = |p: f64| (p - clause.percentile).abs() < 1e-9;
-    let judged = result.slo.iter().find(|c| c.clause.metric == clause.metric && near(c.clause.percentile));
-    if let Some(judged) = judged {
+    if let Some(judged) = result.slo.iter().find(|judged| is_of(judged, clause)) {
         return judged.observed.into();
     }
     let quantiles = match clause.metric {
@@ -60,17 +59,45 @@ pub(super) fn observed(result: &ServeResult, clause: &Clause) -> ObservedPercent
     known.map_or(ObservedPercentile::NotKept, |(_, of)| quantiles.as_ref().and_then(of).into())
 }
 
-/// Whether a run held its rate, `None` where it cannot tell, and what decided: every objective was met, and the system keeps up. Of objectives
-/// that were those of the run their intervals count, of others what was observed.
-pub(super) fn judge(result: &ServeResult, slo: &Slo) -> Result<(Option<bool>, String), CapacityError> {
+/// An objective by the interval of its percentile, where the run judged that percentile or keeps what it is of.
+fn judged(point: &Point, result: &ServeResult, clause: &Clause) -> Option<ClauseResult> {
+    let own =
+        |judged: &&ClauseResult| judged.clause == *clause || (judged.low.is_some() && is_of(judged, clause));
+    if let Some(own) = result.slo.iter().find(own) {
+        return Some(if own.clause == *clause {
+            own.clone()
+        } else {
+            own.clone().with_limit(clause.limit_ns)
+        });
+    }
+    // A live run keeps neither gaps between tokens nor the server's queue one by one.
+    let is_kept = point.live.is_none() || !matches!(clause.metric, SloMetric::Tpot | SloMetric::Queue);
+    let kept = result.requests.as_ref().filter(|_| is_kept)?;
+    let values = (0..kept.arrival_ns.len()).filter_map(|i| kept.latency(i, clause.metric));
+    Some(ClauseResult::of(&values.collect::<Vec<_>>(), *clause)).filter(|found| found.observed.is_some())
+}
+
+/// Whether a judged objective is of the same percentile.
+fn is_of(judged: &ClauseResult, clause: &Clause) -> bool {
+    let Clause { metric, percentile, .. } = judged.clause;
+    metric == clause.metric && (percentile - clause.percentile).abs() < 1e-9
+}
+
+/// Whether a run held its rate, `None` where it cannot tell, and what decided: every objective was met, on a machine that nothing disturbed, and the
+/// system keeps up. Intervals decide where the requests are kept or the objective was the run's own, otherwise what was observed.
+pub(super) fn judge(
+    point: &Point,
+    result: &ServeResult,
+    slo: &Slo,
+) -> Result<(Option<bool>, String), CapacityError> {
     match result.validity {
         Validity::Saturated => return Ok((Some(false), format!("saturated: {}", joined(&result.reasons)))),
         Validity::Invalid => return Ok((None, format!("invalid: {}", joined(&result.reasons)))),
         Validity::Valid => {}
     }
-    let mut open = None;
+    let mut open = point.disturbances().into_iter().next().map(|cause| format!("disturbed: {cause}"));
     for clause in &slo.clauses {
-        if let Some(judged) = result.slo.iter().find(|judged| judged.clause == *clause) {
+        if let Some(judged) = judged(point, result, clause) {
             match judged.met {
                 Some(true) => {}
                 Some(false) => return Ok((Some(false), judged.to_string())),
@@ -149,7 +176,7 @@ pub(super) fn rates<'a>(report: &'a ServeReport, slo: &Slo) -> Result<Rates<'a>,
     let warm = report.points.iter().filter(|p| !p.cold);
     for point in warm {
         let (Offered::Rate(rate), Some(result)) = (point.offered, &point.result) else { continue };
-        let (held, why) = judge(result, slo)?;
+        let (held, why) = judge(point, result, slo)?;
         let same = |g: &&mut Group<'_>| (g.tried.rate / rate - 1.0).abs() < 1e-9;
         if let Some(group) = groups.iter_mut().find(same) {
             group.tried.add(held, why);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::samples::{self, decided, sweep};
 use hbmark_core::result::Cause;
-use hbmark_core::result::serving::{Fate, Offered, Requests, Search, Validity};
+use hbmark_core::result::serving::{Clause, Fate, Offered, Requests, Search, Validity};
 
 /// Rates 2 and 8 held, 64 did not, 128 was not run; round numbers everywhere the arithmetic looks.
 fn swept() -> ServeReport {
@@ -89,6 +89,30 @@ fn an_objective_that_the_run_left_open_is_not_met() {
     let tried = found.tried.iter().find(|tried| tried.rate > 7.0).unwrap();
     assert_eq!((tried.held, tried.runs_held), (None, 0));
     assert!(tried.why.contains("the interval holds the limit"), "{}", tried.why);
+}
+
+#[test]
+fn a_stricter_objective_is_judged_by_the_interval_of_the_one_that_was_set() {
+    let mut report = swept();
+    let clause = &mut report.points[1].result.as_mut().unwrap().slo[0];
+    let (limit, percentile) = (clause.clause.limit_ns, clause.clause);
+    (clause.low, clause.high) = (Some((limit * 0.5).into()), Some((limit * 0.9).into()));
+    let ask = |share: f64| {
+        let slo = Slo { clauses: vec![Clause { limit_ns: limit * share, ..percentile }] };
+        capacity(&report, &Question { slo: Some(slo), ..question() }).unwrap().rate_per_instance
+    };
+    near(ask(0.95), 8.0);
+    // What was observed is within it, and its interval is not.
+    near(ask(0.89), 2.0);
+}
+
+#[test]
+fn a_rate_that_was_measured_beside_other_work_is_none_of_an_instance() {
+    let mut report = swept();
+    report.points[1].result.as_mut().unwrap().foreign_cores = Some(1.5);
+    let found = capacity(&report, &question()).unwrap();
+    near(found.rate_per_instance, 2.0);
+    assert!(found.tried.iter().any(|tried| tried.why.contains("disturbed: other processes")));
 }
 
 #[test]

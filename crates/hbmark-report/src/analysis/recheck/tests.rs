@@ -282,6 +282,34 @@ fn a_block_of_one_step_is_none() {
 }
 
 #[test]
+fn a_decode_that_waits_for_the_host_longer_than_its_prefill_takes_is_none() {
+    let mut report = run();
+    let prefill = report.cells[0].step_ns.as_ref().unwrap().median;
+    report.environment.gpu = Some(hbmark_core::result::GpuEnvironment::default());
+    for block in &mut report.cells[1].blocks {
+        block.interval_ns.iter_mut().for_each(|interval| *interval += 3.0 * prefill);
+        block.wall_ns = block.interval_ns.iter().sum();
+        block.timeline_ns = Some(block.wall_ns);
+    }
+    judge::recompute(&mut report);
+    recheck(&mut report);
+    let phases = |cause: &Cause| matches!(cause, Cause::Inconsistent { rule: Rule::Phases, .. });
+    assert!(!report.cells[1].reason.as_ref().is_some_and(phases), "{:?}", report.cells[1].reason);
+}
+
+#[test]
+fn ladders_and_fits_are_of_the_cells_as_they_are_called_after_the_check() {
+    let mut report = run();
+    report.cells[1].blocks.truncate(2);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("result.json");
+    std::fs::write(&path, saved::write(&report).unwrap()).unwrap();
+    let opened = crate::analysis::opened::report(&path).unwrap();
+    assert_eq!(opened.cells[1].status, Status::NotConverged);
+    assert!(opened.cells[1].all_blocks.is_some());
+}
+
+#[test]
 fn prefill_and_decode_cannot_be_exchanged() {
     let mut report = run();
     let [prefill, decode] = &mut report.cells[..2] else { panic!("two cells") };
