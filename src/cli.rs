@@ -51,7 +51,7 @@ use hbmark_report::output::{Format, Kind, Screen, render};
     name = "hbmark",
     version,
     arg_required_else_help = true,
-    after_help = "Example:\n  hbmark run --model SmolLM2-135M --batch 1,4 --context 128,512\n\n`hbmark glossary` defines every term in a report."
+    after_help = "Example:\n  hbmark run --model SmolLM2-135M --batch 1,4 --context 128,512\n\n`hbmark glossary` defines the metrics, and docs/causes.md the causes."
 )]
 pub struct Cli {
     #[command(subcommand)]

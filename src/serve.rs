@@ -230,7 +230,7 @@ pub fn benchmark(
         .any(|r| r.measured < MIN_REQUESTS)
     {
         report.warnings.push(format!(
-            "fewer than {MIN_REQUESTS} requests were measured: saturation and the realised rate are not judged"
+            "fewer than {MIN_REQUESTS} requests were measured: saturation and the achieved rate are not judged"
         ));
     }
     report.warnings.splice(0..0, std::mem::take(&mut stage.worker.warnings));

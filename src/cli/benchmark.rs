@@ -22,7 +22,7 @@ pub struct WorkerArgs {
     /// Measure in this process, not in a worker: for profilers and debuggers. A crash then ends everything.
     #[arg(long, env = "HBMARK_NO_ISOLATION", value_parser = clap::builder::FalseyValueParser::new())]
     pub no_isolation: bool,
-    /// Kill a worker that has not answered for so long, and 100 times (serve: 10 times) what its next step is predicted to take.
+    /// Kill a worker that is silent for longer than this plus 100 times (serve: 10 times) its predicted step.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = clap::value_parser!(u32).range(1..))]
     pub hang_after: u32,
 }

@@ -125,7 +125,7 @@ pub fn serving_result(file: &Path) -> anyhow::Result<ServeReport> {
     // What it is instead, or why it is nothing.
     let kind = open(file)?.kind();
     anyhow::bail!(
-        "{} is {kind}, and only traffic shows what an instance carries: give a result of `hbmark serve`",
+        "{} is {kind}, and capacity needs a serving result: give one of `hbmark serve`",
         file.display()
     )
 }
@@ -140,7 +140,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     };
     let report = serving_result(&args.file)?;
     let answer = capacity::capacity(&report, &question)
-        .with_context(|| format!("{} cannot say what an instance carries", args.file.display()))?;
+        .with_context(|| format!("no capacity can be derived from {}", args.file.display()))?;
     print_result(&answer, args.format)?;
     Ok(Outcome::Complete)
 }

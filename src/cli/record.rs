@@ -49,7 +49,8 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
 fn of_file(args: &Args, file: &Path) -> anyhow::Result<Document> {
     let opened = open(file)?;
     if let Opened::Serving(report) = &opened {
-        let planned = plan(args, report).with_context(|| format!("{} carries no plan", file.display()))?;
+        let planned = plan(args, report)
+            .with_context(|| format!("no capacity can be derived from {}", file.display()))?;
         return Ok(record::of_serving(report, planned.as_ref()));
     }
     ensure!(

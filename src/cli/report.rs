@@ -44,7 +44,7 @@ pub struct Args {
 
 /// What a saved serving result can show, and what not.
 const UNSIGNED_SERVING: &str = "read from a file: counts, latencies and objectives are recomputed from its requests where it keeps \
-     them, rates and gates are its own, and nothing proves who took them";
+     them, rates and gates are its own, and their origin is not verified";
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let page_asked = args.format == Format::Html;

@@ -73,8 +73,6 @@ pub struct Args {
     /// from an empty cache; here the cache is that deep in every step.
     #[arg(short = 'n', long, value_name = "TOKENS", conflicts_with_all = ["context", "phase"])]
     n_gen: Option<String>,
-    #[command(flatten)]
-    stopping: StoppingArgs,
     /// Measure the ceilings again, where they were kept from a run of the last minutes.
     #[arg(long)]
     fresh_ceilings: bool,
@@ -93,7 +91,7 @@ pub struct Args {
     /// CUDA: run `stock` without adding `stock-graph`.
     #[arg(long)]
     no_replay: bool,
-    /// Break each step down per operation (time, bytes, share of the ceiling), in an extra untimed pass.
+    /// Break each step down per operation (time, bytes, share of the ceiling), in a separate profiling pass.
     #[arg(long)]
     show_ops: bool,
     /// How the context of decode cells is filled, where the engine can do both.
@@ -110,6 +108,8 @@ pub struct Args {
     resume: Option<PathBuf>,
     #[command(flatten)]
     worker: WorkerArgs,
+    #[command(flatten)]
+    stopping: StoppingArgs,
 }
 
 /// When to stop sampling a cell.

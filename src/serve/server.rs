@@ -308,7 +308,7 @@ fn prompts(
     }
     let words = tokenizer.as_ref().map(|tokenizer| tokenizer.words()).unwrap_or_default();
     let Some(tokenizer) = tokenizer.filter(|_| words.len() >= MIN_WORDS) else {
-        let warning = "prompts are common words, one for each token that was planned: the server's own count is shown beside it \
+        let warning = "prompts are common words, one for each token that was planned: the server's own count, where it gives one, is shown beside it \
                        (--tokenizer PATH makes prompts of an exact length)";
         return Ok((Prompts::words(), vec![warning.to_owned()]));
     };

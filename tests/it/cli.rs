@@ -655,7 +655,7 @@ fn a_saved_result_says_that_nothing_proves_who_took_its_samples() {
             .args(["report", path(&seed), "--format", format])
             .assert()
             .code(0)
-            .stdout(contains("nothing proves who took them"));
+            .stdout(contains("their origin is not verified"));
     }
 }
 

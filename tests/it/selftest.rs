@@ -40,8 +40,10 @@ fn every_row_passes_and_stands_on_the_page_of_promises_and_the_page_names_no_oth
     assert!(failed.is_empty(), "{failed:#?}");
     let page = page();
     let listed = named(&page, "selftest ");
-    for (name, ..) in &rows {
+    for (name, _, detail) in &rows {
         assert!(listed.contains(&name.as_str()), "docs/validity.md does not list `selftest {name}`");
+        let row = format!("| `selftest {name}` | {detail} |");
+        assert!(page.contains(&row), "docs/validity.md has another figure than {row}");
     }
     for name in listed {
         assert!(

@@ -111,11 +111,7 @@ pub(super) fn gates(
         if lags.is_empty() {
             "no request was queued".to_owned()
         } else {
-            format!(
-                "99 % of the requests were queued within {} of when they could be; {} is allowed",
-                ms(lag),
-                ms(allowed)
-            )
+            format!("p99 dispatch lag {}, limit {}", ms(lag), ms(allowed))
         },
     );
     if let (LoadMode::Open, Some(offered)) = (traffic.kind, result.offered_per_s) {
@@ -156,13 +152,18 @@ pub(super) fn gates(
                 "no request was served".to_owned()
             } else {
                 let why_not = match (all_served, records.len() >= 10 * MIN_REQUESTS, long) {
-                    (false, ..) => "; not every request was served, so the rate is not that of all who were there".to_owned(),
+                    (false, ..) => {
+                        "; not every request was served, so the rate is not that of all who were there"
+                            .to_owned()
+                    }
                     (_, false, _) => format!("; judged from {} requests on", 10 * MIN_REQUESTS),
-                    (.., false) => "; judged where the window is 20 times as long as a request takes".to_owned(),
+                    (.., false) => {
+                        "; judged where the window is 20 times as long as a request takes".to_owned()
+                    }
                     _ => String::new(),
                 };
                 format!(
-                    "{seen:.3} requests were queued or running on average; their rate × their time there gives {product:.3}{why_not}"
+                    "{seen:.3} requests were queued or running on average; λ·W gives {product:.3}{why_not}"
                 )
             },
         );
@@ -285,15 +286,16 @@ impl KeepsUp {
 
 /// What ended a run before it was decided whether the system keeps up.
 fn limit(run: &Run, traffic: &Traffic<'_>) -> &'static str {
-    let most = traffic.extension.as_ref().map(|extension| extension.max_requests);
+    let asked = traffic.measured.len();
+    let most = traffic.extension.as_ref().map_or(asked, |extension| extension.max_requests);
     if traffic.time_limit.is_some_and(|limit| run.end >= limit.0) {
         "--time-limit"
-    } else if run.measured.end == traffic.plan.len() {
+    } else if run.measured.len() < most && run.measured.end == traffic.plan.len() {
         "the trace"
-    } else if most.is_some_and(|most| run.measured.len() < most) {
+    } else if run.measured.len() < most {
         // More were allowed, and not needed.
         "a missed objective"
-    } else if most.is_some() {
+    } else if most > asked {
         "--max-requests"
     } else {
         "--requests"

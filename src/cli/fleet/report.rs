@@ -28,7 +28,7 @@ pub struct Args {
     /// What a GPU must be slower by before it is named.
     #[arg(long, value_name = "PERCENT", default_value = "2%", value_parser = parse_percent)]
     margin: f64,
-    /// The chance of any false name in a fleet without faults.
+    /// Family-wise false-positive rate: the chance of naming any GPU in a fleet without faults.
     #[arg(long, value_name = "PERCENT", default_value = "5%", value_parser = parse_percent)]
     alpha: f64,
     /// Read bandwidth below this share of the data sheet is too low, whatever the fleet does.
@@ -82,7 +82,7 @@ fn judge(args: &Args) -> anyhow::Result<Outcome> {
     let reading = folder::read(&args.folders)?;
     ensure!(
         !reading.runs.is_empty() || !reading.manifests.is_empty(),
-        "{} files, and neither a result nor a manifest among them; name the folder of `hbmark fleet plan`",
+        "{} files, and neither a result of `hbmark fleet node` nor a manifest among them; name the folder of `hbmark fleet plan`",
         reading.files
     );
     let report = verdict(reading, &settings, &past);

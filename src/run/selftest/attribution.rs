@@ -253,7 +253,7 @@ fn serving_fault(random: &mut ChaCha8Rng) -> (ServeScenario, Truth) {
         5 => {
             let times = random.random_range(1.0..4.0);
             let until = Nanos(0.15 * 300.0 / rate * 1e9);
-            let truth = Truth::of("cold start", "cold_cache_artefact").or(&WELL, times < 2.5);
+            let truth = Truth::of("cold start", "cold_start").or(&WELL, times < 2.5);
             (on(vec![Fault::Cold { until, times }]), truth)
         }
         6 => {

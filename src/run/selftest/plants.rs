@@ -162,7 +162,7 @@ fn of_runs() -> Vec<Plant> {
             "visits, and one visit",
         ),
         plant(
-            "cold_cache_artefact",
+            "cache_artefact",
             run(vec![Cache(Bytes(200_000_000))]),
             run(vec![Cache(Bytes(80_000_000))]),
             "under 3 times",
@@ -295,7 +295,7 @@ fn of_serving() -> Vec<Plant> {
             "0 cached blocks were evicted",
         ),
         plant(
-            "cold_cache_artefact",
+            "cold_start",
             served(vec![Cold { until: ms(800.0), times: 3.0 }]),
             served(vec![Cold { until: ms(800.0), times: 1.1 }]),
             "times as long as later ones",

@@ -40,7 +40,7 @@ pub enum Cause {
     CpuSteal { cores: f64 },
     /// A read of fixed bytes beside the block, over its usual time.
     #[cfg_attr(test, schemars(extend("where" = "block")))]
-    #[error("canary {:+.1} % off", (ratio - 1.0) * 100.0)]
+    #[error("reference read (canary) {:+.1} % off its usual time", (ratio - 1.0) * 100.0)]
     Canary {
         #[serde(deserialize_with = "or_infinite")]
         ratio: f64,

@@ -158,8 +158,8 @@ impl ServeReport {
 
     /// The model's name.
     pub fn model_name(&self) -> &str {
-        let served = || self.server.as_ref().map(|server| server.model.as_str());
-        self.model.as_ref().map(|model| model.name.as_str()).or_else(served).unwrap_or("unknown model")
+        let served = self.server.as_ref().map(|server| server.model.as_str());
+        served.or_else(|| Some(self.model.as_ref()?.name.as_str())).unwrap_or("unknown model")
     }
 }
 

@@ -49,16 +49,17 @@ pub fn known_median(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| median(values))
 }
 
-/// Values needed before a percentile differs from the maximum.
+/// Values that a percentile needs to be reported.
 ///
-/// *Source*: p99 and p99.9 are held to 1,000 and 10,000, so that ten values lie beyond them; p90 and p95 to the number
-/// of values whose maximum exceeds the percentile with 95 % confidence (0.9^29 and 0.95^59 are below 0.05).
+/// *Source*: p99 and p99.9 are held to 1,000 and 10,000, so that ten values lie beyond them; p75, p90 and p95 to the number
+/// of values whose maximum exceeds the percentile with 95 % confidence (0.75^11, 0.9^29 and 0.95^59 are below 0.05).
 pub fn needed(p: f64) -> usize {
     match p {
         p if p > 0.99 => 10_000,
         p if p > 0.95 => 1_000,
         p if p > 0.90 => 59,
-        p if p > 0.50 => 29,
+        p if p > 0.75 => 29,
+        p if p > 0.50 => 11,
         _ => 1,
     }
 }

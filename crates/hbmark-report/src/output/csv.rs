@@ -58,8 +58,7 @@ fn fields(column: &Column) -> Vec<String> {
 fn field(value: &Value) -> String {
     match value {
         Value::Null | Value::Word(_) => String::new(),
-        Value::Finite(value) | Value::Disturbed { value, at_least: false } => value.to_string(),
-        Value::AtLeast(value) | Value::Disturbed { value, at_least: true } => format!("≥ {value}"),
+        Value::Finite(value) | Value::Disturbed(value) => value.to_string(),
         Value::Doubtful(spread) => spread.median.to_string(),
         Value::Infinite => "infinite".to_owned(),
     }

@@ -161,15 +161,10 @@ pub enum Value {
     Null,
     Finite(f64),
     Infinite,
-    /// A lower bound: the sample is too small for more.
-    AtLeast(f64),
     /// A median with its range, which nothing should rest on.
     Doubtful(Spread),
-    /// A value of a disturbed machine, or a lower bound of one, which nothing should rest on.
-    Disturbed {
-        value: f64,
-        at_least: bool,
-    },
+    /// A value of a disturbed machine, which nothing should rest on.
+    Disturbed(f64),
     /// Why there is none.
     Word(&'static str),
 }
@@ -260,11 +255,9 @@ impl Column {
     pub fn in_brackets(mut self, rows: &[bool]) -> Self {
         if let Cells::Measured { unit: Unit::Nanoseconds, values, .. } = &mut self.cells {
             for (value, _) in values.iter_mut().zip(rows).filter(|(_, disturbed)| **disturbed) {
-                *value = match *value {
-                    Value::Finite(value) => Value::Disturbed { value, at_least: false },
-                    Value::AtLeast(value) => Value::Disturbed { value, at_least: true },
-                    other => other,
-                };
+                if let Value::Finite(time) = *value {
+                    *value = Value::Disturbed(time);
+                }
             }
         }
         self

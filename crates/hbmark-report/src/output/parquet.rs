@@ -58,13 +58,13 @@ fn stored(cells: &Cells) -> Stored<'_> {
     }
 }
 
-/// What is known of a number. A lower bound is not: a mean over it would be wrong.
+/// What is known of a number.
 fn number(value: &Value) -> Option<f64> {
     match value {
-        Value::Finite(value) | Value::Disturbed { value, at_least: false } => Some(*value),
+        Value::Finite(value) | Value::Disturbed(value) => Some(*value),
         Value::Doubtful(spread) => Some(spread.median),
         Value::Infinite => Some(f64::INFINITY),
-        Value::Null | Value::Word(_) | Value::AtLeast(_) | Value::Disturbed { at_least: true, .. } => None,
+        Value::Null | Value::Word(_) => None,
     }
 }
 
@@ -267,7 +267,7 @@ mod tests {
         let values = [
             Value::Finite(1.5),
             Value::Null,
-            Value::AtLeast(9.0),
+            Value::Null,
             Value::Infinite,
             Value::Word("none"),
             Value::Finite(1.0),

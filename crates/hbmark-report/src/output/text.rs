@@ -13,9 +13,7 @@ const NARROW: f64 = 0.1;
 /// A column of values in one unit and with one number of digits, so that they can be compared at a glance.
 pub fn column(unit: Unit, values: &[Value]) -> Vec<String> {
     let known = |value: &Value| match value {
-        Value::Finite(value) | Value::AtLeast(value) | Value::Disturbed { value, .. } => {
-            Some(*value).filter(|v| v.is_finite())
-        }
+        Value::Finite(value) | Value::Disturbed(value) => Some(*value).filter(|v| v.is_finite()),
         Value::Doubtful(spread) => Some(spread.median).filter(|v| v.is_finite()),
         Value::Null | Value::Infinite | Value::Word(_) => None,
     };
@@ -70,16 +68,13 @@ pub fn alone(unit: Unit, value: Value) -> String {
 fn written(value: Value, show: impl Fn(f64) -> String) -> String {
     match value {
         Value::Finite(value) if value.is_finite() => show(value),
-        Value::AtLeast(value) if value.is_finite() => format!("≥ {}", show(value)),
         Value::Doubtful(Spread { median, low, high }) if low < high => {
             format!("[{}, {} to {}]", show(median), show(low), show(high))
         }
         // One sample has no range.
         Value::Doubtful(spread) => format!("[{}]", show(spread.median)),
-        Value::Disturbed { value, at_least } if value.is_finite() => {
-            format!("[{}{}]", if at_least { "≥ " } else { "" }, show(value))
-        }
-        Value::Null | Value::Finite(_) | Value::AtLeast(_) | Value::Disturbed { .. } => "-".to_owned(),
+        Value::Disturbed(value) if value.is_finite() => format!("[{}]", show(value)),
+        Value::Null | Value::Finite(_) | Value::Disturbed(_) => "-".to_owned(),
         Value::Infinite => "∞".to_owned(),
         Value::Word(word) => word.to_owned(),
     }

@@ -99,7 +99,10 @@ fn every_cause_is_written_with_its_code_and_words_and_read_back() {
 #[test]
 fn the_words_are_the_numbers_and_never_what_a_file_says() {
     let edited = r#"{"code": "canary", "message": "all is well", "ratio": 1.031}"#;
-    assert_eq!(serde_json::from_str::<Cause>(edited).unwrap().to_string(), "canary +3.1 % off");
+    assert_eq!(
+        serde_json::from_str::<Cause>(edited).unwrap().to_string(),
+        "reference read (canary) +3.1 % off its usual time"
+    );
 }
 
 #[test]
@@ -136,7 +139,10 @@ fn gates_of_version_1_keep_their_names() {
     for name in ["injection lag", "realised rate", "Little's law", "KV books", "token count", "keeps up"] {
         let old = serde_json::json!({ "name": name, "passed": null, "detail": "" });
         let gate: Gate = serde_json::from_value(old).unwrap();
-        assert_eq!(gate.name.to_string(), name.replace("books", "accounting"));
+        assert_eq!(
+            gate.name.to_string(),
+            name.replace("books", "accounting").replace("realised", "achieved")
+        );
         let written = serde_json::to_value(&gate).unwrap();
         assert_eq!(serde_json::from_value::<Gate>(written).unwrap(), gate);
     }

@@ -118,7 +118,10 @@ fn plots_hold_the_values_of_the_result() {
         texts(&page, "#telemetry figcaption").concat().contains("Not reported by this machine: memory clock")
     );
     let findings = texts(&page, "#findings").concat();
-    assert!(findings.contains("load average 1.15") && findings.contains("our kernels' loss"), "{findings}");
+    assert!(
+        findings.contains("load average 1.15") && findings.contains("native kernel overhead"),
+        "{findings}"
+    );
     assert!(texts(&page, "#reproduce pre")[0].contains("hbmark run --engine stock,native"));
 }
 

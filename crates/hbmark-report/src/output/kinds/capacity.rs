@@ -31,7 +31,7 @@ impl Kind for Capacity {
             format!("{}/s {held}{runs}: {}", number(tried.rate), tried.why)
         }));
         document.section("assumed", self.assumptions.iter().cloned());
-        document.section("mind", self.caveats.iter().cloned());
+        document.section("caveats", self.caveats.iter().cloned());
         let mut sheet = vec![words("part", self.lines.iter().map(|line| line.part.name().to_owned()))];
         sheet.extend(arithmetic(self.lines.iter()));
         sheet.push(measured("value", Unit::Count, self.lines.iter().map(|line| line.value)));

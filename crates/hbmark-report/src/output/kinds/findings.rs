@@ -49,7 +49,7 @@ impl Kind for [Finding] {
 
 fn word(severity: Severity) -> &'static str {
     match severity {
-        Severity::Ok => "as it should be",
+        Severity::Ok => "expected",
         Severity::Note => "note",
         Severity::Warn => "warning",
         Severity::Problem => "problem",

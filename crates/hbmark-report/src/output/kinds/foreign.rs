@@ -107,7 +107,7 @@ impl Kind for Aliases {
             text("is our", &|a| a.metric.title().to_owned()),
             text("unit", &|a| a.unit.word().to_owned()),
             text("computed as", &|a| a.conversion.to_owned()),
-            text("mind", &|a| a.caveat.to_owned()),
+            text("caveats", &|a| a.caveat.to_owned()),
         ]);
         document
     }

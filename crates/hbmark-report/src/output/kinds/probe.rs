@@ -27,7 +27,7 @@ impl Kind for Probe {
                 numbers("vocabulary", number(|m| m.vocab_size)),
             ]);
         }
-        document.titled_list("not as it should be", Tone::Warning, warnings(self));
+        document.titled_list("problems", Tone::Warning, warnings(self));
         document
     }
 
@@ -171,7 +171,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }
-        assert!(!text.contains("not as it should be"));
+        assert!(!text.contains("problems"));
     }
 
     #[test]

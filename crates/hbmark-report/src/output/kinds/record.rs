@@ -150,9 +150,9 @@ pub fn of_serving(report: &ServeReport, planned: Option<&Capacity>) -> Document 
             cost.map(|l| format!("{}: {} = {} = {}", l.what, l.formula, l.values, l.result)),
         );
         page.section("What breaks first", [planned.breaks_first.clone()]);
-        page.section("Mind", planned.assumptions.iter().chain(&planned.caveats).cloned());
+        page.section("Caveats", planned.assumptions.iter().chain(&planned.caveats).cloned());
     } else {
-        page.section("Mind", report.warnings.iter().cloned());
+        page.section("Caveats", report.warnings.iter().cloned());
     }
     page.section("Why it ended there", serving_end(report));
     let seeds: Vec<String> = report.points.iter().map(|p| p.seed.to_string()).collect();
@@ -359,7 +359,7 @@ pub fn of_run(report: &Report) -> Document {
     }
     let stories = report.ladders.iter().map(|l| l.story.clone());
     page.section("Where the time goes", stories);
-    page.section("Mind", report.warnings.iter().cloned());
+    page.section("Caveats", report.warnings.iter().cloned());
     page.section("Why it ended there", run_end(report));
     let model = &report.model;
     let mut lines = vec![format!("model {} ({}), hash {}", model.name, model.source, model.hash)];
@@ -377,7 +377,7 @@ fn cell_columns(cells: &[&CellResult]) -> Vec<Column> {
     };
     let step = |title: &str, of: fn(&TimeSummary) -> Option<f64>| {
         time(title, &|cell| match &cell.step_ns {
-            Some(summary) => of(summary).map_or(Value::AtLeast(summary.max), Value::from),
+            Some(summary) => of(summary).into(),
             None => Value::Null,
         })
     };
@@ -441,7 +441,7 @@ pub fn of_comparison(comparison: &Comparison) -> Document {
         "What differs",
         (!comparison.differences.is_empty()).then(|| differing(&comparison.differences, "default")),
     );
-    page.section("Mind", comparison.remarks.iter().chain(&comparison.limits).cloned());
+    page.section("Caveats", comparison.remarks.iter().chain(&comparison.limits).cloned());
     let end = match (comparison.method, comparison.rounds) {
         (Method::PairedRounds, Some(rounds)) => {
             format!(

@@ -60,7 +60,7 @@ impl Kind for Report {
         group::push(&mut document, self);
         for (title, tables) in [
             ("ladders: where the time of a step goes", breakdown::ladders(self)),
-            ("operations: an untimed pass of its own", breakdown::operations(self)),
+            ("operations (separate profiling pass, not in the step times)", breakdown::operations(self)),
         ] {
             if !tables.is_empty() {
                 document.heading(title);
@@ -116,7 +116,7 @@ fn header(report: &Report) -> Vec<Line> {
             .collect();
         lines.push(Line::plain(format!(
             "ceilings measured {}: read {}, GEMM {} · {}",
-            c.age_s.map_or_else(|| "now".to_owned(), before),
+            c.age_s.map_or_else(|| "in this run".to_owned(), before),
             read_ceiling(c),
             gemm.join(", "),
             c.read_configuration
@@ -164,7 +164,7 @@ pub fn copy_above_read(ceilings: &Ceilings) -> Option<String> {
     let copy = BytesPerSecond(ceilings.copy_bytes_per_s.median);
     ceilings
         .copy_exceeds_read()
-        .then(|| format!("a copy moves {copy}, reads alone {read}: this memory moves more than reads reach, and shares of the read ceiling are of reads alone"))
+        .then(|| format!("copy bandwidth ({copy}) exceeds read bandwidth ({read}); % ceiling is of reads"))
 }
 
 /// Why nothing should rest on the ceilings.

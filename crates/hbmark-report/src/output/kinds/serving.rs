@@ -128,13 +128,10 @@ pub fn latencies(name: &str, point: &Point, result: &ServeResult) -> Vec<Column>
         measured(title, unit, all.iter().map(|(_, q)| q.map_or(Value::Word("not reported"), of)))
     };
     let percentile = |title: &str, of: fn(&Quantiles) -> Option<Quantity>| {
-        let at = |q: &Quantiles| match (of(q), q.max) {
-            // Below the number of values that a percentile needs, the largest seen is all that is known.
-            (None, Some(Quantity::Finite(max))) => Value::AtLeast(max),
-            (None, most) => most.into(),
-            (Some(value), _) => value.into(),
-        };
-        column(title, Unit::Nanoseconds, &at).each_alone()
+        // Of fewer values than a percentile needs nothing is said but the largest, which may lie below it or above. Requests that failed are
+        // infinitely late, and known to be.
+        let infinite = |q: &Quantiles| q.max.filter(|most| most.value().is_infinite());
+        column(title, Unit::Nanoseconds, &|q| of(q).or_else(|| infinite(q)).into()).each_alone()
     };
     let disturbed = vec![!point.disturbances().is_empty(); all.len()];
     let columns = vec![
@@ -147,7 +144,7 @@ pub fn latencies(name: &str, point: &Point, result: &ServeResult) -> Vec<Column>
         percentile("p99.9", |q| q.p99_9),
         column("max", Unit::Nanoseconds, &|q| q.max.into()).each_alone(),
         column("n", Unit::Count, &|q| Value::Finite(q.n as f64)),
-        column("infinite", Unit::Count, &|q| Value::Finite(q.infinite as f64)),
+        column("failed", Unit::Count, &|q| Value::Finite(q.infinite as f64)),
     ];
     columns.into_iter().map(|column| column.in_brackets(&disturbed)).collect()
 }
@@ -291,7 +288,7 @@ fn offered(point: &Point) -> String {
 
 /// How long the waiting line was. Of a live server it is seen from outside only until the first token.
 pub fn mean_wait(point: &Point, result: &ServeResult) -> String {
-    let for_what = if point.live.is_some() { " for its first token" } else { "" };
+    let for_what = if point.live.is_some() { " for their first token" } else { "" };
     format!("{:.2} requests waited{for_what} on average", result.mean_waiting.max(0.0))
 }
 
@@ -415,9 +412,11 @@ fn served(report: &ServeReport) -> Vec<(String, String)> {
     let of_model = |model: &ModelSummary| {
         let dtype = report.dtype.map(|dtype| format!(" · {dtype}")).unwrap_or_default();
         let parameters = parameters(model.parameters);
-        (model.name.clone(), format!("{}{dtype} · {parameters} parameters", model.source))
+        // What a server loaded is its own; what was given has a shape.
+        let source = if report.server.is_some() { "the shape that was given" } else { &model.source };
+        (model.name.clone(), format!("{source}{dtype} · {parameters} parameters"))
     };
-    report.model.iter().map(of_model).chain(report.server.iter().map(live::server)).collect()
+    report.server.iter().map(live::server).chain(report.model.iter().map(of_model)).collect()
 }
 
 /// How it was served, and with which requests.
@@ -463,7 +462,7 @@ pub fn point_lines(point: &Point) -> Vec<String> {
     let Some(r) = &point.result else { return Vec::new() };
     let system = match &point.live {
         Some(_) => format!(
-            "{:.1} receiving, {:.1} waiting for their first token on average",
+            "in flight on average: {:.1} decoding, {:.1} before their first token",
             r.mean_running, r.mean_waiting
         ),
         None => format!(
@@ -488,7 +487,7 @@ pub fn point_lines(point: &Point) -> Vec<String> {
     });
     let mut lines = vec![
         format!(
-            "{} · {} measured after {} warm-up, {} behind them · prompts {:.0} and outputs {:.0} tokens on average",
+            "{} · {} measured, {} warm-up before and {} cool-down after them · prompts {:.0} and outputs {:.0} tokens on average",
             offered(point),
             r.measured,
             r.warmup_requests,

@@ -34,7 +34,7 @@ impl Kind for Speculation {
         document.lines([Line::plain(drafting(self)), Line::Said(Tone::Faint, READING.to_owned())]);
         document.lines(self.acceptance.as_ref().map(|acceptance| Line::plain(assumed(acceptance))));
         push_table(&mut document, &self.rows);
-        document.section("mind", caveats(self));
+        document.section("caveats", caveats(self));
         document.sheet = Some(sheet(&self.rows));
         document
     }
@@ -86,7 +86,7 @@ fn drafting(found: &Speculation) -> String {
             let time = times().fold(0.0, f64::max);
             format!("drafting takes {} for each draft token", hbmark_core::units::Nanos(time))
         }
-        None => "drafting costs no time: tokens are looked up, say in the prompt".to_owned(),
+        None => "drafting costs no time (prompt lookup)".to_owned(),
     }
 }
 

@@ -79,9 +79,7 @@ fn plots_hold_the_values_of_the_result_and_mark_what_was_rejected() {
     let p95 = Nanos(first.ttft_ns.as_ref().unwrap().p95.unwrap().value());
     let shown = format!("TTFT p95\n{p95}");
     assert!(marks("latency").iter().any(|m| m.starts_with(&shown)), "{shown} {:?}", marks("latency"));
-    let unsure: Vec<String> =
-        marks("latency").into_iter().filter(|m| m.starts_with("TTFT p99\n≥ ")).collect();
-    assert!(unsure[0].contains("the largest seen\n200 values; 1000 are needed"), "{unsure:?}");
+    assert!(!marks("latency").iter().any(|m| m.starts_with("TTFT p99")), "200 values do not tell a p99");
     assert!(
         texts(&page, "#load svg.wide text").contains(&"ttft_p95 ≤ 500 ms".to_owned()),
         "the objective's line"

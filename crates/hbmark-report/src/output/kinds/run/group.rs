@@ -47,7 +47,7 @@ fn shape(group: &GroupSummary) -> String {
 
 fn link(group: &GroupSummary) -> String {
     match &group.link {
-        None => "link: not known, collectives are not priced".to_owned(),
+        None => "link: not known, communication time is not modelled".to_owned(),
         Some(Link { name, bytes_per_s, reduces, source, .. }) => {
             let adds = if *reduces { ", adds up in the switch" } else { "" };
             format!("link: {name}, {} a GPU in one direction{adds} · {source}", BytesPerSecond(*bytes_per_s))

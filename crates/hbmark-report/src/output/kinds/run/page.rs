@@ -147,7 +147,7 @@ fn all_operations(page: &mut Document, report: &Report) {
         many => format!("{many} steps, operation by operation"),
     };
     page.anchored("operations", "Operations of a step");
-    page.lines([Line::plain("From an untimed pass of its own, operation by operation.")]);
+    page.lines([Line::plain("From a separate profiling pass, not in the step times.")]);
     page.blocks.push(Block::Fold { title, blocks: tables });
 }
 

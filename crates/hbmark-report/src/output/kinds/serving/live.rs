@@ -118,7 +118,12 @@ pub(super) fn lines(live: &LiveResult, result: &ServeResult) -> Vec<String> {
     let delay = delay.map(|d| format!(", and read within {} (99 %)", Nanos(d.value()))).unwrap_or_default();
     let shared = live.shared_stamps.filter(|share| *share > 0.01);
     let shared = shared
-        .map(|share| format!("; {:.1} % have the stamp of a later event of their answer", share * 100.0))
+        .map(|share| {
+            format!(
+                "; {:.1} % share the timestamp of a later event: chunks were merged on receipt",
+                share * 100.0
+            )
+        })
         .unwrap_or_default();
     lines.push(format!(
         "client: {stamps}{delay}{shared}{}{}{} · {} opened, {} on one that was kept",
@@ -160,7 +165,7 @@ pub(super) fn lines(live: &LiveResult, result: &ServeResult) -> Vec<String> {
         ));
     }
     if let Some(ratio) = live.prompt_tokens_ratio.filter(|ratio| (ratio - 1.0).abs() > 0.01) {
-        lines.push(format!("the server counts {ratio:.3} prompt tokens for each that was planned"));
+        lines.push(format!("prompt tokens, the server's count over the plan: {ratio:.3}"));
     }
     lines.extend(live.server.iter().flat_map(counters));
     if let Some(share) = live.cached_share {

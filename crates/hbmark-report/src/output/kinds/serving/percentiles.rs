@@ -9,7 +9,6 @@ use crate::output::plot::axis::{Axis, Measure};
 use crate::output::plot::{Chart, Drawing, Key, Line, Mark, Plot, Shape, Span};
 use hbmark_core::input::plain;
 use hbmark_core::result::serving::{LEVELS, Point, Quantiles, ServeResult, SloMetric};
-use hbmark_core::stats::needed;
 
 /// A latency, and its colour in every plot.
 struct Latency {
@@ -46,7 +45,7 @@ pub fn plot(points: &[&Point]) -> Block {
     let tables = known.iter().map(|(p, r)| Table::titled(plain(&p.label), latencies("", p, r)));
     let mut caption = vec![
         "Percentiles are nearest-rank over all measured requests, the failed ones included as infinite; latencies count from the \
-         scheduled arrival. A triangle is a percentile that needs more values than there are: it is at least the largest one seen."
+         scheduled arrival. A percentile that needs more values than there are is left out."
             .to_owned(),
     ];
     if known.iter().any(|(_, r)| r.ttft_ns.is_none()) {
@@ -58,47 +57,23 @@ pub fn plot(points: &[&Point]) -> Block {
 }
 
 fn chart(point: &Point, result: &ServeResult) -> Option<Drawing> {
-    let (mut lines, mut marks, mut legend, mut bounded) = (Vec::new(), Vec::new(), Vec::new(), false);
+    let (mut lines, mut marks, mut legend) = (Vec::new(), Vec::new(), Vec::new());
     let mut levels = vec![tail(0.5)];
     for latency in LATENCIES {
         let Some(quantiles) = (latency.of)(result) else { continue };
-        let (mut sure, mut open) = (Vec::new(), Vec::new());
+        let mut known = Vec::new();
         for (p, value) in LEVELS {
+            let Some(ns) = finite(value(quantiles)) else { continue };
             let name = format!("{} {}", latency.name, Measure::Tail.show(tail(p)));
-            match (value(quantiles), finite(quantiles.max)) {
-                (Some(value), _) => {
-                    let Some(ns) = finite(Some(value)) else { continue };
-                    sure.push((tail(p), ns));
-                    let hover = format!("{name}\n{}\n{} values", Measure::Time.show(ns), quantiles.n);
-                    marks.push(Mark::new(latency.style, Shape::Circle, (tail(p), ns), hover));
-                }
-                (None, Some(max)) => {
-                    let shown = Measure::Time.show(max);
-                    let hover = format!(
-                        "{name}\n≥ {shown}, the largest seen\n{} values; {} are needed",
-                        quantiles.n,
-                        needed(p)
-                    );
-                    open.push((tail(p), max));
-                    marks.push(Mark::new(latency.style, Shape::Triangle, (tail(p), max), hover));
-                    bounded = true;
-                }
-                (None, None) => continue,
-            }
+            let hover = format!("{name}\n{}\n{} values", Measure::Time.show(ns), quantiles.n);
+            marks.push(Mark::new(latency.style, Shape::Circle, (tail(p), ns), hover));
+            known.push((tail(p), ns));
             levels.push(tail(p));
         }
-        if sure.is_empty() && open.is_empty() {
-            continue;
+        if !known.is_empty() {
+            legend.push(Key::line(latency.style, latency.name));
+            lines.push(Line::new(latency.style, known));
         }
-        legend.push(Key::line(latency.style, latency.name));
-        if let (Some(last), false) = (sure.last(), open.is_empty()) {
-            let reach = std::iter::once(*last).chain(open).collect();
-            lines.push(Line::new(format!("{} dotted", latency.style), reach));
-        }
-        lines.push(Line::new(latency.style, sure));
-    }
-    if bounded {
-        legend.push(Key::mark("floor", Shape::Triangle, "at least"));
     }
     for clause in &result.slo {
         let Some(latency) = LATENCIES.iter().find(|l| l.objective == Some(clause.clause.metric)) else {
