@@ -133,7 +133,7 @@ impl Predicted<'_> {
     fn step(&self, shape: StepShape, floors: &[Floor]) -> GroupStep {
         let traffic = Traffic {
             tokens: shape.batch * shape.queries(),
-            sequences: shape.batch,
+            logits: shape.logits(),
             activation: self.whole.activation_bytes(),
         };
         let of = |stage| of_stage(stage, self.group, self.link, traffic);

@@ -276,6 +276,21 @@ fn llama_70b_over_eight_h200_is_its_bytes_and_its_collectives() {
 }
 
 #[test]
+fn a_verify_step_gathers_the_logits_of_every_token() {
+    let architecture = shapes::llama_3_1_70b();
+    let inventory = architecture.inventory(Dtype::Bf16);
+    let phases = [Phase::Decode, Phase::Verify { draft_tokens: 3 }];
+    let request = Request { phases: &phases, ..request(&architecture, &inventory, "h200-sxm") };
+    let (prediction, _) = predict_group(&request, tensor(8)).expect("a group");
+    let gathered = |phase| {
+        let rows = &step(cell(&prediction, phase, 32)).collectives;
+        rows.iter().find(|row| row.kind == CollectiveKind::AllGather).expect("logits").bytes
+    };
+    assert_eq!(gathered(phases[0]), Bytes(32 * 128_256 * 2));
+    assert_eq!(gathered(phases[1]), Bytes(32 * 4 * 128_256 * 2));
+}
+
+#[test]
 fn a_group_of_one_is_a_device() {
     for name in presets::names() {
         let architecture = preset(name);
