@@ -339,7 +339,7 @@ pub(super) fn virtual_step_model(
     let ledger = Box::new(virtual_ledger(config, model));
     Ok(match source {
         VirtualSource::Datasheet(sheet) => {
-            let roof = Roof::datasheet(sheet, dtype);
+            let roof = Roof::of_model(sheet, dtype, &model.architecture);
             if roof.peak.is_none() {
                 return Err(ServeError::Refused {
                     reason: format!(

@@ -29,7 +29,7 @@ pub fn predict_group(request: &Request<'_>, group: Group) -> Result<(Prediction,
     let model = Predicted {
         request,
         group,
-        roof: Roof::datasheet(request.device, request.weights),
+        roof: Roof::of_model(request.device, request.weights, request.architecture),
         link: links::between(&request.device.name, group.gpus()),
         whole: Ledger::new(request.architecture, request.inventory, request.kv).routed(request.routing),
         stages: &stages,
