@@ -325,7 +325,7 @@ pub(super) fn virtual_dtype(config: &ServeConfig, model: &OpenModel) -> Dtype {
 
 fn virtual_ledger(config: &ServeConfig, model: &OpenModel) -> Ledger {
     let dtype = virtual_dtype(config, model);
-    let kv_dtype = config.kv_dtype.unwrap_or_else(|| model.kv_dtype(dtype));
+    let kv_dtype = config.kv_dtype.unwrap_or_else(|| model.architecture.cache_of(dtype));
     Ledger::new(&model.architecture, &model.inventory(dtype), kv_dtype)
 }
 
