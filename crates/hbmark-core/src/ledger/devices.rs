@@ -226,7 +226,7 @@ fn by_alias(asked: &str) -> Option<&'static DeviceSpec> {
         "nvidiaa100pcie80gb" => "a100-80-pcie",
         "mi300x" | "amdinstinctmi300xoam" => "mi300x",
         "nvidiab300sxm6ac" | "b300sxm" => "b300",
-        "nvidiartxpro6000blackwellserveredition" | "rtxpro6000blackwell" => "rtx-pro-6000",
+        "rtxpro6000blackwell" => "rtx-pro-6000",
         _ => return None,
     };
     all().iter().find(|spec| spec.name == row)
@@ -284,6 +284,8 @@ mod tests {
             ("L4 24GB", "l4"),
             ("A10 24GB", "a10"),
             ("GB10 128GB", "gb10"),
+            ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx-pro-6000"),
+            ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000-server"),
         ] {
             assert_eq!(name_of(asked), row, "{asked}");
         }
@@ -296,6 +298,12 @@ mod tests {
             let memory = find(name).expect("a row").memory_bytes.0;
             assert!((memory..memory + (1 << 30)).contains(&(mebibytes << 20)), "{name}: {memory}");
         }
+    }
+
+    #[test]
+    fn the_server_edition_has_its_own_bandwidth() {
+        let server = find("NVIDIA RTX PRO 6000 Blackwell Server Edition").expect("a row");
+        assert!((server.bandwidth_bytes_per_s - 1.597e12).abs() < 1.0);
     }
 
     #[test]
