@@ -218,6 +218,19 @@ fn llama_3_scaling_is_read_from_both_spellings() {
 }
 
 #[test]
+fn yarn_extends_the_positions_unless_the_config_counts_them_already() {
+    let yarn = |factor: f64, original: usize| {
+        let scaling =
+            json!({"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original});
+        with("qwen3-0.6b", &[("rope_scaling", scaling)]).unwrap().max_positions
+    };
+    // As Qwen3's model card has it: 40,960 positions beside four times 32,768.
+    assert_eq!((fixture("qwen3-0.6b").max_positions, yarn(4.0, 32_768)), (40_960, 131_072));
+    assert_eq!(yarn(1.0, 32_768), 40_960);
+    assert_eq!(yarn(1e6, 1 << 27), 1 << 27);
+}
+
+#[test]
 fn a_resaved_model_keeps_its_shape_and_changes_its_dtype() {
     assert_eq!(fixture("llama-3.2-1b-resaved-fp16").native_dtype, Some(Dtype::F16));
 }
