@@ -216,6 +216,29 @@ fn blocks_that_do_not_divide_are_dealt_out_in_gpt_oss_and_refused_elsewhere() {
     }
 }
 
+/// Heads of 192 rows are one and a half blocks of 128, of which a GPU needs both scales; four heads of full layers over eight GPUs are repeated.
+#[test]
+fn heads_that_are_no_whole_blocks_have_the_scales_of_their_parts() {
+    let architecture = preset("MiMo-V2-Flash");
+    let inventory = architecture.inventory(Dtype::Fp8);
+    let scales = |gpus, layer: usize| {
+        let part = &stages(&architecture, &inventory, tensor(gpus), 0).expect("a group")[0];
+        let name = format!("model.layers.{layer}.self_attn.k_proj.weight_scale_inv");
+        part.inventory.tensors.iter().find(|tensor| tensor.name == name).expect("a scale").bytes.0 / (32 * 4)
+    };
+    // Layer 0 is full, layer 1 has eight heads in a window.
+    assert_eq!([1, 2, 4, 8].map(|gpus| scales(gpus, 0)), [6, 3, 2, 2]);
+    assert_eq!([1, 2, 4, 8].map(|gpus| scales(gpus, 1)), [12, 6, 3, 2]);
+    // Over 16 GPUs a feed-forward of 2048 channels would be parts of a block, and what is offered is not refused.
+    let refused = stages(&architecture, &inventory, tensor(32), 0).unwrap_err();
+    let GroupError::Blocks { sizes, .. } = &refused else { panic!("{refused}") };
+    assert_eq!(sizes.last(), Some(&16), "{refused}");
+    assert!(
+        sizes.iter().all(|gpus| stages(&architecture, &inventory, tensor(*gpus), 0).is_ok()),
+        "{sizes:?}"
+    );
+}
+
 #[test]
 fn latent_attention_keeps_its_cache_on_every_gpu() {
     let architecture = shapes::deepseek_v3();
