@@ -84,7 +84,7 @@ fn predicted(
         inventory: &model.inventory(weights),
         name: &model.name,
         weights,
-        kv: question.kv_dtype.unwrap_or_else(|| model.cache_of(weights)),
+        kv: question.kv_dtype.unwrap_or_else(|| model.architecture.cache_of(weights)),
         device: &question.device,
         batches: &question.batches,
         contexts: &question.contexts,

@@ -165,7 +165,8 @@ impl LocalEngine {
                 KvMemoryBudget::of(&saved.environment, saved.environment.gpu.is_some())
             }
         };
-        let scheduler = config.knobs.for_budget(room, &ledger)?;
+        let typical = config.source.mean_positions(config.seed);
+        let scheduler = config.knobs.for_budget(room, &ledger, typical)?;
         let vocab = model.architecture.vocab_size;
         let lora = match &config.lora {
             None => None,
@@ -198,7 +199,11 @@ impl LocalEngine {
             calibration: None,
             lora,
             structured: None,
-            warnings: Vec::new(),
+            warnings: typical
+                .filter(|_| config.knobs.num_gpu_blocks_override.is_none())
+                .and_then(|positions| uneven_blocks(&ledger, positions))
+                .into_iter()
+                .collect(),
         };
         Ok((ServingEngine::Virtual { model: step_model, vocab }, record))
     }
@@ -325,8 +330,19 @@ pub(super) fn virtual_dtype(config: &ServeConfig, model: &OpenModel) -> Dtype {
 
 fn virtual_ledger(config: &ServeConfig, model: &OpenModel) -> Ledger {
     let dtype = virtual_dtype(config, model);
-    let kv_dtype = config.kv_dtype.unwrap_or_else(|| model.kv_dtype(dtype));
+    let kv_dtype = config.kv_dtype.unwrap_or_else(|| model.architecture.cache_of(dtype));
     Ledger::new(&model.architecture, &model.inventory(dtype), kv_dtype)
+}
+
+/// That blocks are those of sequences of one length, where others keep more or fewer bytes of a position.
+fn uneven_blocks(ledger: &Ledger, positions: usize) -> Option<String> {
+    let (each, all) = (ledger.kept_per_position(positions), ledger.kv_bytes_per_token().as_f64());
+    ((each - all).abs() > 0.0).then(|| {
+        format!(
+            "a KV block counts as in a sequence of {positions} positions, the mean of this traffic: layers with windows or states keep {each:.0} B of \
+             each there, in place of {all:.0} B; longer and shorter sequences take other shares of a real pool"
+        )
+    })
 }
 
 /// Step times of a virtual clock.
@@ -339,7 +355,7 @@ pub(super) fn virtual_step_model(
     let ledger = Box::new(virtual_ledger(config, model));
     Ok(match source {
         VirtualSource::Datasheet(sheet) => {
-            let roof = Roof::datasheet(sheet, dtype);
+            let roof = Roof::of_model(sheet, dtype, &model.architecture);
             if roof.peak.is_none() {
                 return Err(ServeError::Refused {
                     reason: format!(

@@ -130,9 +130,17 @@ impl SchedulerOptions {
         }
     }
 
-    /// Blocks that `memory` holds, and no more than all sequences at their longest need.
-    fn blocks(config: &SchedulerConfig, ledger: &Ledger, memory: u64) -> Result<usize, ServeError> {
-        let block = ledger.kv_bytes_per_token().0 * config.block_size as u64;
+    /// Blocks that `memory` holds, and no more than all sequences at their longest need. A block of an engine has room for all layers of its
+    /// positions; of a model of one it has what sequences of `typical` positions keep of as many, so that as many fit as their caches do.
+    fn blocks(
+        config: &SchedulerConfig,
+        ledger: &Ledger,
+        memory: u64,
+        typical: Option<usize>,
+    ) -> Result<usize, ServeError> {
+        let position = typical
+            .map_or(ledger.kv_bytes_per_token().as_f64(), |positions| ledger.kept_per_position(positions));
+        let block = whole((position * config.block_size as f64).ceil());
         let fit = usize::try_from(memory / block.max(1)).unwrap_or(usize::MAX);
         if fit == 0 {
             return Err(ServeError::InsufficientKvMemory {
@@ -148,11 +156,12 @@ impl SchedulerOptions {
             .min(SchedulerConfig::MAX_NUM_BLOCKS))
     }
 
-    /// The knobs in a room for KV, beside weights and the activations of a step.
+    /// The knobs in a room for KV, beside weights and the activations of a step; `typical` positions of a sequence where no engine has the blocks.
     pub(super) fn for_budget(
         &self,
         budget: KvMemoryBudget,
         ledger: &Ledger,
+        typical: Option<usize>,
     ) -> Result<SchedulerConfig, ServeError> {
         let a = ledger.architecture();
         let config = self.resolve(budget.defaults(), a.max_positions);
@@ -164,7 +173,7 @@ impl SchedulerOptions {
             config.max_num_batched_tokens.saturating_mul((2 * a.ffn_size + 2 * a.hidden_size) * 2);
         let taken = ledger.resident_weights() + Bytes(activations as u64);
         let memory = budget.for_kv(self.gpu_memory_utilization, taken)?;
-        let num_blocks = Self::blocks(&config, ledger, memory.0)?;
+        let num_blocks = Self::blocks(&config, ledger, memory.0, typical)?;
         Ok(SchedulerConfig { num_blocks, ..config })
     }
 
@@ -191,7 +200,7 @@ impl SchedulerOptions {
             // A cache of its own: one sequence each, from position 0, in one piece.
             (asked.enable_prefix_caching, asked.enable_chunked_prefill) = (Some(false), Some(false));
         }
-        asked.for_budget(budget, ledger)
+        asked.for_budget(budget, ledger, None)
     }
 }
 
@@ -245,9 +254,26 @@ mod tests {
     #[test]
     fn a_memory_of_unknown_size_needs_a_number_of_blocks() {
         let budget = KvMemoryBudget::of(&Environment::default(), true);
-        let error = SchedulerOptions::default().for_budget(budget, &ledger()).unwrap_err().to_string();
+        let error = SchedulerOptions::default().for_budget(budget, &ledger(), None).unwrap_err().to_string();
         assert!(error.contains("--num-gpu-blocks-override"), "{error}");
         let told = SchedulerOptions { num_gpu_blocks_override: Some(100), ..SchedulerOptions::default() };
-        assert_eq!(told.for_budget(budget, &ledger()).unwrap().num_blocks, 100);
+        assert_eq!(told.for_budget(budget, &ledger(), None).unwrap().num_blocks, 100);
+    }
+
+    #[test]
+    fn a_modelled_pool_holds_as_many_sequences_as_their_windows_and_states_leave_room_for() {
+        let memory = Bytes(151_397_597_184);
+        let pool = |name: &str, typical: Option<usize>| {
+            let shape = hbmark_core::model::presets::find(name).unwrap().architecture;
+            let ledger = Ledger::new(&shape, &shape.inventory(Dtype::Bf16), Dtype::Bf16);
+            let budget = KvMemoryBudget::Gpu(Some(memory));
+            SchedulerOptions::default().for_budget(budget, &ledger, typical).unwrap().num_blocks
+        };
+        // On an H200 predict says that 26 sequences of 32,768 positions fit beside Gemma-3-27B, of which five layers in six keep 1,024.
+        let sequences = |typical| pool("Gemma-3-27B", typical) / (32_768 / 16);
+        assert_eq!((sequences(None), sequences(Some(32_768))), (4, 26));
+        assert_eq!(pool("Gemma-3-27B", None), pool("Gemma-3-27B", Some(1_024)));
+        // A short sequence of Qwen3.5-27B keeps more state than KV.
+        assert!(pool("Qwen3.5-27B", Some(256)) < pool("Qwen3.5-27B", None) / 2);
     }
 }

@@ -347,13 +347,6 @@ impl OpenModel {
         }
     }
 
-    /// The storage of the KV cache beside weights of a dtype: what the checkpoint's own config asks for, otherwise that of the weights, bf16 where
-    /// they are quantised.
-    pub fn cache_of(&self, weights: Dtype) -> Dtype {
-        let own = self.architecture.quantization.as_ref().filter(|_| weights == self.stored_dtype());
-        own.and_then(|own| own.kv_cache).unwrap_or_else(|| weights.of_cache())
-    }
-
     /// The storage to compute with: what was asked for, where the files do not contradict it, otherwise [`Self::stored_dtype`]. Plain
     /// floats and shapes without files can be stored in any other way; weights that are quantised already cannot.
     ///

@@ -62,6 +62,22 @@ pub enum TrafficSource {
     Dataset(#[serde(skip)] Option<std::rc::Rc<Dataset>>),
 }
 
+/// Requests of which a mean is taken.
+const SAMPLE: usize = 1_000;
+
+impl TrafficSource {
+    /// Positions of prompt and output together, on average over requests; of a trace over all it has.
+    pub fn mean_positions(&self, seed: u64) -> Option<usize> {
+        let plan = match self {
+            Self::Workload(workload) => workload.plan(None, Arrivals::Poisson, None, SAMPLE, seed),
+            Self::Dataset(dataset) => dataset.as_ref()?.plan(None, Arrivals::Poisson, None, SAMPLE, seed),
+            Self::Trace(trace, factor) => plan_trace(trace, *factor, seed),
+        };
+        let all: usize = plan.iter().map(|request| request.prompt_len() + request.output_len).sum();
+        (!plan.is_empty()).then(|| all.div_ceil(plan.len()))
+    }
+}
+
 /// What to measure.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "each may be with each of the others")]
@@ -345,4 +361,16 @@ pub fn simulate(
     let clock = VirtualClock::default();
     let mut executor = PredictedExecutor::new(model.clone(), &clock).with_adapter_time(spec.adapter_time());
     run(traffic, spec.scheduler.clone(), &mut executor, &mut clock.clone(), None, observe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mean_positions_are_those_of_prompt_and_output_together() {
+        let fixed = TrafficSource::Workload(Workload::fixed(1000, 100).expect("lengths"));
+        assert_eq!(fixed.mean_positions(7), Some(1100));
+        assert_eq!(TrafficSource::Dataset(None).mean_positions(7), None);
+    }
 }

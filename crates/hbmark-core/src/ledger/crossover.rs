@@ -6,6 +6,7 @@
 
 use super::step::{Ledger, StepShape};
 use super::verdict::{Floor, Roof};
+use crate::model::{Attention, Mixer, Reach};
 use crate::result::{Bound, Crossover, CrossoverKind};
 use crate::units::Bytes;
 
@@ -69,9 +70,25 @@ pub fn compute_bound_prompt(ledger: &Ledger, roof: &Roof, batch: usize) -> Optio
 
 /// The shortest context, within the model's positions, at which a step reads more KV than weights.
 pub fn kv_exceeds_weights(ledger: &Ledger, batch: usize) -> Option<usize> {
-    first(ledger.architecture().max_positions, |context| {
+    let limit = ledger.architecture().max_positions;
+    let exceeds = |context| {
         let bytes = ledger.decode(batch, context).bytes;
         bytes.kv_read > bytes.weights
+    };
+    let Some(chunk) = chunk(ledger) else { return first(limit, exceeds) };
+    // A new chunk reads little again. Within one the KV grows with the context, and from the end of one to the end of the next.
+    let partial = || exceeds(limit).then_some(limit / chunk + 1);
+    let found = first(limit / chunk, |chunks| exceeds(chunks * chunk - 1)).or_else(partial)?;
+    let (start, end) = (((found - 1) * chunk).max(1), (found * chunk - 1).min(limit));
+    first(end + 1 - start, |n| exceeds(start + n - 1)).map(|n| start + n - 1)
+}
+
+/// Positions of a chunk, where layers attend to their own.
+fn chunk(ledger: &Ledger) -> Option<usize> {
+    let architecture = ledger.architecture();
+    (0..architecture.layers).find_map(|layer| match architecture.layer(layer).mixer {
+        Mixer::Attention(Attention { reach: Reach::Chunk { tokens }, .. }) => Some(tokens.max(1)),
+        _ => None,
     })
 }
 
@@ -134,6 +151,9 @@ pub fn crossovers(
             value: value.map(|context| context as f64),
             unit: "tokens".to_owned(),
             explanation: match value {
+                Some(context) if chunk(ledger).is_some() => {
+                    format!("batch {batch} first reads more KV than weights at context {context}; a new chunk reads less")
+                }
                 Some(context) => format!("batch {batch} reads more KV than weights from context {context}"),
                 None => format!(
                     "batch {batch} reads more weights than KV at every context up to {}",
@@ -308,6 +328,25 @@ mod tests {
         // A window of 4096 at batch 1 never reads 14.2 GB of KV.
         let windowed = self::ledger(&shapes::mistral_7b(), Dtype::Bf16);
         assert_eq!(kv_exceeds_weights(&windowed, 1), None);
+    }
+
+    #[test]
+    fn under_chunked_attention_the_first_context_whose_kv_exceeds_the_weights_is_found() {
+        let scout = crate::model::presets::find("Llama-4-Scout-17B-16E").expect("a shape").architecture;
+        let ledger = ledger(&scout, Dtype::Bf16);
+        for batch in [8, 32, 128, 512] {
+            let exceeds = |context| {
+                let bytes = ledger.decode(batch, context).bytes;
+                bytes.kv_read > bytes.weights
+            };
+            // One by one, as far as the answer; chunks are of 8,192.
+            let wanted = (1..scout.max_positions).find(|context| exceeds(*context));
+            assert_eq!(kv_exceeds_weights(&ledger, batch), wanted, "batch {batch}");
+        }
+        // A step of 32 exceeds them at the end of a chunk, and no longer where the next begins.
+        let first = kv_exceeds_weights(&ledger, 32).expect("a context");
+        let bytes = ledger.decode(32, first.next_multiple_of(8192)).bytes;
+        assert!(bytes.kv_read < bytes.weights, "{first}");
     }
 
     #[test]

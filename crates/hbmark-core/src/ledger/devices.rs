@@ -149,13 +149,18 @@ impl Part {
         Self { chip: chip.concat(), forms }
     }
 
-    /// Whether a row has the chip, which may not end within a word: an L40 is no L40S. Every row has its memory among its words.
+    /// Whether a row has the chip, which may not end within a word: an L40 is no L40S. Every row has the memory that it is sold with among its
+    /// words, of which drivers report up to a tenth less.
     fn fits(&self, spec: &DeviceSpec) -> bool {
         let names = [&spec.name, &spec.product];
-        let memory = format!("{}gb", spec.memory_bytes.0 >> 30);
+        let own = spec.memory_bytes.0 >> 30;
+        let sold = |form: &String| {
+            let asked = form.strip_suffix("gb").and_then(|size| size.parse().ok());
+            asked.is_some_and(|asked: u64| (own..=own + own / 10).contains(&asked))
+        };
         let form = |form: &String| {
             let same = |word: String| word == *form || (word.starts_with("sxm") && form.starts_with("sxm"));
-            *form == memory || names.iter().flat_map(|name| words(name)).any(same)
+            sold(form) || names.iter().flat_map(|name| words(name)).any(same)
         };
         names.iter().any(|name| has_words(name, &self.chip)) && self.forms.iter().all(form)
     }
@@ -221,7 +226,7 @@ fn by_alias(asked: &str) -> Option<&'static DeviceSpec> {
         "nvidiaa100pcie80gb" => "a100-80-pcie",
         "mi300x" | "amdinstinctmi300xoam" => "mi300x",
         "nvidiab300sxm6ac" | "b300sxm" => "b300",
-        "nvidiartxpro6000blackwellserveredition" | "rtxpro6000blackwell" => "rtx-pro-6000",
+        "rtxpro6000blackwell" => "rtx-pro-6000",
         _ => return None,
     };
     all().iter().find(|spec| spec.name == row)
@@ -276,9 +281,29 @@ mod tests {
             ("A100 SXM5 80GB", "a100-80-sxm"),
             ("H100 NVL 94GB", "h100-nvl"),
             ("L40S 48GB", "l40s"),
+            ("L4 24GB", "l4"),
+            ("A10 24GB", "a10"),
+            ("GB10 128GB", "gb10"),
+            ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx-pro-6000"),
+            ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000-server"),
         ] {
             assert_eq!(name_of(asked), row, "{asked}");
         }
+    }
+
+    #[test]
+    fn memory_is_no_more_than_drivers_report() {
+        // MiB that nvidia-smi reports with ECC, and of GB10 the system.
+        for (name, mebibytes) in [("l4", 23_034), ("a10", 23_028), ("l40s", 46_068), ("gb10", 122_548)] {
+            let memory = find(name).expect("a row").memory_bytes.0;
+            assert!((memory..memory + (1 << 30)).contains(&(mebibytes << 20)), "{name}: {memory}");
+        }
+    }
+
+    #[test]
+    fn the_server_edition_has_its_own_bandwidth() {
+        let server = find("NVIDIA RTX PRO 6000 Blackwell Server Edition").expect("a row");
+        assert!((server.bandwidth_bytes_per_s - 1.597e12).abs() < 1.0);
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub struct Prediction {
 pub fn predict(request: &Request<'_>) -> Prediction {
     let inventory = request.inventory;
     let ledger = Ledger::new(request.architecture, inventory, request.kv).routed(request.routing);
-    let roof = Roof::datasheet(request.device, request.weights);
+    let roof = Roof::of_model(request.device, request.weights, request.architecture);
     let mut cells = Vec::with_capacity(request.phases.len() * request.batches.len() * request.contexts.len());
     for &phase in request.phases {
         for &batch in request.batches {
@@ -279,6 +279,40 @@ mod tests {
             assert_eq!(cell.bound, known.then_some(Bound::Memory), "{}", cell.id);
             assert_eq!(cell.tokens_per_s.is_some(), known, "{}", cell.id);
         }
+    }
+
+    #[test]
+    fn a_floor_is_at_the_peak_of_what_the_config_rounds_activations_to() {
+        use crate::model::Quantization;
+        let rounded = |activations| Architecture {
+            quantization: Some(Quantization {
+                method: "test".into(),
+                bits: 8,
+                activations,
+                ..Quantization::default()
+            }),
+            ..shapes::llama_3_1_8b()
+        };
+        let floor = |architecture: &Architecture, weights| {
+            let inventory = architecture.inventory(weights);
+            let request = Request { weights, ..request(architecture, &inventory, "h100-sxm") };
+            let prediction = predict(&request);
+            let told = prediction.warnings.iter().any(|line| line.contains("weight-only"));
+            (
+                cell(&prediction, &format!("prefill/ideal/{weights}/b32/c512"))
+                    .predicted_ns
+                    .expect("a floor"),
+                told,
+            )
+        };
+        let (alone, told) = floor(&rounded(None), Dtype::Int8);
+        assert!(told);
+        // W8A8 at 1978.9 TOPS instead of 989.4 TFLOP/s, and no word of weights alone.
+        let (both, told) = floor(&rounded(Some(Dtype::Int8)), Dtype::Int8);
+        assert!((alone / both - 1978.9 / 989.4).abs() < 1e-9 && !told, "{alone} {both}");
+        // What the config says is of its own storage.
+        let [own, other] = [Some(Dtype::Int8), None].map(|rounds| floor(&rounded(rounds), Dtype::Bf16).0);
+        assert!((own / other - 1.0).abs() < 1e-12, "{own} {other}");
     }
 
     #[test]

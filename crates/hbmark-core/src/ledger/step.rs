@@ -332,6 +332,12 @@ impl Ledger {
         self.cached(|cache| cache.reach.kept(positions)) + self.state_bytes()
     }
 
+    /// The same of each of its positions: of a long sequence less than a token adds where windows forget, of a short one more where there is state.
+    pub fn kept_per_position(&self, positions: usize) -> f64 {
+        let positions = positions.max(1);
+        self.kept(positions).as_f64() / positions as f64
+    }
+
     /// Memory an engine without copies needs for a step: all weights, the KV cache (no more than the window where there is
     /// one) and the widest activations (gate and up of the feed-forward beside the residual, or the f32 logits).
     pub fn memory(&self, shape: StepShape) -> Bytes {

@@ -4,7 +4,7 @@
 //! was measured. Leaves: a floor with its bound, fractions of the ceilings, and the causes that make a time invalid.
 
 use super::step::StepCost;
-use crate::model::Dtype;
+use crate::model::{Architecture, Dtype};
 use crate::result::{Bound, Cause, Ceilings, CellResult, DeviceSpec, Status};
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Nanos};
 
@@ -41,17 +41,31 @@ impl Roof {
         Self {
             bandwidth: BytesPerSecond(ceilings.read_bytes_per_s.median),
             // A probe multiplies in the very format, if an engine does; a data sheet's int8 is for int8 activations.
-            peak: probed(ceilings, weights)
-                .or_else(|| peak_for(weights, |name| Some(ceilings.gemm_flops_per_s.get(name)?.median))),
+            peak: probed(ceilings, weights).or_else(|| {
+                peaks(product_dtypes(weights), |name| Some(ceilings.gemm_flops_per_s.get(name)?.median))
+                    .next()
+            }),
         }
     }
 
     /// The roof of the data sheet.
     pub fn datasheet(spec: &DeviceSpec, weights: Dtype) -> Self {
-        Self {
-            bandwidth: BytesPerSecond(spec.bandwidth_bytes_per_s),
-            peak: peak_for(weights, |name| spec.dense_flops_per_s.get(name).copied()),
-        }
+        Self::promised(spec, product_dtypes(weights))
+    }
+
+    /// The same for a model: where it is stored as its config says, products are in what that says activations are rounded to.
+    pub fn of_model(spec: &DeviceSpec, weights: Dtype, architecture: &Architecture) -> Self {
+        let own = architecture.quantization.as_ref().filter(|own| own.dtype() == Some(weights));
+        let products = match own.and_then(|own| own.activations) {
+            Some(Dtype::Int8) => &["int8", "bf16", "f16"],
+            activations => product_dtypes(activations.unwrap_or(weights)),
+        };
+        Self::promised(spec, products)
+    }
+
+    fn promised(spec: &DeviceSpec, products: &[&'static str]) -> Self {
+        let peak = peaks(products, |name| spec.dense_flops_per_s.get(name).copied()).next();
+        Self { bandwidth: BytesPerSecond(spec.bandwidth_bytes_per_s), peak }
     }
 }
 
@@ -75,6 +89,25 @@ fn product_dtypes(weights: Dtype) -> &'static [&'static str] {
     }
 }
 
+/// Which peaks an engine may reach with a weight dtype, whatever it rounds activations to. int8 and 4 bits times int8: W8A8, `QServe`'s W4A8,
+/// llama.cpp's products of every block format, and the native engine's; 4 bits times fp8: TensorRT-LLM's W4A8 and `W4A8_MXFP4_FP8`.
+fn reachable_dtypes(weights: Dtype) -> &'static [&'static str] {
+    match weights {
+        Dtype::F32 | Dtype::Bf16 | Dtype::F16 | Dtype::Fp8 | Dtype::Mxfp8 => product_dtypes(weights),
+        Dtype::Mxfp4 | Dtype::Nvfp4 => &["fp4", "fp8", "int8", "bf16", "f16"],
+        Dtype::Int4 => &["fp8", "int8", "bf16", "f16"],
+        Dtype::Int8 | Dtype::Q8_0 | Dtype::Q4_0 | Dtype::Q4K | Dtype::Q5K | Dtype::Q6K | Dtype::Gguf => {
+            &["int8", "bf16", "f16"]
+        }
+    }
+}
+
+/// The data sheet's highest peak of those: no step of the dtype can beat it.
+fn highest_peak(spec: &DeviceSpec, weights: Dtype) -> Option<Peak> {
+    peaks(reachable_dtypes(weights), |name| spec.dense_flops_per_s.get(name).copied())
+        .max_by(|one, other| one.rate.0.total_cmp(&other.rate.0))
+}
+
 /// Block formats that a GGUF file mixes.
 const GGUF_FORMATS: [Dtype; 5] = [Dtype::Q8_0, Dtype::Q4_0, Dtype::Q4K, Dtype::Q5K, Dtype::Q6K];
 
@@ -89,10 +122,9 @@ fn probed(ceilings: &Ceilings, weights: Dtype) -> Option<Peak> {
         .map(|(dtype, rate)| Peak { dtype, rate: FlopsPerSecond(rate) })
 }
 
-fn peak_for(weights: Dtype, rate: impl Fn(&str) -> Option<f64>) -> Option<Peak> {
-    product_dtypes(weights)
-        .iter()
-        .find_map(|&dtype| rate(dtype).map(|rate| Peak { dtype, rate: FlopsPerSecond(rate) }))
+/// The peaks that are known, in the order of the names.
+fn peaks(names: &[&'static str], rate: impl Fn(&str) -> Option<f64>) -> impl Iterator<Item = Peak> {
+    names.iter().filter_map(move |&dtype| Some(Peak { dtype, rate: FlopsPerSecond(rate(dtype)?) }))
 }
 
 /// The least time a step can take under a roof.
@@ -146,8 +178,8 @@ pub struct Verdict {
 impl Verdict {
     /// Judges a measured step of a model stored as `weights` against the roofs of its device.
     ///
-    /// The bound is judged against the measured ceilings where there are any, otherwise the data sheet. MFU is against the
-    /// data sheet's dense peak where it names one, otherwise the measured one.
+    /// The bound is judged against the measured ceilings where there are any, otherwise the data sheet. MFU is against the highest of
+    /// the data sheet's dense peaks that the dtype can be multiplied at, where it names one, otherwise the measured one.
     pub fn new(
         cost: &StepCost,
         measured: Nanos,
@@ -169,7 +201,9 @@ impl Verdict {
             verdict.predicted_datasheet = Some(floor.time());
             verdict.fraction_of_datasheet = Some(floor.memory.0 / measured.0);
         }
-        let peak_promised = verdict.use_peak(cost, measured, measured_roof.as_ref(), sheet_roof.as_ref());
+        let promised = datasheet.and_then(|spec| highest_peak(spec, weights));
+        let peak_promised = promised.is_some();
+        verdict.use_peak(cost, measured, promised, measured_roof.as_ref());
         if let Some(roof) = measured_roof.as_ref().or(sheet_roof.as_ref()) {
             verdict.name_bound(cost, measured, roof, weights);
         }
@@ -200,23 +234,11 @@ impl Verdict {
         }
     }
 
-    /// Whether the peak is the data sheet's, which no step can beat.
-    fn use_peak(
-        &mut self,
-        cost: &StepCost,
-        measured: Nanos,
-        ceiling: Option<&Roof>,
-        sheet: Option<&Roof>,
-    ) -> bool {
-        let peak_of = |roof: Option<&Roof>| roof.and_then(|roof| roof.peak.clone());
-        let (peak, source, promised) = match (peak_of(sheet), peak_of(ceiling)) {
-            (Some(peak), _) => (peak, "data sheet", true),
-            (None, Some(peak)) => (peak, "measured", false),
-            (None, None) => return false,
-        };
+    fn use_peak(&mut self, cost: &StepCost, measured: Nanos, promised: Option<Peak>, ceiling: Option<&Roof>) {
+        let probed = || Some((ceiling?.peak.clone()?, "measured"));
+        let Some((peak, source)) = promised.map(|peak| (peak, "data sheet")).or_else(probed) else { return };
         self.mfu = Some(cost.flops.per(measured).0 / peak.rate.0);
         self.mfu_dtype = Some(format!("{} ({source})", peak.dtype));
-        promised
     }
 
     fn name_bound(&mut self, cost: &StepCost, measured: Nanos, roof: &Roof, weights: Dtype) {
@@ -451,6 +473,26 @@ mod tests {
     fn more_arithmetic_than_the_dense_peak_is_invalid() {
         let verdict = Verdict::new(&cost(1, 10.0), Nanos(9e7), Dtype::Bf16, None, Some(&sheet()));
         assert!(matches!(verdict.invalid, Some(Cause::AboveDatasheetPeak { .. })), "{:?}", verdict.invalid);
+    }
+
+    #[test]
+    fn a_step_is_impossible_only_above_the_highest_peak_its_weights_can_be_multiplied_at() {
+        let mut sheet = sheet();
+        sheet.dense_flops_per_s.insert("int8".to_owned(), 4e14);
+        // 10 TFLOP in 50 ms: twice the bf16 peak, half the int8 one.
+        let verdict = |weights| Verdict::new(&cost(1, 10.0), Nanos(5e7), weights, None, Some(&sheet));
+        for weights in
+            [Dtype::Int8, Dtype::Int4, Dtype::Q8_0, Dtype::Q4K, Dtype::Gguf, Dtype::Mxfp4, Dtype::Nvfp4]
+        {
+            let verdict = verdict(weights);
+            assert_eq!(verdict.invalid, None, "{weights}");
+            assert_eq!((verdict.mfu, verdict.mfu_dtype.as_deref()), (Some(0.5), Some("int8 (data sheet)")));
+        }
+        for weights in [Dtype::Bf16, Dtype::Fp8] {
+            assert!(matches!(verdict(weights).invalid, Some(Cause::AboveDatasheetPeak { .. })), "{weights}");
+        }
+        // The floor of weights alone stays that of 16 bits.
+        assert_eq!(Roof::datasheet(&sheet, Dtype::Int8).peak.map(|peak| peak.dtype), Some("bf16"));
     }
 
     #[test]

@@ -386,6 +386,13 @@ impl Architecture {
         Mixture { shared_width: experts.shared_ffn_size, ..mixture }
     }
 
+    /// The storage of the KV cache beside weights of a dtype: what the checkpoint's own config asks for where they are its own, otherwise that of
+    /// the weights, bf16 where they are quantised.
+    pub fn cache_of(&self, weights: Dtype) -> Dtype {
+        let own = self.quantization.as_ref().filter(|own| own.dtype() == Some(weights));
+        own.and_then(|own| own.kv_cache).unwrap_or_else(|| weights.of_cache())
+    }
+
     /// Positions of KV that a token at `context` reads in a layer without a stack.
     pub fn attended(&self, layer: usize, context: usize) -> usize {
         self.window(layer).map_or(context, |w| w.min(context))
@@ -490,6 +497,22 @@ impl std::fmt::Display for Dtype {
 mod tests {
 
     use super::*;
+
+    #[test]
+    fn a_cache_is_stored_as_the_config_asks_beside_its_own_weights_alone() {
+        let own = Quantization {
+            method: "modelopt".into(),
+            bits: 8,
+            float: true,
+            kv_cache: Some(Dtype::Fp8),
+            ..Quantization::default()
+        };
+        let plain = super::super::test_shapes::llama_3_1_8b();
+        let asks = Architecture { quantization: Some(own), ..plain.clone() };
+        assert_eq!(asks.cache_of(Dtype::Fp8), Dtype::Fp8);
+        assert_eq!((asks.cache_of(Dtype::Int4), asks.cache_of(Dtype::F32)), (Dtype::Bf16, Dtype::F32));
+        assert_eq!((plain.cache_of(Dtype::Fp8), plain.cache_of(Dtype::Gguf)), (Dtype::Bf16, Dtype::Bf16));
+    }
 
     #[test]
     fn a_dtype_has_one_name_on_the_command_line_in_json_and_in_results() {

@@ -18,9 +18,9 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::{
-    Architecture, Biases, Dtype, Family, ModelError, Multipliers, Rope, deepseek_v3, gemma, glm4, glm4_moe,
-    gpt_oss, granite, llama, llama4, mimo_v2, minimax_m2, mistral, mixtral, nemotron_h, olmo2, phi3, qwen2,
-    qwen2_moe, qwen3, qwen3_5, qwen3_moe, smollm3,
+    Architecture, Biases, Dtype, Family, ModelError, Multipliers, Rope, RopeScaling, deepseek_v3, gemma,
+    glm4, glm4_moe, gpt_oss, granite, llama, llama4, mimo_v2, minimax_m2, mistral, mixtral, nemotron_h,
+    olmo2, phi3, qwen2, qwen2_moe, qwen3, qwen3_5, qwen3_moe, smollm3,
 };
 use crate::input::{self, InputError};
 use crate::units::whole_count;
@@ -349,6 +349,10 @@ pub(super) fn decoder(fields: &Fields, conventions: &Conventions) -> Result<Arch
     let vocab_size = or_default("vocab_size", limits::VOCAB, conventions.default_vocab)?;
     let max_positions =
         or_default("max_position_embeddings", limits::POSITIONS, conventions.default_positions)?;
+    let rope = match conventions.rope {
+        Some(rope) => rope,
+        None => rope::read(fields, conventions.theta, max_positions, conventions.rope_keys)?,
+    };
     Ok(Architecture {
         family: conventions.family,
         hidden_size,
@@ -365,15 +369,12 @@ pub(super) fn decoder(fields: &Fields, conventions: &Conventions) -> Result<Arch
             None => fields.need_integer("intermediate_size", 1..=limits::FFN)?,
         },
         vocab_size,
-        max_positions,
+        max_positions: extended(max_positions, rope),
         norm_eps: match (fields.get(conventions.norm_key), conventions.default_eps) {
             (None, Some(default)) => default,
             _ => fields.need_float(conventions.norm_key, limits::NORM_EPS)?,
         },
-        rope: match conventions.rope {
-            Some(rope) => rope,
-            None => rope::read(fields, conventions.theta, max_positions, conventions.rope_keys)?,
-        },
+        rope,
         qk_norm: conventions.qk_norm,
         biases: conventions.biases,
         tied_head: fields.flag("tie_word_embeddings", false)?,
@@ -388,6 +389,12 @@ pub(super) fn decoder(fields: &Fields, conventions: &Conventions) -> Result<Arch
         draft: None,
         rope_factors: Vec::new(),
     })
+}
+
+/// The positions that `YaRN` makes of a context, where the config does not count them already: vLLM and SGLang serve as many.
+fn extended(positions: usize, rope: Rope) -> usize {
+    let RopeScaling::Yarn { factor, original_max_positions, .. } = rope.scaling else { return positions };
+    positions.max(whole_count(factor * original_max_positions as f64)).min(limits::POSITIONS)
 }
 
 fn kv_heads(fields: &Fields, heads: usize, conventions: &Conventions) -> Result<usize, ModelError> {

@@ -23,7 +23,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
         ("kimi_k25", "KimiK25ForConditionalGeneration"),
         ("glm_moe_dsa", "GlmMoeDsaForCausalLM"),
     ],
-    keys: &["index_topk"],
+    keys: &["index_topk", "indexer_types"],
     read,
 };
 
@@ -57,6 +57,11 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
 }
 
 fn indexer(fields: &Fields, latent: &LatentAttention) -> Result<Option<Indexer>, ModelError> {
+    // GLM-5.2 shares what some layers pick with others; those of GLM-5.1 all pick their own.
+    let kinds = fields.list("indexer_types", limits::LAYERS)?.unwrap_or_default();
+    if kinds.iter().any(|kind| kind != &json!("full")) {
+        return Err(fields.unsupported("indexer_types", "full for every layer"));
+    }
     let Some(top_k) = fields.integer("index_topk", 1..=limits::POSITIONS)? else { return Ok(None) };
     if latent.q_rank.is_none() {
         return Err(

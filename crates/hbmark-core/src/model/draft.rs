@@ -8,7 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Architecture, Experts, FeedForward, Mixer, ModelError, Stack};
+use super::{Architecture, Attention, Experts, Family, FeedForward, Layer, Mixer, ModelError, Reach, Stack};
 
 /// What a drafting layer makes of an embedding and a hidden state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,7 +60,7 @@ impl Architecture {
     /// # Errors
     /// For EAGLE where the model's last layer has experts: its drafting layers are dense, and their widths follow from nothing in a config.
     pub fn draft(&self, kind: DraftLayer) -> Result<Self, ModelError> {
-        let last = self.layer(self.layers - 1);
+        let last = self.drafting_layer(kind);
         let mixture = last.feed_forward.mixture().copied();
         if matches!(last.mixer, Mixer::None) || matches!(last.feed_forward, FeedForward::None) {
             return Err(ModelError::NoDraftLayer {
@@ -82,6 +82,26 @@ impl Architecture {
             draft: Some(kind),
             ..self.clone()
         })
+    }
+
+    /// The layer like which the drafting one is: the last, but MiMo-V2-Flash drafts with a window and a dense feed-forward, 0.33 billion parameters a
+    /// layer (its model card).
+    fn drafting_layer(&self, kind: DraftLayer) -> Layer {
+        let last = self.layer(self.layers - 1);
+        if (self.family, kind) != (Family::MimoV2, DraftLayer::Mtp) {
+            return last;
+        }
+        let all = || (0..self.layers).map(|index| self.layer(index));
+        let windowed =
+            |mixer: &Mixer| matches!(mixer, Mixer::Attention(Attention { reach: Reach::Window { .. }, .. }));
+        Layer {
+            mixer: all().map(|layer| layer.mixer).find(windowed).unwrap_or(last.mixer),
+            feed_forward: all()
+                .map(|layer| layer.feed_forward)
+                .find(|feed_forward| matches!(feed_forward, FeedForward::Dense(_)))
+                .unwrap_or(last.feed_forward),
+            ..last
+        }
     }
 }
 
@@ -117,6 +137,23 @@ mod tests {
         assert_eq!(parameters, wanted + correction);
         // The model card: 11.5 billion beside embedding and head.
         assert!((11.5e9..11.65e9).contains(&(parameters as f64)), "{parameters}");
+    }
+
+    #[test]
+    fn the_layer_of_mimo_has_a_window_and_a_dense_feed_forward() {
+        let mimo = presets::find("MiMo-V2-Flash").unwrap().architecture;
+        let draft = mimo.draft(DraftLayer::Mtp).unwrap();
+        let parameters = draft.inventory(Dtype::Bf16).parameters() - 2 * 152_576 * 4096;
+        // The projection, 64 heads of 192 and 128, 8 of keys and values, and 16,384 channels; sinks and norms are a few thousand.
+        let matrices = 2 * 4096 * 4096 + 4096 * (64 * (192 + 128) + 8 * (192 + 128) + 3 * 16_384);
+        assert!((matrices..matrices + 50_000).contains(&parameters), "{parameters} for {matrices}");
+        // The model card: 0.33 billion.
+        assert!((0.325e9..0.335e9).contains(&(parameters as f64)), "{parameters}");
+        let read = |context| {
+            let inventory = draft.inventory(Dtype::Bf16);
+            Ledger::new(&draft, &inventory, Dtype::Bf16).decode(1, context).bytes.kv_read
+        };
+        assert_eq!(read(128), read(100_000));
     }
 
     #[test]

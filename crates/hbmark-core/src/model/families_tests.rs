@@ -187,7 +187,7 @@ fn what_is_not_known_well_enough_is_refused_by_name_or_key() {
     }
     for (name, key, value) in [
         // GLM-5.2: some layers use the positions that another's indexer picked.
-        ("GLM-5", "indexer_types", json!(vec!["full"; 78])),
+        ("GLM-5", "indexer_types", json!([vec!["full"; 77], vec!["shared"]].concat())),
         ("DeepSeek-V3", "compress_ratios", json!([0, 4])),
         ("MiniMax-M2.5", "sparse_attention_config", json!({"use_sparse_attention": true})),
         ("Qwen3-32B", "hc_mult", json!(4)),
@@ -213,11 +213,27 @@ fn what_is_not_known_well_enough_is_refused_by_name_or_key() {
         ("MiniMax-M2.5", "attn_type_list", json!([1, 0])),
         ("MiniMax-M2.5", "layernorm_mlp_beta", json!(3.5)),
         ("MiniMax-M2.5", "rotary_dim", json!(63)),
+        ("MiniMax-M2.5", "partial_rotary_factor", json!(0.25)),
+        ("Qwen3-235B-A22B", "use_qk_norm", json!(false)),
         ("GLM-4.7", "scoring_func", json!("softmax")),
         ("GLM-4.7", "topk_method", json!("greedy")),
     ] {
         let message = refusal(&changed(name, &[(key, value)]));
         assert!(message.contains(key), "{name}: {message}");
+    }
+}
+
+/// Qwen3-Coder-480B, MiniMax-M2.7 of NVIDIA and GLM-5.1 of NVIDIA.
+#[test]
+fn a_key_that_says_what_its_family_has_anyhow_changes_nothing() {
+    for (name, key, value) in [
+        ("Qwen3-235B-A22B", "use_qk_norm", json!(true)),
+        ("MiniMax-M2.5", "partial_rotary_factor", json!(0.5)),
+        ("GLM-5", "indexer_types", json!(vec!["full"; 78])),
+    ] {
+        let document = changed(name, &[(key, value)]);
+        let read = parse_config(&document.to_string(), Path::new("config.json")).unwrap();
+        assert_eq!(read, shape(name), "{name}");
     }
 }
 

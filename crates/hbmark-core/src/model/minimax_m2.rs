@@ -8,8 +8,11 @@ use super::{
     Rotary, Routing, Stack,
 };
 
-pub(super) const SPEC: FamilySpec =
-    FamilySpec { names: &[("minimax_m2", "MiniMaxM2ForCausalLM")], keys: &["use_qk_norm"], read };
+pub(super) const SPEC: FamilySpec = FamilySpec {
+    names: &[("minimax_m2", "MiniMaxM2ForCausalLM")],
+    keys: &["use_qk_norm", "partial_rotary_factor"],
+    read,
+};
 
 fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     fields.only("shared_intermediate_size", &json!(0))?;
@@ -40,11 +43,17 @@ fn read(fields: &Fields) -> Result<Architecture, ModelError> {
         renormalised: true,
     };
     let mixture = Mixture::new(count, per_token, a.ffn_size, routing);
-    // As published; transformers 5 saves the share of a head in its place.
+    // As published; transformers 5 saves the share of a head in its place, NVIDIA's copies both.
+    let share = rotary_dims(fields, a.head_dim, 1.0)?;
+    let is_stated = fields.get("partial_rotary_factor").is_some();
     let dims = match fields.integer("rotary_dim", 2..=a.head_dim)? {
+        Some(dims) if is_stated && dims != share => {
+            let wanted = format!("{share}, as `partial_rotary_factor` says, or only one of them");
+            return Err(fields.bad("rotary_dim", wanted));
+        }
         Some(dims) if dims.is_multiple_of(2) => dims,
         Some(_) => return Err(fields.bad("rotary_dim", "an even number: the rotary embedding turns pairs")),
-        None => rotary_dims(fields, a.head_dim, 1.0)?,
+        None => share,
     };
     let attention = Attention {
         rope: Some(Rotary { rope: a.rope, dims, interleaved: false }),

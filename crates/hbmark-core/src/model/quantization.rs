@@ -51,6 +51,10 @@ pub struct Quantization {
     /// GPTQ reorders the inputs (`desc_act`).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reordered: bool,
+    /// What the config says activations are rounded to before they are multiplied, where the weights' format does not say it: int8 beside
+    /// int8 weights, bf16 beside fp4 ones; of a mixture the fastest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activations: Option<Dtype>,
     /// What the config asks the KV cache to be stored in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_cache: Option<Dtype>,

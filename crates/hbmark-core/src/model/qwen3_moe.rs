@@ -6,10 +6,12 @@ use super::config::{Conventions, FamilySpec, Fields, Windows, decoder, experts_p
 use super::{Architecture, Biases, Family, Mixture, ModelError, Routing};
 
 pub(super) const SPEC: FamilySpec =
-    FamilySpec { names: &[("qwen3_moe", "Qwen3MoeForCausalLM")], keys: &[], read };
+    FamilySpec { names: &[("qwen3_moe", "Qwen3MoeForCausalLM")], keys: &["use_qk_norm"], read };
 
 fn read(fields: &Fields) -> Result<Architecture, ModelError> {
     fields.only("mlp_bias", &json!(false))?;
+    // Qwen3-Coder says what all of the family have.
+    fields.only("use_qk_norm", &json!(true))?;
     // Readers disagree on whether a window binds all layers or those from `max_window_layers` on.
     fields.only("use_sliding_window", &json!(false))?;
     let attention = fields.flag("attention_bias", false)?;

@@ -13,8 +13,9 @@ pub const MAX_SHARDS: usize = 512;
 
 /// The format's own limit.
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
-/// The largest public checkpoints hold about 92,000 tensors over all shards (DeepSeek-V3 with its scales).
-pub const MAX_TENSORS: usize = 200_000;
+/// The largest public checkpoints list each matrix of 60 layers of 384 experts with two or three more tensors: 207,360 of experts in Kimi-K2.5
+/// (int4: packed, scale, shape), 276,480 in its copies in nvfp4 (two scales of the weights and one of the inputs).
+pub const MAX_TENSORS: usize = 400_000;
 const MAX_DIMENSIONS: usize = 8;
 /// Names in use are under 150 bytes; ggml ends them at 64.
 const MAX_NAME_BYTES: usize = 1_024;
@@ -274,5 +275,26 @@ impl<'de> Deserialize<'de> for Dimensions {
             }
         }
         deserializer.deserialize_seq(ShapeVisitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_index_of_the_largest_published_checkpoints_is_read() {
+        let parts = ["weight", "weight_scale", "weight_scale_2", "input_scale"];
+        let modules = ["gate_proj", "up_proj", "down_proj"];
+        let mut entries = Vec::new();
+        for (layer, expert) in (1..61).flat_map(|layer| (0..384).map(move |expert| (layer, expert))) {
+            for (module, part) in modules.into_iter().flat_map(|module| parts.map(|part| (module, part))) {
+                let name =
+                    format!("language_model.model.layers.{layer}.mlp.experts.{expert}.{module}.{part}");
+                entries.push(format!(r#""{name}":"model-000{layer:02}-of-000061.safetensors""#));
+            }
+        }
+        let index = format!(r#"{{"weight_map":{{{}}}}}"#, entries.join(","));
+        assert_eq!(parse_index(index.as_bytes()).expect("an index").len(), 276_480);
     }
 }

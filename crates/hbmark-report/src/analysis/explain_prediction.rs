@@ -170,7 +170,8 @@ fn terms(report: &Report, cell: &CellResult) -> String {
     let kv = bytes.kv_read + bytes.kv_write;
     let memory = format!("{}, {}", share("weights", bytes.weights), share("KV", kv));
     let exchanged = cell.group.as_ref().map_or_else(String::new, exchanged);
-    let roof = report.datasheet.as_ref().map(|sheet| Roof::datasheet(sheet, cell.dtype));
+    let of_model = |sheet| Roof::of_model(sheet, cell.dtype, &report.model.architecture);
+    let roof = report.datasheet.as_ref().map(of_model);
     let reading = roof.as_ref().map(|roof| bytes.ideal().at(roof.bandwidth));
     let computing = roof.as_ref().and_then(|roof| {
         let peak = roof.peak.as_ref()?;

@@ -127,7 +127,8 @@ impl<'a> Measured<'a> {
         let ceiling = report.ceilings.as_ref();
         let ceiling = ceiling.map(|c| floor(RungKind::Ceiling, Roof::measured(c, cell.dtype)));
         let sheet = report.datasheet.as_ref();
-        let datasheet = sheet.map(|d| floor(RungKind::Datasheet, Roof::datasheet(d, cell.dtype)));
+        let of_model = |d| Roof::of_model(d, cell.dtype, &report.model.architecture);
+        let datasheet = sheet.map(|d| floor(RungKind::Datasheet, of_model(d)));
         Some(Self {
             cell,
             kind,

@@ -20,7 +20,8 @@ use crate::units::Bytes;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Traffic {
     pub tokens: usize,
-    pub sequences: usize,
+    /// Rows of logits.
+    pub logits: u64,
     /// Bytes of an activation.
     pub activation: u64,
 }
@@ -30,11 +31,11 @@ pub(super) fn of_stage(
     stage: &Stage,
     group: Group,
     link: Option<&Link>,
-    Traffic { tokens, sequences, activation }: Traffic,
+    Traffic { tokens, logits, activation }: Traffic,
 ) -> Vec<CollectiveRow> {
     let architecture = &stage.architecture;
     let hidden = (tokens as u64).saturating_mul(architecture.hidden_size as u64 * activation);
-    let logits = (sequences as u64).saturating_mul(architecture.vocab_size as u64 * activation);
+    let logits = logits.saturating_mul(architecture.vocab_size as u64 * activation);
     // The sums of a token's queries and keys, in f32.
     let sums = (tokens as u64).saturating_mul(8);
     let (mut blocks, mut norms) = (0, 0);

@@ -454,22 +454,10 @@ impl<'a> Splitter<'a> {
             Split::Stacked(share) => share,
             Split::Rows(share) | Split::Columns(share) => {
                 let columns = matches!(split, Split::Columns(_));
-                let scale = matches!(tensor.role, Role::Scale | Role::ExpertScale);
-                if scale && self.is_unsplit(tensor, columns) {
+                if is_scale(tensor) && self.is_unsplit(tensor, columns) {
                     return Ok(tensor.clone());
                 }
-                let along =
-                    if scale { Some(scales_along(tensor, columns)) } else { ggml_blocks(tensor, columns) };
-                match along {
-                    // A part of a block of the vocabulary has its scale, too: engines fill it up.
-                    Some(blocks) if tensor.layer.is_none() => {
-                        Share { here: (blocks * share.here).div_ceil(share.of), of: blocks, ..share }
-                    }
-                    Some(blocks) if !(blocks * share.here).is_multiple_of(share.of) => {
-                        return Err(self.blocks(tensor, blocks, share));
-                    }
-                    _ => share,
-                }
+                in_blocks(tensor, share, columns).map_err(|blocks| self.blocks(tensor, blocks))?
             }
         };
         let elements = usize::try_from(part_of(tensor.elements(), share)).unwrap_or(usize::MAX);
@@ -497,8 +485,15 @@ impl<'a> Splitter<'a> {
         if columns { scales_along(tensor, true) == 1 || (reordered && !order) } else { order }
     }
 
-    fn blocks(&self, tensor: &TensorInfo, blocks: usize, share: Share) -> GroupError {
-        let fits = |gpus: &usize| (blocks * share.here * self.group.tensor).is_multiple_of(share.of * gpus);
+    fn blocks(&self, tensor: &TensorInfo, blocks: usize) -> GroupError {
+        let fits = |gpus: &usize| {
+            let other = Self { group: Group { tensor: *gpus, ..self.group }, rank: 0, ..*self };
+            match other.split(tensor) {
+                Ok(Split::Rows(share)) => in_blocks(tensor, share, false).is_ok(),
+                Ok(Split::Columns(share)) => in_blocks(tensor, share, true).is_ok(),
+                split => split.is_ok(),
+            }
+        };
         let sizes = sizes(self.architecture, self.inventory, self.group.experts);
         GroupError::Blocks {
             tensor: tensor.name.chars().take(200).collect(),
@@ -508,6 +503,23 @@ impl<'a> Splitter<'a> {
             sizes: sizes.filter(fits).filter(|gpus| *gpus < self.group.tensor).collect(),
         }
     }
+}
+
+fn is_scale(tensor: &TensorInfo) -> bool {
+    matches!(tensor.role, Role::Scale | Role::ExpertScale)
+}
+
+/// A share in the blocks of a tensor that has such, or the number of those that it would cut.
+fn in_blocks(tensor: &TensorInfo, share: Share, columns: bool) -> Result<Share, usize> {
+    let along =
+        if is_scale(tensor) { Some(scales_along(tensor, columns)) } else { ggml_blocks(tensor, columns) };
+    let Some(blocks) = along else { return Ok(share) };
+    // A part of a block of the vocabulary has its scale, too: engines fill it up. So has one of a head that is no whole blocks.
+    let heads = matches!(module_of(&tensor.name), "q_proj" | "k_proj" | "v_proj");
+    if tensor.layer.is_none() || (heads && is_scale(tensor) && !columns) {
+        return Ok(Share { here: (blocks * share.here).div_ceil(share.of), of: blocks, ..share });
+    }
+    if (blocks * share.here).is_multiple_of(share.of) { Ok(share) } else { Err(blocks) }
 }
 
 /// Which expert a tensor is of; `None` of a stack of them.

@@ -29,7 +29,7 @@ pub fn predict_group(request: &Request<'_>, group: Group) -> Result<(Prediction,
     let model = Predicted {
         request,
         group,
-        roof: Roof::datasheet(request.device, request.weights),
+        roof: Roof::of_model(request.device, request.weights, request.architecture),
         link: links::between(&request.device.name, group.gpus()),
         whole: Ledger::new(request.architecture, request.inventory, request.kv).routed(request.routing),
         stages: &stages,
@@ -133,7 +133,7 @@ impl Predicted<'_> {
     fn step(&self, shape: StepShape, floors: &[Floor]) -> GroupStep {
         let traffic = Traffic {
             tokens: shape.batch * shape.queries(),
-            sequences: shape.batch,
+            logits: shape.logits(),
             activation: self.whole.activation_bytes(),
         };
         let of = |stage| of_stage(stage, self.group, self.link, traffic);

@@ -216,6 +216,29 @@ fn blocks_that_do_not_divide_are_dealt_out_in_gpt_oss_and_refused_elsewhere() {
     }
 }
 
+/// Heads of 192 rows are one and a half blocks of 128, of which a GPU needs both scales; four heads of full layers over eight GPUs are repeated.
+#[test]
+fn heads_that_are_no_whole_blocks_have_the_scales_of_their_parts() {
+    let architecture = preset("MiMo-V2-Flash");
+    let inventory = architecture.inventory(Dtype::Fp8);
+    let scales = |gpus, layer: usize| {
+        let part = &stages(&architecture, &inventory, tensor(gpus), 0).expect("a group")[0];
+        let name = format!("model.layers.{layer}.self_attn.k_proj.weight_scale_inv");
+        part.inventory.tensors.iter().find(|tensor| tensor.name == name).expect("a scale").bytes.0 / (32 * 4)
+    };
+    // Layer 0 is full, layer 1 has eight heads in a window.
+    assert_eq!([1, 2, 4, 8].map(|gpus| scales(gpus, 0)), [6, 3, 2, 2]);
+    assert_eq!([1, 2, 4, 8].map(|gpus| scales(gpus, 1)), [12, 6, 3, 2]);
+    // Over 16 GPUs a feed-forward of 2048 channels would be parts of a block, and what is offered is not refused.
+    let refused = stages(&architecture, &inventory, tensor(32), 0).unwrap_err();
+    let GroupError::Blocks { sizes, .. } = &refused else { panic!("{refused}") };
+    assert_eq!(sizes.last(), Some(&16), "{refused}");
+    assert!(
+        sizes.iter().all(|gpus| stages(&architecture, &inventory, tensor(*gpus), 0).is_ok()),
+        "{sizes:?}"
+    );
+}
+
 #[test]
 fn latent_attention_keeps_its_cache_on_every_gpu() {
     let architecture = shapes::deepseek_v3();
@@ -273,6 +296,21 @@ fn llama_70b_over_eight_h200_is_its_bytes_and_its_collectives() {
     // Nothing of a matrix is done twice.
     let alone = Ledger::new(&architecture, &architecture.inventory(Dtype::Bf16), Dtype::Bf16);
     assert!(close(decode.flops * 8.0, alone.decode(1, 4096).flops.0));
+}
+
+#[test]
+fn a_verify_step_gathers_the_logits_of_every_token() {
+    let architecture = shapes::llama_3_1_70b();
+    let inventory = architecture.inventory(Dtype::Bf16);
+    let phases = [Phase::Decode, Phase::Verify { draft_tokens: 3 }];
+    let request = Request { phases: &phases, ..request(&architecture, &inventory, "h200-sxm") };
+    let (prediction, _) = predict_group(&request, tensor(8)).expect("a group");
+    let gathered = |phase| {
+        let rows = &step(cell(&prediction, phase, 32)).collectives;
+        rows.iter().find(|row| row.kind == CollectiveKind::AllGather).expect("logits").bytes
+    };
+    assert_eq!(gathered(phases[0]), Bytes(32 * 128_256 * 2));
+    assert_eq!(gathered(phases[1]), Bytes(32 * 4 * 128_256 * 2));
 }
 
 #[test]

@@ -325,3 +325,19 @@ fn ranks_repeat_the_embedding_and_heads_that_are_fewer() {
     // Eight heads of K and V on 16 ranks: each twice, for 101 positions of two sequences in 32 layers.
     assert_eq!(ledger.repeated_on_ranks(step, 16), Bytes(15 * table + 32 * 2 * 101 * 2 * 8 * 128 * 2));
 }
+
+/// Gemma-3-27B has ten full layers and 52 that keep 1,024 positions, 8,192 B of each; Qwen3.5-27B 16 of 4,096 B beside 48 states.
+#[test]
+fn a_position_of_a_sequence_is_its_share_of_what_the_sequence_keeps() {
+    let ledger = |name: &str| {
+        let shape = crate::model::presets::find(name).expect("a shape").architecture;
+        Ledger::new(&shape, &shape.inventory(Dtype::Bf16), Dtype::Bf16)
+    };
+    let gemma = ledger("Gemma-3-27B");
+    let wanted = (10.0 * 32_768.0 + 52.0 * 1024.0) * 8192.0 / 32_768.0;
+    assert!((gemma.kept_per_position(32_768) / wanted - 1.0).abs() < 1e-12);
+    assert!((gemma.kept_per_position(1024) - gemma.kv_bytes_per_token().as_f64()).abs() < 1e-9);
+    let qwen = ledger("Qwen3.5-27B");
+    let wanted = qwen.kv_bytes_per_token().as_f64() + qwen.state_bytes().as_f64() / 256.0;
+    assert!((qwen.kept_per_position(256) / wanted - 1.0).abs() < 1e-12);
+}

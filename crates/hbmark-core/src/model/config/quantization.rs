@@ -43,10 +43,20 @@ pub(super) fn read(fields: &Fields) -> Result<Option<Quantization>, ModelError> 
     method.clone_into(&mut read.method);
     if let Some(format) = read.main_format() {
         (read.bits, read.group_size, read.float) = summary(format);
+        read.activations = read.activations.filter(|own| *own != products(format));
     }
     read.storage()
         .map_err(|refused| section.bad("(rules)", format!("{}, not {}", refused.wanted, refused.found)))?;
     Ok(Some(read))
+}
+
+/// What products with a format are in where a config says no more.
+fn products(format: Format) -> Dtype {
+    match format {
+        Format::Fp8 { .. } | Format::Mxfp8 => Dtype::Fp8,
+        Format::Mxfp4 | Format::Nvfp4 { .. } => Dtype::Nvfp4,
+        Format::Int { .. } | Format::Nf4 { .. } => Dtype::Bf16,
+    }
 }
 
 /// Bits, group and kind, as results state them.
@@ -160,7 +170,9 @@ fn bitsandbytes(section: &Fields) -> Result<Quantization, ModelError> {
             );
         }
     };
-    Ok(with_exceptions(format, without_head(modules(section, "llm_int8_skip_modules")?)))
+    let read = with_exceptions(format, without_head(modules(section, "llm_int8_skip_modules")?));
+    // LLM.int8() rounds all but outliers of the activations.
+    Ok(Quantization { activations: (format.bits() == 8).then_some(Dtype::Int8), ..read })
 }
 
 fn compressed_tensors(section: &Fields) -> Result<Quantization, ModelError> {
@@ -168,27 +180,28 @@ fn compressed_tensors(section: &Fields) -> Result<Quantization, ModelError> {
         sparsity.only("format", &json!("dense"))?;
     }
     let mut rules: Vec<_> = ignored(modules(section, "ignore")?).into_iter().collect();
-    rules.extend(groups(section)?);
-    Ok(Quantization { rules, kv_cache: kv_scheme(section)?, ..Quantization::default() })
+    let (groups, activations) = groups(section)?;
+    rules.extend(groups);
+    Ok(Quantization { rules, activations, kv_cache: kv_scheme(section)?, ..Quantization::default() })
 }
 
 fn ignored(modules: Vec<String>) -> Option<FormatRule> {
     (!modules.is_empty()).then_some(FormatRule { modules, format: None })
 }
 
-/// Groups of modules with one scheme each, those with patterns before those for every linear layer.
-fn groups(section: &Fields) -> Result<Vec<FormatRule>, ModelError> {
+/// Groups of modules with one scheme each, those with patterns before those for every linear layer, and what activations are rounded to.
+fn groups(section: &Fields) -> Result<(Vec<FormatRule>, Option<Dtype>), ModelError> {
     let key = "config_groups";
     let wanted = "an object of groups, each with `weights.num_bits`";
     let Some(groups) = section.section(key)? else { return Err(section.missing(key, wanted)) };
-    let mut rules = Vec::new();
+    let (mut rules, mut activations) = (Vec::new(), None);
     for name in groups.keys().take(MAX_PATTERNS) {
         let Some(group) = groups.section(name)? else { continue };
         let Some(weights) = group.section("weights")? else { continue };
-        let fixed = group
-            .section("input_activations")?
-            .is_some_and(|inputs| inputs.get("dynamic") == Some(&Value::Bool(false)));
+        let inputs = group.section("input_activations")?;
+        let fixed = inputs.as_ref().is_some_and(|inputs| inputs.get("dynamic") == Some(&Value::Bool(false)));
         let format = scheme(&weights, fixed)?;
+        activations = fastest(activations, rounded(inputs.as_ref(), format)?);
         let mut targets = modules(&group, "targets")?;
         // A class stands for all its layers.
         if targets.is_empty() || targets.iter().any(|target| target == "Linear") {
@@ -205,7 +218,22 @@ fn groups(section: &Fields) -> Result<Vec<FormatRule>, ModelError> {
         return Err(section.bad(key, wanted));
     }
     rules.sort_by_key(|rule| rule.modules.is_empty());
-    Ok(rules)
+    Ok((rules, activations))
+}
+
+/// What the activations of a group are rounded to; a group without them is of weights alone.
+fn rounded(inputs: Option<&Fields>, format: Format) -> Result<Dtype, ModelError> {
+    let Some(inputs) = inputs else { return Ok(Dtype::Bf16) };
+    Ok(match (inputs.text("type")?.unwrap_or("int"), inputs.integer("num_bits", 1..=16)?) {
+        ("int", Some(8)) => Dtype::Int8,
+        ("float", Some(8)) => Dtype::Fp8,
+        _ => products(format),
+    })
+}
+
+/// Of a mixture the activations with the highest peak, so that a floor stays one: 16 bits, 8 bits, 4 bits, as dtypes are ordered.
+fn fastest(known: Option<Dtype>, next: Dtype) -> Option<Dtype> {
+    known.max(Some(next))
 }
 
 /// `num_bits`, `type`, `strategy`, `group_size` and `symmetric` of a group's weights.
@@ -249,6 +277,7 @@ fn modelopt(section: &Fields) -> Result<Quantization, ModelError> {
     let mut plain = modules(section, "exclude_modules")?;
     plain.extend(modules(section, "ignore")?);
     let mut rules: Vec<_> = ignored(plain).into_iter().collect();
+    let mut activations = None;
     match section.text("quant_algo")? {
         Some("MIXED_PRECISION") => {
             let key = "quantized_layers";
@@ -260,7 +289,9 @@ fn modelopt(section: &Fields) -> Result<Quantization, ModelError> {
             for module in layers.keys().take(MAX_PATTERNS) {
                 let Some(own) = layers.section(module)? else { continue };
                 let name = own.text("quant_algo")?.ok_or_else(|| own.missing("quant_algo", "a format"))?;
-                let format = Some(modelopt_format(&own, name)?);
+                let (format, rounded) = modelopt_format(&own, name)?;
+                let format = Some(format);
+                activations = fastest(activations, rounded);
                 match of_format.iter_mut().find(|rule| rule.format == format) {
                     Some(rule) => rule.modules.push(module.to_owned()),
                     None => of_format.push(FormatRule { modules: vec![module.to_owned()], format }),
@@ -269,87 +300,108 @@ fn modelopt(section: &Fields) -> Result<Quantization, ModelError> {
             rules.extend(of_format);
         }
         Some(name) => {
-            rules.push(FormatRule { modules: Vec::new(), format: Some(modelopt_format(section, name)?) });
+            let (format, rounded) = modelopt_format(section, name)?;
+            rules.push(FormatRule { modules: Vec::new(), format: Some(format) });
+            activations = Some(rounded);
         }
-        None => rules.extend(groups(section)?),
+        None => {
+            let groups = groups(section)?;
+            rules.extend(groups.0);
+            activations = groups.1;
+        }
     }
     let kv_cache = match section.text("kv_cache_quant_algo")? {
         None | Some("NONE") => kv_scheme(section)?,
         Some("FP8") => Some(Dtype::Fp8),
         Some(_) => return Err(section.unsupported("kv_cache_quant_algo", "FP8, or null")),
     };
-    Ok(Quantization { rules, kv_cache, ..Quantization::default() })
+    Ok(Quantization { rules, activations, kv_cache, ..Quantization::default() })
 }
 
-fn modelopt_format(section: &Fields, name: &str) -> Result<Format, ModelError> {
+/// The format of an algorithm, and what it rounds activations to.
+fn modelopt_format(section: &Fields, name: &str) -> Result<(Format, Dtype), ModelError> {
     let key = "quant_algo";
-    match name {
-        "FP8" => Ok(Format::Fp8 { scales: Scales::Tensor, input_scale: true }),
-        "FP8_PER_CHANNEL_PER_TOKEN" => Ok(Format::Fp8 { scales: Scales::Channel, input_scale: false }),
-        "FP8_PB_WO" => {
-            Ok(Format::Fp8 { scales: Scales::Block { rows: 128, columns: 128 }, input_scale: false })
-        }
-        "MXFP8" => Ok(Format::Mxfp8),
-        "W4A8_MXFP4_FP8" => Ok(Format::Mxfp4),
-        "NVFP4" => {
+    let format = match name {
+        "FP8" => Format::Fp8 { scales: Scales::Tensor, input_scale: true },
+        "FP8_PER_CHANNEL_PER_TOKEN" => Format::Fp8 { scales: Scales::Channel, input_scale: false },
+        "FP8_PB_WO" => Format::Fp8 { scales: Scales::Block { rows: 128, columns: 128 }, input_scale: false },
+        "MXFP8" => Format::Mxfp8,
+        "W4A8_MXFP4_FP8" => Format::Mxfp4,
+        "NVFP4" | "W4A16_NVFP4" => {
             let size = section.integer("group_size", 1..=MAX_GROUP)?.unwrap_or(NVFP4_GROUP);
             if size != NVFP4_GROUP {
                 return Err(section.unsupported("group_size", "16"));
             }
-            Ok(Format::Nvfp4 { input_scale: true })
+            Format::Nvfp4 { input_scale: name == "NVFP4" }
         }
-        _ => Err(section.unsupported(
-            key,
-            "FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, MXFP8, W4A8_MXFP4_FP8, NVFP4, MIXED_PRECISION",
-        )),
-    }
+        _ => {
+            return Err(section.unsupported(
+                key,
+                "FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, MXFP8, W4A8_MXFP4_FP8, NVFP4, W4A16_NVFP4, MIXED_PRECISION",
+            ));
+        }
+    };
+    let rounded = match name {
+        "W4A8_MXFP4_FP8" => Dtype::Fp8,
+        "W4A16_NVFP4" => Dtype::Bf16,
+        _ => products(format),
+    };
+    Ok((format, rounded))
 }
 
 fn quark(section: &Fields) -> Result<Quantization, ModelError> {
     let mut rules: Vec<_> = ignored(modules(section, "exclude")?).into_iter().collect();
+    let mut activations = None;
     section.only("layer_type_quant_config", &json!({}))?;
     if let Some(layers) = section.section("layer_quant_config")? {
         for pattern in layers.keys().take(MAX_PATTERNS) {
             let Some(own) = layers.section(pattern)? else { continue };
-            rules.push(FormatRule { modules: vec![pattern.to_owned()], format: Some(quark_format(&own)?) });
+            let (format, rounded) = quark_format(&own)?;
+            rules.push(FormatRule { modules: vec![pattern.to_owned()], format: Some(format) });
+            activations = fastest(activations, rounded);
         }
     }
     let key = "global_quant_config";
     let Some(global) = section.section(key)? else {
         return Err(section.missing(key, "an object with `weight`"));
     };
-    rules.push(FormatRule { modules: Vec::new(), format: Some(quark_format(&global)?) });
+    let (format, rounded) = quark_format(&global)?;
+    rules.push(FormatRule { modules: Vec::new(), format: Some(format) });
+    activations = fastest(activations, rounded);
     let kv_cache = match section.section("kv_cache_quant_config")? {
         Some(kv) if kv.keys().next().is_some() => Some(Dtype::Fp8),
         _ => None,
     };
-    Ok(Quantization { rules, kv_cache, ..Quantization::default() })
+    Ok(Quantization { rules, activations, kv_cache, ..Quantization::default() })
 }
 
-fn quark_format(section: &Fields) -> Result<Format, ModelError> {
+/// The format of a module's weights, and what its activations are rounded to.
+fn quark_format(section: &Fields) -> Result<(Format, Dtype), ModelError> {
     let Some(weight) = section.section("weight")? else {
         return Err(section.missing("weight", "an object with `dtype` and `qscheme`"));
     };
-    let fixed = section
-        .section("input_tensors")?
-        .is_some_and(|inputs| inputs.get("is_dynamic") == Some(&Value::Bool(false)));
+    let inputs = section.section("input_tensors")?;
+    let fixed = inputs.as_ref().is_some_and(|inputs| inputs.get("is_dynamic") == Some(&Value::Bool(false)));
     let dtype = weight.text("dtype")?.ok_or_else(|| weight.missing("dtype", "fp4, fp8_e4m3 or int8"))?;
     let group = group_size(&weight)?;
-    match (dtype, weight.text("qscheme")?, group) {
-        ("fp4", Some("per_group"), Some(MX_GROUP)) => Ok(Format::Mxfp4),
-        ("fp8_e4m3", Some("per_group"), Some(MX_GROUP)) => Ok(Format::Mxfp8),
-        ("fp8_e4m3", Some("per_tensor"), _) => Ok(Format::Fp8 { scales: Scales::Tensor, input_scale: fixed }),
-        ("fp8_e4m3", Some("per_channel"), _) => {
-            Ok(Format::Fp8 { scales: Scales::Channel, input_scale: fixed })
-        }
-        ("int8", Some("per_channel"), _) => {
-            Ok(Format::Int { bits: 8, scales: Scales::Channel, zeros: false })
-        }
+    let format = match (dtype, weight.text("qscheme")?, group) {
+        ("fp4", Some("per_group"), Some(MX_GROUP)) => Format::Mxfp4,
+        ("fp8_e4m3", Some("per_group"), Some(MX_GROUP)) => Format::Mxfp8,
+        ("fp8_e4m3", Some("per_tensor"), _) => Format::Fp8 { scales: Scales::Tensor, input_scale: fixed },
+        ("fp8_e4m3", Some("per_channel"), _) => Format::Fp8 { scales: Scales::Channel, input_scale: fixed },
+        ("int8", Some("per_channel"), _) => Format::Int { bits: 8, scales: Scales::Channel, zeros: false },
         ("fp4" | "fp8_e4m3" | "int8", ..) => {
-            Err(weight.unsupported("qscheme", "per_group of 32, per_tensor, per_channel"))
+            return Err(weight.unsupported("qscheme", "per_group of 32, per_tensor, per_channel"));
         }
-        _ => Err(weight.unsupported("dtype", "fp4, fp8_e4m3, int8")),
-    }
+        _ => return Err(weight.unsupported("dtype", "fp4, fp8_e4m3, int8")),
+    };
+    let rounded = match inputs.as_ref().map(|inputs| inputs.text("dtype")).transpose()? {
+        None => Dtype::Bf16,
+        Some(Some("int8")) => Dtype::Int8,
+        Some(Some("fp8_e4m3")) => Dtype::Fp8,
+        Some(_) => products(format),
+    };
+    Ok((format, rounded))
 }
 
 fn kv_scheme(section: &Fields) -> Result<Option<Dtype>, ModelError> {

@@ -218,6 +218,19 @@ fn llama_3_scaling_is_read_from_both_spellings() {
 }
 
 #[test]
+fn yarn_extends_the_positions_unless_the_config_counts_them_already() {
+    let yarn = |factor: f64, original: usize| {
+        let scaling =
+            json!({"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original});
+        with("qwen3-0.6b", &[("rope_scaling", scaling)]).unwrap().max_positions
+    };
+    // As Qwen3's model card has it: 40,960 positions beside four times 32,768.
+    assert_eq!((fixture("qwen3-0.6b").max_positions, yarn(4.0, 32_768)), (40_960, 131_072));
+    assert_eq!(yarn(1.0, 32_768), 40_960);
+    assert_eq!(yarn(1e6, 1 << 27), 1 << 27);
+}
+
+#[test]
 fn a_resaved_model_keeps_its_shape_and_changes_its_dtype() {
     assert_eq!(fixture("llama-3.2-1b-resaved-fp16").native_dtype, Some(Dtype::F16));
 }
@@ -488,6 +501,50 @@ fn every_method_has_the_bits_of_its_format() {
         // A scale for a row or a tensor is less than a hundredth of a bit.
         assert!((width - wanted).abs() < 0.01 && width >= wanted, "{value}: {width} instead of {wanted}");
         assert_eq!(inventory.bytes_of(Role::Head), Bytes(2 * 128_256 * 4096), "{value}");
+    }
+}
+
+#[test]
+fn what_activations_are_rounded_to_is_read_where_weights_do_not_say_it() {
+    let ct = |weights: Value, inputs: Value| {
+        json!({"quant_method": "compressed-tensors", "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}}})
+    };
+    let int8 = json!({"num_bits": 8, "type": "int", "strategy": "channel"});
+    let fp8 = json!({"num_bits": 8, "type": "float", "strategy": "channel"});
+    let fp4 = json!({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16});
+    let modelopt = |name: &str| json!({"quant_method": "modelopt", "quant_algo": name});
+    let mixed = |names: [&str; 2]| {
+        let [one, other] = names.map(|name| json!({"quant_algo": name}));
+        json!({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {
+            "*.mlp.*": one, "*.self_attn.*": other}})
+    };
+    let quark = |inputs: Value| {
+        json!({"quant_method": "quark", "global_quant_config": {"input_tensors": inputs,
+            "weight": {"dtype": "int8", "qscheme": "per_channel"}}})
+    };
+    for (value, wanted) in [
+        (ct(int8.clone(), int8.clone()), Some(Dtype::Int8)),
+        (ct(int8, Value::Null), None),
+        (ct(fp8.clone(), fp8.clone()), None),
+        (ct(fp8.clone(), Value::Null), Some(Dtype::Bf16)),
+        (ct(fp4.clone(), fp4.clone()), None),
+        (ct(fp4.clone(), fp8), Some(Dtype::Fp8)),
+        (ct(fp4, Value::Null), Some(Dtype::Bf16)),
+        (modelopt("NVFP4"), None),
+        (modelopt("FP8"), None),
+        (modelopt("W4A16_NVFP4"), Some(Dtype::Bf16)),
+        (modelopt("W4A8_MXFP4_FP8"), Some(Dtype::Fp8)),
+        // The fastest of a mixture.
+        (mixed(["W4A16_NVFP4", "FP8"]), Some(Dtype::Fp8)),
+        (mixed(["NVFP4", "W4A16_NVFP4"]), None),
+        (quark(json!({"dtype": "int8"})), Some(Dtype::Int8)),
+        (quark(Value::Null), None),
+        (json!({"quant_method": "bitsandbytes", "load_in_8bit": true}), Some(Dtype::Int8)),
+        (json!({"quant_method": "awq", "bits": 4, "group_size": 128}), None),
+    ] {
+        let read = with("llama-3.1-8b", &[("quantization_config", value.clone())]).unwrap();
+        assert_eq!(read.quantization.unwrap().activations, wanted, "{value}");
     }
 }
 

@@ -239,13 +239,32 @@ pub(super) fn kv_memory(
     let (point, result) = accepted.longest();
     let (knobs, model) = (point.scheduler.as_ref()?, report.model.as_ref()?);
     let (blocks, size) = (knobs.num_blocks as f64, knobs.block_size as f64);
-    let context = question.context.map_or(point.prompt_tokens() + point.output_tokens(), |c| c as f64);
+    let mean = point.prompt_tokens() + point.output_tokens();
+    let context = question.context.map_or(mean, |c| c as f64);
     let concurrency = question.concurrency.map_or(result.mean_running, |c| c as f64);
-    let each = (context / size - 1e-9).ceil().max(1.0);
+    let architecture = &model.architecture;
+    let asked = report.config.get("kv_dtype").and_then(|dtype| Dtype::deserialize(dtype).ok());
+    let weights = report.dtype.unwrap_or_default();
+    // An engine of this program has all positions of its blocks, in 16 bits unless it is asked for others; blocks of the virtual clock are those of
+    // sequences of the traffic's length, whose windows forget, in what the checkpoint asks for.
+    let of_engine = report.capabilities.is_some();
+    let usual = || if of_engine { weights.of_cache() } else { architecture.cache_of(weights) };
+    let kv = asked.unwrap_or_else(usual);
+    let ledger = Ledger::new(architecture, &architecture.inventory(Dtype::Bf16), kv);
+    let position = |positions: f64| {
+        let kept = || ledger.kept_per_position(units::whole_count(positions));
+        if of_engine { ledger.kv_bytes_per_token().as_f64() } else { kept() }
+    };
+    let charged = context * position(context) / position(mean);
+    let each = (charged / size - 1e-9).ceil().max(1.0);
     sums.line(
         "blocks of a sequence",
-        "⌈context ÷ block⌉",
-        format!("⌈{} ÷ {}⌉", number(context), number(size)),
+        if (charged - context).abs() > 1e-6 {
+            "⌈positions as in the traffic's sequences ÷ block⌉"
+        } else {
+            "⌈context ÷ block⌉"
+        },
+        format!("⌈{} ÷ {}⌉", number(charged), number(size)),
         each,
         number(each),
     );
@@ -278,18 +297,12 @@ pub(super) fn kv_memory(
         fit,
         number(fit),
     );
-    let architecture = &model.architecture;
-    let asked = report.config.get("kv_dtype").and_then(|dtype| Dtype::deserialize(dtype).ok());
-    // Quantised weights keep their KV cache in 16 bits.
-    let plain = report.dtype.filter(|dtype| matches!(dtype, Dtype::F32 | Dtype::F16));
-    let kv = asked.or(plain).unwrap_or(Dtype::Bf16);
-    let position = Ledger::new(architecture, &architecture.inventory(Dtype::Bf16), kv).kv_bytes_per_token();
-    let bytes = needed * size * position.as_f64();
+    let bytes = needed * size * position(mean);
     let shown = Bytes(units::whole(bytes));
     sums.line(
         "KV bytes needed",
         "blocks × positions × bytes of a position",
-        format!("{} × {} × {} B ({kv})", number(needed), number(size), position.0),
+        format!("{} × {} × {} B ({kv})", number(needed), number(size), number(position(mean))),
         bytes,
         shown.capacity(),
     );

@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::samples::{self, decided, sweep};
-use hbmark_core::result::Cause;
+use hbmark_core::model::{Architecture, Dtype, Quantization};
 use hbmark_core::result::serving::{Clause, Fate, Offered, Requests, Search, Validity};
+use hbmark_core::result::{Cause, ModelSummary};
 
 /// Rates 2 and 8 held, 64 did not, 128 was not run; round numbers everywhere the arithmetic looks.
 fn swept() -> ServeReport {
@@ -228,6 +229,41 @@ fn kv_memory_is_counted_in_whole_blocks() {
     let own = capacity(&swept(), &Question { context: None, concurrency: None, ..question() }).unwrap();
     // 1,100 positions are 69 blocks; 64 sequences ran.
     near(own.kv_headroom.unwrap(), 1.0 - 69.0 * 64.0 / 1000.0);
+}
+
+/// Five layers in six of Gemma-3-27B keep 1,024 positions; a checkpoint may ask for its cache in fp8.
+#[test]
+fn kv_memory_of_a_virtual_clock_is_what_sequences_keep_in_what_the_model_asks_for() {
+    let gemma = hbmark_core::model::presets::find("Gemma-3-27B").unwrap().architecture;
+    let virtual_of = |architecture: Architecture, dtype| {
+        let model = swept().model.map(|model| ModelSummary { architecture, ..model });
+        ServeReport { model, dtype: Some(dtype), capabilities: None, ..swept() }
+    };
+    // Ten full layers and 52 with windows, 8,192 B of a position in each; the traffic's sequences have 1,100 positions.
+    let kept = |positions: f64| (10.0 * positions + 52.0 * positions.min(1024.0)) * 8192.0;
+    let long = Question { context: Some(11_000), concurrency: Some(10), ..question() };
+    let found = capacity(&virtual_of(gemma.clone(), Dtype::Bf16), &long).unwrap();
+    let each = (kept(11_000.0) / (kept(1100.0) / 1100.0) / 16.0).ceil();
+    near(line(&found, "blocks of a sequence").value, each);
+    assert!(each < 11_000.0 / 16.0 / 2.0, "{each}");
+    near(line(&found, "KV bytes needed").value, each * 10.0 * 16.0 * kept(1100.0) / 1100.0);
+    // The blocks of an engine hold every position of every layer.
+    let engine = serde_json::json!({"engine": "native", "device": "cuda:0", "max_batch": 256, "max_positions": 131_072,
+        "ragged": "fused", "paged": true, "prefix_sharing": true, "graphs": true});
+    let capabilities = Some(serde_json::from_value(engine).unwrap());
+    let own = ServeReport { capabilities, ..virtual_of(gemma, Dtype::Bf16) };
+    near(line(&capacity(&own, &long).unwrap(), "blocks of a sequence").value, 688.0);
+
+    let own = Quantization {
+        method: "modelopt".into(),
+        bits: 8,
+        float: true,
+        kv_cache: Some(Dtype::Fp8),
+        ..Quantization::default()
+    };
+    let llama = swept().model.unwrap().architecture;
+    let fp8 = virtual_of(Architecture { quantization: Some(own), ..llama }, Dtype::Fp8);
+    near(line(&capacity(&fp8, &question()).unwrap(), "KV bytes needed").value, 700.0 * 16.0 * 65_536.0);
 }
 
 #[test]

@@ -114,7 +114,8 @@ fn dot<'a>(timed: Timed<'a>, imported: Option<Imported<'a>>) -> Option<Dot<'a>> 
 fn ceilings(report: &Report, dots: &[Dot<'_>]) -> Vec<Ceiling> {
     let dtypes = distinct(dots.iter().map(|dot| dot.timed.cell.dtype));
     let measured = dtypes.iter().filter_map(|&d| Some((Roof::measured(report.ceilings.as_ref()?, d), true)));
-    let sheet = dtypes.iter().filter_map(|&d| Some((Roof::datasheet(report.datasheet.as_ref()?, d), false)));
+    let of_model = |d, sheet| Roof::of_model(sheet, d, &report.model.architecture);
+    let sheet = dtypes.iter().filter_map(|&d| Some((of_model(d, report.datasheet.as_ref()?), false)));
     let mut ceilings: Vec<Ceiling> = Vec::new();
     for (roof, measured) in measured.chain(sheet) {
         let bandwidth = roof.bandwidth.0;
