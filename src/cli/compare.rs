@@ -227,18 +227,22 @@ fn saved_path(given: &str) -> Option<&Path> {
     (ending("json") || path.is_dir() || (path.is_file() && !ending("toml"))).then_some(path)
 }
 
+/// The result that a folder holds.
+pub(super) fn result_in(folder: &Path) -> Option<PathBuf> {
+    RESULT_FILES.iter().map(|name| folder.join(name)).find(|file| file.is_file())
+}
+
 /// The results of a side: a file, that of a folder, or those of the folders in it.
 fn processes(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let own = |folder: &Path| RESULT_FILES.iter().map(|name| folder.join(name)).find(|file| file.is_file());
     if !path.is_dir() {
         return Ok(vec![path.to_path_buf()]);
     }
-    if let Some(file) = own(path) {
+    if let Some(file) = result_in(path) {
         return Ok(vec![file]);
     }
     let entries = || path.read_dir()?.collect::<std::io::Result<Vec<_>>>();
     let folders = entries().with_context(|| format!("cannot read {}", path.display()))?;
-    let mut found: Vec<PathBuf> = folders.iter().filter_map(|entry| own(&entry.path())).collect();
+    let mut found: Vec<PathBuf> = folders.iter().filter_map(|entry| result_in(&entry.path())).collect();
     found.sort();
     anyhow::ensure!(
         (1..=MAX_A_SIDE).contains(&found.len()),

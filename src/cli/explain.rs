@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
+use super::compare::result_in;
 use super::import::OverrideArgs;
 use super::{Outcome, print_result};
 use hbmark_report::analysis::import::Imported;
@@ -15,7 +16,7 @@ use hbmark_report::output::Format;
     after_help = "Examples:\n  hbmark run --out results/1b && hbmark explain results/1b/result.json\n  hbmark serve sweep rate=1,2,4,8 --slo ttft_p95=1s --out results/s && hbmark explain results/s/serve.json"
 )]
 pub struct Args {
-    /// A saved result of any kind: of run, predict, serve or compare, or of a program that `hbmark import` reads.
+    /// A saved result of any kind: of run, predict, serve or compare, the folder of one, or a result of a program that `hbmark import` reads.
     file: PathBuf,
     /// What an hour of the device costs, to hold a serving result against --max-cost-per-million.
     #[arg(long, visible_alias = "price-per-hour", requires = "max_cost_per_million", value_parser = positive)]
@@ -38,7 +39,7 @@ fn positive(text: &str) -> Result<f64, String> {
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
-    let opened = open(&args.file)?;
+    let opened = open(&result_in(&args.file).unwrap_or_else(|| args.file.clone()))?;
     anyhow::ensure!(
         args.gpu_hour_price.is_none() || matches!(opened, Opened::Serving(_)),
         "--gpu-hour-price is for results of `hbmark serve`, and {} is {}",

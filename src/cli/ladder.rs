@@ -52,12 +52,13 @@ pub struct Args {
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let cell: CellName = args.cell.parse()?;
+    // What is wrong with the flags is said before a server is measured.
+    let own = args.result.as_ref().map(|path| opened::report(path)).transpose()?;
+    let opened = args.said.model()?;
+    let mut given = args.said.given(opened.as_ref())?;
     let sources = sources(args, &cell)?;
-    let ladder = if let Some(path) = &args.result {
-        let report = opened::report(path)?;
+    let ladder = if let Some((path, report)) = args.result.as_ref().zip(own) {
         let device = device_of(&report);
-        let opened = args.said.model()?;
-        let mut given = args.said.given(opened.as_ref())?;
         if args.same {
             assert_same(&mut given, &report, device.as_ref(), path)?;
         }
@@ -71,8 +72,7 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
         }
         with_external(&report, &args.cell, &cells(externals))?
     } else {
-        let opened = args.said.model()?;
-        let externals = placements(args, &sources, &cell, &args.said.given(opened.as_ref())?)?;
+        let externals = placements(args, &sources, &cell, &given)?;
         let report = predicted(args, &cell, &sources, &externals)?;
         let id = report.cells.first().map(|c| c.id.clone()).unwrap_or_default();
         with_external(&report, &id, &cells(externals))?

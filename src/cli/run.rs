@@ -308,10 +308,19 @@ fn start(args: &Args) -> anyhow::Result<Ready> {
         keep_measured(folder)?;
     }
     let (model, command) = (Rc::new(open(&config)?), command_line());
+    // Before anything is measured or loaded.
+    if let Ok(plan) = DryRun::of(&config, &model)
+        && let Some((id, cause)) = plan.obstacle()
+    {
+        bail_nothing(id, &cause.to_string())?;
+    }
     let journal = match &config.out {
         Some(folder) => {
             let (cells, model_hash) =
                 (crate::run::planned(&config, &model), crate::run::model_hash(&config, &model));
+            if folder.join("result.json").exists() {
+                say(&format!("the result in {} will be replaced", folder.display()));
+            }
             prepare_folder(folder, cells.len())?;
             let plan = RunPlan { config: config.clone(), model_hash, cells };
             Some((Journal::create(folder, &Header::new(&command, plan)?)?, Vec::new()))
@@ -421,12 +430,16 @@ fn finish(args: &Args, ready: Ready) -> anyhow::Result<Outcome> {
     judge(&report)
 }
 
+fn bail_nothing(id: &str, reason: &str) -> anyhow::Result<()> {
+    anyhow::bail!("no cell of this grid can run: {id}: {reason}")
+}
+
 /// How a whole run ended.
 fn judge(report: &Report) -> anyhow::Result<Outcome> {
     // Cells that cannot run are results beside others that can; alone they are bad input.
     if !report.cells.is_empty() && report.cells.iter().all(|cell| cell.status == Status::Skipped) {
         let reason = hbmark_core::result::cause::joined(report.cells[0].reason.as_slice());
-        anyhow::bail!("no cell of this grid can run: {}: {reason}", report.cells[0].id);
+        bail_nothing(&report.cells[0].id, &reason)?;
     }
     let of = |status| report.cells.iter().filter(|cell| cell.status == status).count();
     let bad = [

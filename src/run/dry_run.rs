@@ -94,6 +94,12 @@ impl DryRun {
         }
         Ok(plan)
     }
+
+    /// The first cell with why it cannot run, where no cell can.
+    pub fn obstacle(&self) -> Option<(&str, &Cause)> {
+        let obstacles = self.cells.iter().map(|cell| Some((cell.id.as_str(), cell.skip.as_ref()?)));
+        obstacles.collect::<Option<Vec<_>>>()?.into_iter().next()
+    }
 }
 
 impl Kind for DryRun {

@@ -29,6 +29,10 @@ pub(super) fn summarize(
     if let Some(launches) = launches {
         story.push_str(&words.launches(launches));
     }
+    let doubtful = selection.iter().filter(|m| m.cell.status.is_doubtful()).count();
+    if doubtful > 0 {
+        let _ = write!(story, "; {doubtful} of its {} times cannot be relied on", selection.len());
+    }
     for low in selection.iter().filter(|m| below_floor(m)) {
         let _ = write!(story, "; {}", under_the_floor(low, report));
     }

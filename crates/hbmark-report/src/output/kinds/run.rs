@@ -347,10 +347,17 @@ pub fn remarks(cells: &[CellResult]) -> Vec<String> {
     remarks.extend(shared(cells, |cell| rejections(cell).into_iter().collect()));
     remarks.extend(shared(cells, |cell| cell.flags.iter().map(said).collect()));
     remarks.extend(shared(cells, |cell| {
-        let mut conditions: Vec<_> = cell.blocks.iter().flat_map(|b| &b.conditions).map(said).collect();
-        conditions.sort_by(|one, other| one.1.cmp(&other.1));
-        conditions.dedup();
-        conditions
+        let mut kinds: Vec<(Discriminant<Cause>, usize, &Cause)> = Vec::new();
+        for cause in cell.blocks.iter().flat_map(|block| &block.conditions) {
+            match kinds.iter_mut().find(|(kind, ..)| *kind == discriminant(cause)) {
+                Some((_, count, last)) => (*count, *last) = (*count + 1, cause),
+                None => kinds.push((discriminant(cause), 1, cause)),
+            }
+        }
+        let all = counted(cell.blocks.len(), "block");
+        let line =
+            |(kind, count, last): (_, usize, &Cause)| (kind, format!("{count} of {all}; the last: {last}"));
+        kinds.into_iter().map(line).collect()
     }));
     remarks
 }

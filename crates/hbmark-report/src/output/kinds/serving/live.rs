@@ -7,6 +7,9 @@ use hbmark_core::result::serving::{
 };
 use hbmark_core::units::Nanos;
 
+/// Share of events without a timestamp of their own from which the gaps between tokens mean little.
+const UNRESOLVED: f64 = 0.1;
+
 /// The server, above all tables: its model and address, and which program it is.
 pub(super) fn server(server: &ServerIdentity) -> (String, String) {
     let version = server.version.as_deref().map(|version| format!(" {version}")).unwrap_or_default();
@@ -119,8 +122,9 @@ pub(super) fn lines(live: &LiveResult, result: &ServeResult) -> Vec<String> {
     let shared = live.shared_stamps.filter(|share| *share > 0.01);
     let shared = shared
         .map(|share| {
+            let resolved = if share > UNRESOLVED { ", and gaps between tokens are not resolved" } else { "" };
             format!(
-                "; {:.1} % share the timestamp of a later event: chunks were merged on receipt",
+                "; {:.1} % share the timestamp of a later event: chunks were merged on receipt{resolved}",
                 share * 100.0
             )
         })
