@@ -10,6 +10,7 @@ mod notes;
 use serde::{Deserialize, Serialize};
 
 use super::decoding::AtOnce;
+use super::llama_cpp;
 use super::model_name::{self, NamedStorage};
 use super::{ForeignFormat, ForeignResult, ForeignRow, Metric, Setup, Value};
 use hbmark_core::ledger::{Ledger, Verdict};
@@ -214,6 +215,9 @@ pub fn place(row: &ForeignRow, format: ForeignFormat, given: &UserOverrides<'_>)
         Ok(time) => time,
         Err(why) => return RooflinePlacement::NoDecode(why),
     };
+    if let Some(why) = llama_cpp::beside_the_gpu(setup, model.map(|model| model.layers)) {
+        return RooflinePlacement::NoDecode(why);
+    }
     let (Some((ledger, dtype)), Some((device, gpus)), Some(batch), Some(context)) =
         (ledger, device, batch, context)
     else {
