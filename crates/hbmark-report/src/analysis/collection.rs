@@ -124,9 +124,10 @@ impl Collection {
     fn add_report(&mut self, file: String, report: Report) {
         let source = self.sources.len();
         let on_gpu = report.capabilities.first().is_some_and(Capabilities::on_gpu);
-        let (kind, device) = match (report.kind, &report.datasheet) {
-            (ReportKind::Predict, Some(sheet)) => ("predict", sheet.product.clone()),
-            (ReportKind::Predict, None) => ("predict", UNKNOWN_PRODUCT.to_owned()),
+        let product = report.datasheet.as_ref().map_or(UNKNOWN_PRODUCT, |sheet| &sheet.product);
+        let (kind, device) = match (report.kind, &report.group) {
+            (ReportKind::Predict, Some(group)) => ("predict", format!("{} x {product}", group.gpus)),
+            (ReportKind::Predict, None) => ("predict", product.to_owned()),
             (ReportKind::Run, _) => ("run", report.environment.product(on_gpu).to_owned()),
         };
         self.sources.push(Source {
@@ -274,6 +275,14 @@ mod tests {
         kept.sort_by(|a, b| a.0.cmp(&b.0));
         saved.sort_by(|a, b| a.0.cmp(&b.0));
         assert_eq!(kept.len(), saved.len());
+    }
+
+    #[test]
+    fn a_prediction_for_eight_gpus_is_not_one_of_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let report: Report = samples::saved("predict-70b-8-h200");
+        fs::write(folder.path().join("result.json"), saved::write(&report).unwrap()).unwrap();
+        assert_eq!(Collection::read(folder.path()).unwrap().sources[0].device, "8 x NVIDIA H200");
     }
 
     #[test]
