@@ -1,6 +1,7 @@
 //! Values checked by hand against the files, one file of each format and version, and malformed and hostile files.
 
 mod batch;
+mod conditions;
 mod contradictions;
 mod records;
 

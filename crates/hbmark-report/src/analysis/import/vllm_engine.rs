@@ -148,6 +148,10 @@ fn page(document: &Document, samples: &[(String, f64)]) -> Option<Result<Foreign
             input_tokens: mean("request_prompt_tokens"),
             output_tokens: mean("request_generation_tokens"),
             completed: count("request_success_total")?,
+            // Each draft is verified by a step, which makes a token of its own, too.
+            accept_length: total("spec_decode_num_accepted_tokens_total")
+                .zip(total("spec_decode_num_drafts_total").filter(|drafts| *drafts > 0.0))
+                .map(|(accepted, drafts)| 1.0 + accepted / drafts),
             ..Setup::default()
         };
         if let (Some(queries), Some(hits)) =

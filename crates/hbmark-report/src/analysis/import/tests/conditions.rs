@@ -1,0 +1,86 @@
+//! What files say of how a run was set up, and what follows from it for the roofline.
+
+use super::*;
+use serde_json::{Value as Json, json};
+
+/// The only row of a text.
+fn row_of(name: &str, text: impl Into<String>) -> ForeignRow {
+    parse(name, text).unwrap().remove(0).rows.remove(0)
+}
+
+/// The first record of a fixture with some keys changed.
+fn changed(name: &str, change: impl FnOnce(&mut Json)) -> ForeignRow {
+    let mut record: Json = serde_json::from_str(text(name).lines().next().unwrap())
+        .or_else(|_| serde_json::from_str(&text(name)))
+        .unwrap_or_else(|_| serde_json::from_str(&text(name).replace("Infinity", "\"inf\"")).unwrap());
+    change(&mut record);
+    row_of(name, record.to_string())
+}
+
+/// Why a row is not on the roofline.
+#[track_caller]
+fn unrated(row: &ForeignRow, format: ForeignFormat) -> String {
+    match place(row, format, &UserOverrides::default()) {
+        RooflinePlacement::NoDecode(why) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn several_tokens_a_step_are_seen_in_every_program_that_shows_them() {
+    let row = changed("trtllm-bench-streaming.json", |record| {
+        record["decoding_stats"] =
+            json!({"mode": "EAGLE", "acceptance_length_percentiles": {"p50": 2.8, "average": 2.75}});
+    });
+    assert_eq!(row.setup.accept_length, Some(2.75));
+    assert!(unrated(&row, ForeignFormat::TrtllmBench).contains("2.75 tokens a step"));
+    // 2.1 accepted a draft, and one that the verifying step makes itself.
+    let page = format!(
+        "{}vllm:spec_decode_num_drafts_total{{engine=\"0\"}} 1000.0\nvllm:spec_decode_num_accepted_tokens_total{{engine=\"0\"}} 2100.0\n",
+        text("vllm-metrics.txt")
+    );
+    assert_eq!(row_of("page.txt", page).setup.accept_length, Some(3.1));
+    assert_eq!(one("vllm-metrics.txt").rows[0].setup.accept_length, None);
+    // Eight steps a scheduling, of which the file of 2024 has no word.
+    let why = unrated(&one("vllm-serve-2024-09.json").rows[0], ForeignFormat::VllmServe);
+    assert!(why.starts_with("several tokens arrive at once") && why.contains("8.4 x"), "{why}");
+}
+
+#[test]
+fn a_rate_with_prefill_in_it_is_no_decode_step() {
+    // 16 sequences of 16 tokens in 2 s, of which most is prefill.
+    let row = |more: &str| {
+        row_of(
+            "server.jsonl",
+            format!(
+                r#"{{"run_name": "default", "batch_size": 16, "input_len": 1024, "output_len": 16, "latency": 2.0, {more}
+                "output_throughput": 128.0, "overall_throughput": 8320.0}}"#
+            ),
+        )
+    };
+    let first = row("");
+    assert_eq!(first.center(Metric::DecodeStep), None);
+    assert!(first.remarks[0].contains("prefill in it"), "{:?}", first.remarks);
+    has(&first, Metric::OutputThroughput, Single, 128.0);
+    assert!(
+        row(r#""last_ttft": 0.01,"#).center(Metric::DecodeStep).is_some(),
+        "the newer ones time the rest apart"
+    );
+}
+
+#[test]
+fn a_server_of_sglang_has_its_gpus_by_tensor_pipeline_and_data() {
+    let sizes = |sizes: Json| {
+        changed("sglang-serving-server-info.jsonl", |record| {
+            for (key, value) in sizes.as_object().unwrap() {
+                record["server_info"][key] = value.clone();
+            }
+        })
+    };
+    assert_eq!(sizes(json!({"tp_size": 2, "pp_size": 4})).setup.gpus, Some(8));
+    let replicas = sizes(json!({"tp_size": 2, "dp_size": 4}));
+    assert_eq!(replicas.setup.gpus, Some(8));
+    assert!(unrated(&replicas, ForeignFormat::SglangServing).starts_with("dp_size is 4"));
+    let attention = sizes(json!({"tp_size": 8, "dp_size": 8, "enable_dp_attention": true}));
+    assert_eq!(attention.setup.gpus, Some(8), "its ranks are those of the tensor group");
+}
