@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value as Json;
 
+use crate::analysis::distinct;
+
 use super::document::{Body, Document, Table};
 use super::fields::Fields;
 use super::{
@@ -30,6 +32,8 @@ const SETTINGS: &[(&str, &str)] = &[
 const GPU_LAYERS: &str = "n_gpu_layers";
 const CPU_EXPERTS: &str = "n_cpu_moe";
 const HOST_CACHE: &str = "no_kv_offload";
+const TYPE_K: &str = "type_k";
+const TYPE_V: &str = "type_v";
 
 pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, ImportError>> {
     let result = |format, rows: Result<Vec<ForeignRow>, ImportError>| {
@@ -125,9 +129,9 @@ fn bench_setup(
         model: file.or(kind),
         dtype: stored_as.as_deref().and_then(file_dtype),
         stored_as,
-        kv_dtype: kv_dtype(fields)?,
+        kv_dtype: kv_dtype(fields, &mut settings)?,
         weight_bytes: fields.count("model_size")?.filter(|size| *size > 0),
-        gpu: fields.text("gpu_info")?.filter(|_| on_gpu && !none_on_gpu),
+        gpu: gpu_info(fields).filter(|_| on_gpu && !none_on_gpu),
         cpu: fields.text("cpu_info")?,
         batch: Some(1),
         repetitions: (samples > 0).then_some(samples as u64),
@@ -171,10 +175,31 @@ pub(super) fn beside_the_gpu(setup: &Setup, layers: Option<usize>) -> Option<Str
     Some(format!("{what} are in the host's memory, and no step is bound by the GPU's alone"))
 }
 
-/// Keys and values of one kind; where they differ the cache has no one storage.
-fn kv_dtype(fields: &Fields<'_>) -> Result<Option<Dtype>, ImportError> {
-    let (keys, values) = (fields.text("type_k")?, fields.text("type_v")?);
-    Ok(if keys == values { keys.as_deref().and_then(dtype_of) } else { None })
+/// The GPUs of the machine, each name once: which of them ran, and how many, is not in the file.
+fn gpu_info(fields: &Fields<'_>) -> Option<String> {
+    let names = fields.get("gpu_info")?.as_str()?.split(", ").map(str::trim);
+    Some(clipped(&distinct(names).join(", "))).filter(|names| !names.is_empty())
+}
+
+/// The storage of keys and values, where both are of one kind that this program has; otherwise their words are settings.
+fn kv_dtype(
+    fields: &Fields<'_>,
+    settings: &mut BTreeMap<String, String>,
+) -> Result<Option<Dtype>, ImportError> {
+    let (keys, values) = (fields.text(TYPE_K)?, fields.text(TYPE_V)?);
+    let known = keys.as_deref().filter(|_| keys == values).and_then(dtype_of);
+    if known.is_none() {
+        let words = [(TYPE_K, keys), (TYPE_V, values)].into_iter();
+        settings.extend(words.filter_map(|(key, word)| Some((key.to_owned(), word?))));
+    }
+    Ok(known)
+}
+
+/// What a file says of a cache that has no one storage of this program.
+pub(super) fn cache_words(setup: &Setup) -> Option<String> {
+    let word = |key: &str| setup.settings.get(key).map(|word| format!("{key} {word}"));
+    let words: Vec<String> = [TYPE_K, TYPE_V].into_iter().filter_map(word).collect();
+    (!words.is_empty()).then(|| words.join(", "))
 }
 
 fn samples(fields: &Fields<'_>) -> Result<Vec<f64>, ImportError> {
@@ -284,8 +309,8 @@ fn storage_of(kind: &str) -> Option<String> {
 /// How the weights of a file of such a kind are stored.
 fn file_dtype(stored_as: &str) -> Option<Dtype> {
     dtype_of(stored_as).map(|dtype| match dtype {
-        // Experts alone are stored so; the rest of the file is not.
-        Dtype::Mxfp4 => Dtype::Gguf,
+        // Experts alone are stored so, or all but the token table and the head; the rest of the file is not.
+        Dtype::Mxfp4 | Dtype::Q4_0 => Dtype::Gguf,
         same => same,
     })
 }
@@ -327,15 +352,16 @@ fn page_row(fields: &Fields<'_>, table: &Table) -> Result<ForeignRow, ImportErro
     }
     let model = fields.text("model")?;
     let stored_as = model.as_deref().and_then(storage_of);
+    let mut settings = settings(fields);
     let setup = Setup {
         engine: Some("llama.cpp".to_owned()),
         dtype: stored_as.as_deref().and_then(file_dtype),
         stored_as,
         weight_bytes: fields.text("size")?.as_deref().and_then(size_of),
         model,
-        kv_dtype: kv_dtype(fields)?,
+        kv_dtype: kv_dtype(fields, &mut settings)?,
         batch: Some(1),
-        settings: settings(fields),
+        settings,
         ..test.lengths()
     };
     let heading = table.headings.last().map_or_else(String::new, |h| format!("{h}: "));

@@ -68,6 +68,46 @@ fn a_rate_with_prefill_in_it_is_no_decode_step() {
     );
 }
 
+/// A row of 128 tokens by llama-bench of a model in q4_0.
+fn q4_0(gpu_info: &str) -> ForeignRow {
+    row_of(
+        "bench.json",
+        json!({
+            "model_type": "llama 8B Q4_0", "model_filename": "Llama-3.1-8B.gguf", "backends": "CUDA", "gpu_info": gpu_info,
+            "n_prompt": 0, "n_gen": 128, "avg_ns": 1.28e9, "model_size": 4_653_375_488_u64, "type_k": "f16", "type_v": "f16",
+        })
+        .to_string(),
+    )
+}
+
+#[test]
+fn a_file_in_q4_0_is_a_mixture_and_is_placed_by_the_size_it_states() {
+    let row = q4_0("NVIDIA GeForce RTX 4090");
+    for dtype in [None, Some(Dtype::Q4_0)] {
+        let given = UserOverrides { dtype, ..UserOverrides::default() };
+        let placed = placed(&row, ForeignFormat::LlamaBench, &given);
+        // All but the token table, which a step does not read.
+        let weights = placed.cell.bytes.weights.0;
+        assert!((4_100_000_000..4_400_000_000).contains(&weights), "{weights}");
+    }
+    let other = UserOverrides { dtype: Some(Dtype::Q8_0), ..UserOverrides::default() };
+    assert_eq!(fields(&row, &other), ["dtype"]);
+}
+
+#[test]
+fn the_gpus_of_a_machine_are_not_one_name() {
+    let alike = q4_0(&["NVIDIA GeForce RTX 4090"; 8].join(", "));
+    assert_eq!((alike.setup.gpu.as_deref(), alike.setup.gpus), (Some("NVIDIA GeForce RTX 4090"), None));
+    let unlike = q4_0("NVIDIA GeForce RTX 4090, NVIDIA H100 PCIe");
+    let given = |gpu| UserOverrides { gpu: Some(devices::find(gpu).unwrap()), ..UserOverrides::default() };
+    for gpu in ["rtx-4090", "h100-pcie"] {
+        assert_eq!(fields(&unlike, &given(gpu)), [""; 0], "{gpu}");
+    }
+    assert_eq!(fields(&unlike, &given("l4")), ["GPU"]);
+    let asked = place(&unlike, ForeignFormat::LlamaBench, &UserOverrides::default());
+    assert!(matches!(&asked, RooflinePlacement::Asks(missing) if missing[0].flag == "--gpu"), "{asked:?}");
+}
+
 #[test]
 fn a_server_of_sglang_has_its_gpus_by_tensor_pipeline_and_data() {
     let sizes = |sizes: Json| {
