@@ -483,7 +483,10 @@ fn dtype_of(word: &str) -> Option<Dtype> {
         (&["f32", "fp32", "float32", "float", "all f32", "torch.float32"][..], Dtype::F32),
         (&["bf16", "bfloat16", "torch.bfloat16"][..], Dtype::Bf16),
         (&["f16", "fp16", "float16", "half", "torch.float16"][..], Dtype::F16),
-        (&["fp8", "fp8_e4m3", "float8", "float8_e4m3fn", "fbgemm_fp8", "w8a8_fp8"][..], Dtype::Fp8),
+        (
+            &["fp8", "fp8_e4m3", "fp8_e5m2", "float8", "float8_e4m3fn", "fbgemm_fp8", "w8a8_fp8"][..],
+            Dtype::Fp8,
+        ),
         (&["int8", "w8a8_int8"][..], Dtype::Int8),
         (&["mxfp4"][..], Dtype::Mxfp4),
         (&["mxfp8"][..], Dtype::Mxfp8),

@@ -1,6 +1,7 @@
 //! What files say of how a run was set up, and what follows from it for the roofline.
 
 use super::*;
+use crate::samples;
 use serde_json::{Value as Json, json};
 
 /// The only row of a text.
@@ -66,6 +67,35 @@ fn a_rate_with_prefill_in_it_is_no_decode_step() {
         row(r#""last_ttft": 0.01,"#).center(Metric::DecodeStep).is_some(),
         "the newer ones time the rest apart"
     );
+}
+
+#[test]
+fn the_storage_of_the_cache_that_a_file_states_is_not_called_unsaid() {
+    let mut report = samples::single();
+    report.config.insert("kv_dtype".to_owned(), "fp8".into());
+    assert_eq!(of_serving(&report, "serve.json").rows[0].setup.kv_dtype, Some(Dtype::Fp8));
+    for word in ["fp8_e5m2", "fp8_e4m3"] {
+        let row = changed("sglang-serving-server-info.jsonl", |record| {
+            record["server_info"]["kv_cache_dtype"] = word.into();
+        });
+        assert_eq!(row.setup.kv_dtype, Some(Dtype::Fp8), "{word}");
+    }
+    let architecture = test_shapes::qwen2_5_7b();
+    let text = text("llama-bench.jsonl").replace(r#""type_k": "f16""#, r#""type_k": "q8_0""#);
+    let row = parse("bench.jsonl", text).unwrap().remove(0).rows.remove(1);
+    let sheet = DeviceSpec {
+        name: "mine".to_owned(),
+        product: "NVIDIA GeForce RTX 4080".to_owned(),
+        ..devices::find("rtx-4090").unwrap().clone()
+    };
+    let given = UserOverrides {
+        model: Some(&architecture),
+        model_name: Some("Qwen2.5-7B"),
+        gpu: Some(&sheet),
+        ..UserOverrides::default()
+    };
+    let assumed = placed(&row, ForeignFormat::LlamaBench, &given).assumptions.join("\n");
+    assert!(assumed.contains("the file has type_k q8_0, type_v f16 (--kv-dtype)"), "{assumed}");
 }
 
 /// A row of 128 tokens by llama-bench of a model in q4_0.
