@@ -33,6 +33,8 @@ pub struct Source {
     pub model: String,
     /// The GPU or the CPU it was measured on; a data sheet for a prediction.
     pub device: String,
+    /// How thoroughly a run sampled: `full`, `quick` or `smoke`.
+    pub protocol: Option<String>,
     /// Of a serving result.
     pub workload: Option<String>,
     pub note: Option<String>,
@@ -137,6 +139,7 @@ impl Collection {
             revision: report.environment.build.git_revision,
             model: report.model.name,
             device,
+            protocol: report.protocol.map(|protocol| protocol.name),
             workload: None,
             note: report.note,
         });
@@ -160,6 +163,7 @@ impl Collection {
             started_at: report.started_at,
             revision: report.environment.build.git_revision,
             device,
+            protocol: None,
             // Every row of a matrix has its own, which its label names.
             workload: Some(if report.matrix.is_empty() { report.workload.name } else { "matrix".to_owned() }),
             note: report.note,
