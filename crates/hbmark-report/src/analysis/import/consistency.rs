@@ -48,13 +48,13 @@ fn broken(rule: Rule, detail: String) -> Cause {
     Cause::Inconsistent { rule, detail }
 }
 
-/// Where a statistic stands in its distribution, in thousandths.
+/// Where a statistic stands in its distribution, in ten thousandths.
 fn rank(statistic: Statistic) -> Option<u16> {
     match statistic {
         Statistic::Min => Some(0),
-        Statistic::Median => Some(500),
-        Statistic::Percentile(tenths) => Some(tenths),
-        Statistic::Max => Some(1000),
+        Statistic::Median => Some(5000),
+        Statistic::Percentile(hundredths) => Some(hundredths),
+        Statistic::Max => Some(10_000),
         Statistic::Mean | Statistic::StandardDeviation | Statistic::Single => None,
     }
 }
@@ -94,8 +94,8 @@ fn spread(row: &ForeignRow, metric: Metric) -> Option<Cause> {
     let mean = row.value(metric, Statistic::Mean)?;
     let deviation = row.value(metric, Statistic::StandardDeviation)?;
     let far = row.values.iter().filter(|v| v.metric == metric).find(|v| {
-        let Some(rank) = rank(v.statistic).filter(|rank| (1..1000).contains(rank)) else { return false };
-        let share = f64::from(rank) / 1000.0;
+        let Some(rank) = rank(v.statistic).filter(|rank| (1..10_000).contains(rank)) else { return false };
+        let share = f64::from(rank) / 1e4;
         let odds = if v.value >= mean { share / (1.0 - share) } else { (1.0 - share) / share };
         (v.value - mean).abs() > deviation * odds.sqrt() * (1.0 + ROUNDED) + mean * ROUNDED
     })?;

@@ -128,11 +128,12 @@ fn times(metric: Metric, key: &str, quantiles: &Quantiles) -> Vec<Value> {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "a percentile in tenths of a percent"
+        reason = "a percentile in hundredths of a percent"
     )]
     let levels = LEVELS.iter().map(|(share, of)| {
-        let tenths = (share * 1000.0).round() as u16;
-        let statistic = if tenths == 500 { Statistic::Median } else { Statistic::Percentile(tenths) };
+        let hundredths = (share * 1e4).round() as u16;
+        let statistic =
+            if hundredths == 5000 { Statistic::Median } else { Statistic::Percentile(hundredths) };
         value(statistic, of(quantiles), format!("p{}", share * 100.0))
     });
     let mean = value(Statistic::Mean, quantiles.mean, "mean".to_owned());

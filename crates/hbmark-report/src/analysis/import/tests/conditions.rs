@@ -154,3 +154,16 @@ fn a_server_of_sglang_has_its_gpus_by_tensor_pipeline_and_data() {
     let attention = sizes(json!({"tp_size": 8, "dp_size": 8, "enable_dp_attention": true}));
     assert_eq!(attention.setup.gpus, Some(8), "its ranks are those of the tensor group");
 }
+
+#[test]
+fn old_keys_and_far_percentiles_of_vllm_are_read() {
+    let row = changed("vllm-serve-0.25.json", |record| {
+        record["request_goodput:"] = 1.5.into();
+        record["request_goodput"] = Json::Null;
+        record["p99.99_ttft_ms"] = 734.9.into();
+        record["p100_ttft_ms"] = 735.0.into();
+    });
+    has(&row, Metric::Goodput, Single, 1.5);
+    has(&row, Metric::Ttft, Statistic::Percentile(9999), 734.9e6);
+    has(&row, Metric::Ttft, Statistic::Max, 735e6);
+}

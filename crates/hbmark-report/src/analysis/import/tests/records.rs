@@ -22,7 +22,7 @@ fn aiperf_records_give_the_figures_of_a_summary() {
         |metric, statistic, wanted: f64| (row.value(metric, statistic).unwrap() / wanted - 1.0).abs() < 1e-7;
     assert!(near(Metric::OutputThroughput, Mean, 600.0 / 14.018_584_446));
     assert!(near(Metric::RequestThroughput, Single, 3.0 / 14.018_584_446));
-    assert_eq!(row.value(Metric::Ttft, Statistic::Percentile(990)), None, "three values have no p99");
+    assert_eq!(row.value(Metric::Ttft, Statistic::Percentile(9900)), None, "three values have no p99");
     let setup = &row.setup;
     assert_eq!((setup.requests, setup.completed, setup.failed), (Some(5), Some(3), Some(1)));
     assert_eq!((setup.input_tokens, setup.output_tokens), (Some(100.0), Some(200.0)));
@@ -50,8 +50,8 @@ fn an_analysis_of_genai_perf_keeps_one_percentile_of_each_latency() {
     let result = one("genai-perf-analyze.csv");
     assert_eq!((result.format, result.rows.len()), (ForeignFormat::GenaiPerfAnalyze, 2));
     let row = &result.rows[0];
-    has(row, Metric::Ttft, Statistic::Percentile(990), 184_430_000.0);
-    has(row, Metric::Tpot, Statistic::Percentile(990), 30_900_000.0);
+    has(row, Metric::Ttft, Statistic::Percentile(9900), 184_430_000.0);
+    has(row, Metric::Tpot, Statistic::Percentile(9900), 30_900_000.0);
     has(row, Metric::OutputThroughput, Mean, 1134.92);
     has(row, Metric::RequestThroughput, Single, 10.12);
     assert_eq!(row.center(Metric::Tpot), None, "a p99 is not a middle");
@@ -95,16 +95,16 @@ fn yaml_that_is_cut_off_or_grows_from_anchors_is_refused() {
 fn inference_perf_calls_things_by_their_names_in_one_report_and_not_in_the_other() {
     let stage = &one("inference-perf-stage.json").rows[0];
     has(stage, Metric::Tpot, Mean, 12_019_587.185_668_208);
-    has(stage, Metric::TpotWithFirst, Statistic::Percentile(990), 43_850_279.251_129_78);
+    has(stage, Metric::TpotWithFirst, Statistic::Percentile(9900), 43_850_279.251_129_78);
     has(stage, Metric::Itl, Median, 48_335.059_545_934_2);
-    has(stage, Metric::Ttft, Statistic::Percentile(999), 441_099_379.144_376_6);
+    has(stage, Metric::Ttft, Statistic::Percentile(9990), 441_099_379.144_376_6);
     has(stage, Metric::RequestThroughput, Single, 110.759_518_405_258_63);
     assert_eq!(stage.setup.request_rate, Some(Rate::PerSecond(111.92)));
     assert_eq!((stage.setup.completed, stage.setup.failed), (Some(6715), Some(0)));
     assert_eq!(stage.label, "111.92 req/s");
     let server = &one("inference-perf-server.json").rows[0];
     has(server, Metric::Itl, Mean, 24_781_000.0);
-    has(server, Metric::E2e, Statistic::Percentile(990), 2_351_102_000.0);
+    has(server, Metric::E2e, Statistic::Percentile(9900), 2_351_102_000.0);
     has(server, Metric::RequestThroughput, Mean, 167.527_364);
     assert_eq!(server.center(Metric::Tpot), None, "the server's histogram is one of gaps");
 }
@@ -113,7 +113,7 @@ fn inference_perf_calls_things_by_their_names_in_one_report_and_not_in_the_other
 fn a_page_of_optimum_benchmark_says_what_its_json_says() {
     let page = &one("optimum-benchmark.md").rows[0];
     has(page, Metric::PrefillStep, Mean, 26_585_000.0);
-    has(page, Metric::DecodeStep, Statistic::Percentile(990), 26_906_000.0);
+    has(page, Metric::DecodeStep, Statistic::Percentile(9900), 26_906_000.0);
     has(page, Metric::OutputThroughput, Mean, 38.82);
     assert_eq!(page.setup.repetitions, Some(10));
 }
