@@ -8,6 +8,7 @@ use crate::analysis::distinct;
 use crate::analysis::words::{counted, precise};
 use serde_json::Value as Json;
 
+use super::decoding::{APART_BY_GAPS, mean_gaps};
 use super::fields::Fields;
 use super::{ForeignFormat, ForeignRow, Metric, Rate, Setup, Statistic, Value};
 use hbmark_core::result::{Cause, ConsistencyRule as Rule};
@@ -20,8 +21,6 @@ const ROUNDED: f64 = 0.02;
 const OTHER_REQUESTS: f64 = 2.0;
 /// Standard deviations by which arrivals drawn at random may be faster than their rate.
 const ARRIVAL_DEVIATIONS: f64 = 5.0;
-/// TTFT and TPOT × (tokens − 1) are the mean time of a request only where lengths and TPOT are unrelated: short answers have the longest TPOT.
-const ESTIMATED_END: f64 = 3.0;
 /// Of requests that are always waiting at least one is under way; half of that is left to the client.
 const BUSY: f64 = 0.5;
 
@@ -217,19 +216,15 @@ fn offered(row: &ForeignRow) -> Option<Cause> {
 fn concurrency(row: &ForeignRow) -> Option<Cause> {
     let rate = row.rate(Metric::RequestThroughput)?;
     let exact = row.value(Metric::E2e, Statistic::Mean);
-    // A mean over requests overstates what short answers took, and one over chunks those that hold several tokens.
-    let estimate = |of_both: fn(f64, f64) -> f64| {
+    let gaps = mean_gaps(row);
+    let estimate = |gap: Option<&&Value>| {
         let first = row.value(Metric::Ttft, Statistic::Mean)?;
         let after = (row.setup.output_tokens? - 1.0).max(0.0);
-        if after == 0.0 {
-            return Some(first);
-        }
-        let gaps = [Metric::Tpot, Metric::Itl].map(|metric| row.value(metric, Statistic::Mean));
-        Some(first + after * gaps.into_iter().flatten().reduce(of_both)?)
+        if after == 0.0 { Some(first) } else { Some(first + after * gap?.value) }
     };
-    let under_way = |of_both| Some(rate * exact.or_else(|| estimate(of_both))? / 1e9);
-    let (least, most) = (under_way(f64::min)?, under_way(f64::max)?);
-    let slack = if exact.is_some() { 1.0 + ROUNDED } else { ESTIMATED_END };
+    let under_way = |gap| Some(rate * exact.or_else(|| estimate(gap))? / 1e9);
+    let (least, most) = (under_way(gaps.first())?, under_way(gaps.last())?);
+    let slack = if exact.is_some() { 1.0 + ROUNDED } else { APART_BY_GAPS };
     let limit = row.setup.max_concurrency;
     let always_waiting = match row.setup.request_rate {
         Some(Rate::Unlimited) => true,
