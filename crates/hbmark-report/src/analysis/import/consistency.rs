@@ -10,6 +10,7 @@ use serde_json::Value as Json;
 
 use super::decoding::{APART_BY_GAPS, mean_gaps};
 use super::fields::Fields;
+use super::vllm::BURSTINESS;
 use super::{ForeignFormat, ForeignRow, Metric, Rate, Setup, Statistic, Value};
 use hbmark_core::result::{Cause, ConsistencyRule as Rule};
 
@@ -200,14 +201,16 @@ fn counts(setup: &Setup) -> Option<Cause> {
     })
 }
 
-/// The time of `n` arrivals drawn at random varies by one part in √n.
+/// The time of `n` arrivals drawn at random varies by one part in √n, and of gaps of shape `b` by one in √(b n).
 fn offered(row: &ForeignRow) -> Option<Cause> {
     let Some(Rate::PerSecond(rate)) = row.setup.request_rate.filter(|_| row.setup.completed.is_some()) else {
         return None;
     };
     let served = row.rate(Metric::RequestThroughput)?;
     let requests = row.setup.completed.unwrap_or_default().max(1) as f64;
-    (served > rate * (1.0 + ARRIVAL_DEVIATIONS / requests.sqrt())).then(|| {
+    let shape = row.setup.settings.get(BURSTINESS).and_then(|shape| shape.parse::<f64>().ok());
+    let deviation = (1.0 / shape.filter(|shape| *shape > 0.0).unwrap_or(1.0).min(1.0) / requests).sqrt();
+    (served > rate * (1.0 + ARRIVAL_DEVIATIONS * deviation)).then(|| {
         broken(Rule::OfferedRate, format!("{served:.2} requests per second were served, and {rate} arrived"))
     })
 }
