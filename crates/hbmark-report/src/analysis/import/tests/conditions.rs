@@ -156,6 +156,12 @@ fn a_server_of_sglang_has_its_gpus_by_tensor_pipeline_and_data() {
 }
 
 #[test]
+fn a_word_for_how_requests_came_is_no_rate() {
+    let row = changed("sglang-serving-server-info.jsonl", |record| record["request_rate"] = "trace".into());
+    assert_eq!(row.setup.request_rate, None);
+}
+
+#[test]
 fn old_keys_and_far_percentiles_of_vllm_are_read() {
     let row = changed("vllm-serve-0.25.json", |record| {
         record["request_goodput:"] = 1.5.into();
