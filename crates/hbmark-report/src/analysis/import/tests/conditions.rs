@@ -162,6 +162,25 @@ fn a_word_for_how_requests_came_is_no_rate() {
 }
 
 #[test]
+fn newer_files_of_guidellm_count_requests_among_their_metrics() {
+    let newer = |successful: u64| {
+        let mut report: Json = serde_json::from_str(&text("guidellm.json")).unwrap();
+        let benchmark = &mut report["benchmarks"][0];
+        for key in ["request_totals", "worker"] {
+            benchmark.as_object_mut().unwrap().remove(key).unwrap();
+        }
+        benchmark["metrics"]["request_totals"] =
+            json!({"successful": successful, "errored": 5, "incomplete": 0});
+        benchmark["config"] = json!({"backend": {"type_": "openai_http", "model": "Qwen/Qwen3-0.6B"}});
+        row_of("guidellm.json", report.to_string())
+    };
+    let row = newer(46);
+    assert_eq!((row.setup.completed, row.setup.failed), (Some(46), Some(5)));
+    assert_eq!((row.setup.model.as_deref(), row.problems.len()), (Some("Qwen/Qwen3-0.6B"), 0));
+    assert_eq!(newer(0).problems, [Cause::other("no request of 5 completed")]);
+}
+
+#[test]
 fn old_keys_and_far_percentiles_of_vllm_are_read() {
     let row = changed("vllm-serve-0.25.json", |record| {
         record["request_goodput:"] = 1.5.into();
