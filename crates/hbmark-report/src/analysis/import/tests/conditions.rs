@@ -192,3 +192,13 @@ fn old_keys_and_far_percentiles_of_vllm_are_read() {
     has(&row, Metric::Ttft, Statistic::Percentile(9999), 734.9e6);
     has(&row, Metric::Ttft, Statistic::Max, 735e6);
 }
+
+#[test]
+fn a_run_of_aiperf_that_was_cancelled_says_so() {
+    let row = changed("aiperf.json", |record| record["was_cancelled"] = true.into());
+    assert!(
+        row.remarks.iter().any(|remark| remark.starts_with("the run was cancelled")),
+        "{:?}",
+        row.remarks
+    );
+}

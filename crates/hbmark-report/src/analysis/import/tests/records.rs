@@ -24,10 +24,50 @@ fn aiperf_records_give_the_figures_of_a_summary() {
     assert!(near(Metric::RequestThroughput, Single, 3.0 / 14.018_584_446));
     assert_eq!(row.value(Metric::Ttft, Statistic::Percentile(9900)), None, "three values have no p99");
     let setup = &row.setup;
-    assert_eq!((setup.requests, setup.completed, setup.failed), (Some(5), Some(3), Some(1)));
+    assert_eq!(
+        (setup.requests, setup.completed, setup.failed),
+        (Some(4), Some(3), Some(1)),
+        "the warm-up is not asked for"
+    );
     assert_eq!((setup.input_tokens, setup.output_tokens), (Some(100.0), Some(200.0)));
     let said = row.remarks.join("\n");
-    assert!(said.contains("failed: 1 request;") && said.contains("left out: 1 record of"), "{said}");
+    assert!(
+        said.contains("failed: 1 request;") && said.contains("left out: 1 record of the warm-up"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_cancelled_request_was_asked_for_and_one_of_the_warm_up_was_not() {
+    let text = text("aiperf-records.jsonl");
+    let (first, rest) = text.split_once('\n').unwrap();
+    let first = first.replace(r#""was_cancelled": false"#, r#""was_cancelled": true"#);
+    let setup = parse("records.jsonl", format!("{first}\n{rest}")).unwrap().remove(0).rows.remove(0).setup;
+    let wanted = (Some(4), Some(2), Some(1), Some(1));
+    assert_eq!((setup.requests, setup.completed, setup.failed, setup.warmup), wanted);
+}
+
+#[test]
+fn a_log_may_be_long_and_none_of_its_records_large() {
+    let record = r#"{"metadata": {"benchmark_phase": "profiling"}, "metrics": {"time_to_first_token": {"value": 30, "unit": "ms"},
+        "inter_chunk_latency": {"value": [GAPS], "unit": "ms"}}}"#
+        .replace('\n', " ");
+    // As many gaps take more memory than the values of a file may.
+    let (requests, gaps) = (MAX_ROWS + 1, "20,".repeat(150) + "20");
+    let log = format!("{}\n", record.replace("GAPS", &gaps)).repeat(requests);
+    let row = parse("records.jsonl", log).unwrap().remove(0).rows.remove(0);
+    assert_eq!(row.setup.completed, Some(requests as u64));
+    has(&row, Metric::Itl, Median, 20e6);
+    let large = format!(
+        "{}\n{}\n",
+        record.replace("GAPS", "20"),
+        record.replace("GAPS", &("2,".repeat(1 << 20) + "2"))
+    );
+    let error = parse("records.jsonl", large).unwrap_err().to_string();
+    assert!(error.contains("more than 40 MiB"), "{error}");
+    let cut = format!("{0}\n{0}", record.replace("GAPS", "20"));
+    let error = parse("records.jsonl", &cut[..cut.len() - 9]).unwrap_err().to_string();
+    assert!(error.contains("was it cut off?"), "{error}");
 }
 
 #[test]
