@@ -855,7 +855,7 @@ fn foreign_samples(rows: &[ForeignRow], served: bool) -> Answer {
     if served {
         // Gaps between tokens are many more than requests.
         let of_requests = |v: &Value| {
-            v.statistic == Statistic::Percentile(990) && v.metric.is_time() && v.metric != Metric::Itl
+            v.statistic == Statistic::Percentile(9900) && v.metric.is_time() && v.metric != Metric::Itl
         };
         let claims_tail = rows.iter().any(|row| row.values.iter().any(of_requests));
         let Some(least) = rows.iter().filter_map(|row| row.setup.completed.or(row.setup.requests)).min()

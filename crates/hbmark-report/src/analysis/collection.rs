@@ -33,6 +33,8 @@ pub struct Source {
     pub model: String,
     /// The GPU or the CPU it was measured on; a data sheet for a prediction.
     pub device: String,
+    /// How thoroughly a run sampled: `full`, `quick` or `smoke`.
+    pub protocol: Option<String>,
     /// Of a serving result.
     pub workload: Option<String>,
     pub note: Option<String>,
@@ -124,9 +126,10 @@ impl Collection {
     fn add_report(&mut self, file: String, report: Report) {
         let source = self.sources.len();
         let on_gpu = report.capabilities.first().is_some_and(Capabilities::on_gpu);
-        let (kind, device) = match (report.kind, &report.datasheet) {
-            (ReportKind::Predict, Some(sheet)) => ("predict", sheet.product.clone()),
-            (ReportKind::Predict, None) => ("predict", UNKNOWN_PRODUCT.to_owned()),
+        let product = report.datasheet.as_ref().map_or(UNKNOWN_PRODUCT, |sheet| &sheet.product);
+        let (kind, device) = match (report.kind, &report.group) {
+            (ReportKind::Predict, Some(group)) => ("predict", format!("{} x {product}", group.gpus)),
+            (ReportKind::Predict, None) => ("predict", product.to_owned()),
             (ReportKind::Run, _) => ("run", report.environment.product(on_gpu).to_owned()),
         };
         self.sources.push(Source {
@@ -136,6 +139,7 @@ impl Collection {
             revision: report.environment.build.git_revision,
             model: report.model.name,
             device,
+            protocol: report.protocol.map(|protocol| protocol.name),
             workload: None,
             note: report.note,
         });
@@ -159,6 +163,7 @@ impl Collection {
             started_at: report.started_at,
             revision: report.environment.build.git_revision,
             device,
+            protocol: None,
             // Every row of a matrix has its own, which its label names.
             workload: Some(if report.matrix.is_empty() { report.workload.name } else { "matrix".to_owned() }),
             note: report.note,
@@ -274,6 +279,14 @@ mod tests {
         kept.sort_by(|a, b| a.0.cmp(&b.0));
         saved.sort_by(|a, b| a.0.cmp(&b.0));
         assert_eq!(kept.len(), saved.len());
+    }
+
+    #[test]
+    fn a_prediction_for_eight_gpus_is_not_one_of_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let report: Report = samples::saved("predict-70b-8-h200");
+        fs::write(folder.path().join("result.json"), saved::write(&report).unwrap()).unwrap();
+        assert_eq!(Collection::read(folder.path()).unwrap().sources[0].device, "8 x NVIDIA H200");
     }
 
     #[test]

@@ -26,12 +26,14 @@ mod unsupported;
 mod vllm;
 mod vllm_engine;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use document::Document;
 use serde::{Deserialize, Serialize};
 
+use super::capacity::number;
 use super::words;
 use hbmark_core::input::{self, InputError, plain};
 use hbmark_core::model::Dtype;
@@ -49,6 +51,14 @@ const MAX_BYTES: u64 = 64 << 20;
 const MAX_ROWS: usize = 10_000;
 /// Characters of untrusted text that are kept.
 const MAX_TEXT: usize = 160;
+
+/// What stands in a label before the conditions that tell its row from others of the name.
+const APART: &str = " · ";
+/// Conditions that tell rows of a name apart beside their settings.
+const TELLING: &[&str] = &["model", "stored as", "KV dtype"];
+
+/// What was run, by name; a name without a value is not reported.
+pub type Conditions = BTreeMap<String, String>;
 
 /// Which program and mode wrote a result, in the order in which the table of aliases lists them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
@@ -198,6 +208,9 @@ pub struct Setup {
     pub seed: Option<u64>,
     /// Mean tokens accepted per speculative step; above 1 a step makes several tokens.
     pub accept_length: Option<f64>,
+    /// Settings of the engine under the names that its program has for them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub settings: BTreeMap<String, String>,
     pub date: Option<String>,
 }
 
@@ -205,6 +218,32 @@ impl Setup {
     /// Positions in the cache of a decode step, mean over the tokens made: what was there, what went in, and half of what came out.
     pub fn decode_context(&self) -> Option<f64> {
         Some(self.depth.unwrap_or(0) as f64 + self.input_tokens? + self.output_tokens? / 2.0)
+    }
+
+    /// What was run, as far as the file says.
+    pub fn conditions(&self) -> Conditions {
+        let rate = self.request_rate.map(|rate| match rate {
+            Rate::PerSecond(rate) => format!("{}/s", number(rate)),
+            Rate::Unlimited => "unlimited".to_owned(),
+        });
+        let count = |count: Option<u64>| count.map(|count| count.to_string());
+        let known = [
+            ("engine", self.engine.clone()),
+            ("engine version", self.engine_version.clone()),
+            ("model", self.model.clone()),
+            ("stored as", self.stored_as.clone()),
+            ("KV dtype", self.kv_dtype.map(|dtype| dtype.to_string())),
+            ("GPU", self.gpu.clone()),
+            ("GPUs", count(self.gpus)),
+            ("batch", count(self.batch)),
+            ("limit of requests at once", count(self.max_concurrency)),
+            ("rate", rate),
+            ("depth", count(self.depth)),
+            ("mean prompt tokens", self.input_tokens.map(number)),
+            ("mean output tokens", self.output_tokens.map(number)),
+        ];
+        let known = known.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
+        known.chain(self.settings.clone()).collect()
     }
 }
 
@@ -228,6 +267,11 @@ pub struct Value {
 }
 
 impl ForeignRow {
+    /// The label without the conditions that tell it from rows of the same name.
+    pub fn name(&self) -> &str {
+        self.label.split_once(APART).map_or(&self.label, |(name, _)| name)
+    }
+
     /// A number of this row.
     pub fn value(&self, metric: Metric, statistic: Statistic) -> Option<f64> {
         self.values.iter().find(|v| v.metric == metric && v.statistic == statistic).map(|v| v.value)
@@ -311,6 +355,34 @@ pub fn read(path: &Path) -> Result<Vec<ForeignResult>, ImportError> {
     parse(&name, text)
 }
 
+/// Adds to the labels of rows of one name the model, storage and settings in which they differ.
+fn tell_apart(rows: &mut [ForeignRow]) {
+    let mut named: BTreeMap<String, Vec<&mut ForeignRow>> = BTreeMap::new();
+    for row in rows {
+        named.entry(row.label.clone()).or_default().push(row);
+    }
+    for rows in named.into_values().filter(|rows| rows.len() > 1) {
+        let settings: Vec<Conditions> = rows
+            .iter()
+            .map(|row| {
+                let mut known = row.setup.conditions();
+                known
+                    .retain(|key, _| TELLING.contains(&key.as_str()) || row.setup.settings.contains_key(key));
+                known
+            })
+            .collect();
+        let varies = |key: &String| settings.iter().any(|other| other.get(key) != settings[0].get(key));
+        for (row, settings) in rows.into_iter().zip(&settings) {
+            let said =
+                settings.iter().filter(|(key, _)| varies(key)).map(|(key, value)| format!("{key} {value}"));
+            let said = said.collect::<Vec<_>>().join(", ");
+            if !said.is_empty() {
+                row.label = format!("{}{APART}{said}", row.label);
+            }
+        }
+    }
+}
+
 /// What a file is called in [`ForeignResult::source`] and in messages.
 pub(super) fn source_name(path: &Path) -> String {
     clipped(&path.file_name().map_or_else(|| path.to_string_lossy(), std::ffi::OsStr::to_string_lossy))
@@ -324,6 +396,7 @@ pub fn parse(file: &str, text: impl Into<String>) -> Result<Vec<ForeignResult>, 
     let document = Document::parse(file, text.into())?;
     let mut results = recognise(&document)?;
     for result in &mut results {
+        tell_apart(&mut result.rows);
         let format = result.format;
         for row in &mut result.rows {
             row.problems.extend(consistency::of_row(row, format));
@@ -410,7 +483,10 @@ fn dtype_of(word: &str) -> Option<Dtype> {
         (&["f32", "fp32", "float32", "float", "all f32", "torch.float32"][..], Dtype::F32),
         (&["bf16", "bfloat16", "torch.bfloat16"][..], Dtype::Bf16),
         (&["f16", "fp16", "float16", "half", "torch.float16"][..], Dtype::F16),
-        (&["fp8", "fp8_e4m3", "float8", "float8_e4m3fn", "fbgemm_fp8", "w8a8_fp8"][..], Dtype::Fp8),
+        (
+            &["fp8", "fp8_e4m3", "fp8_e5m2", "float8", "float8_e4m3fn", "fbgemm_fp8", "w8a8_fp8"][..],
+            Dtype::Fp8,
+        ),
         (&["int8", "w8a8_int8"][..], Dtype::Int8),
         (&["mxfp4"][..], Dtype::Mxfp4),
         (&["mxfp8"][..], Dtype::Mxfp8),

@@ -2,30 +2,31 @@
 //!
 //! Enters: two [`Opened`] results. Leaves: a [`SideBySide`]: rows of both, matched by their names, each figure with its ratio.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 use super::capacity::number;
 use super::distinct;
-use super::import::{ForeignResult, Metric, Rate};
+use super::import::{Conditions, ForeignResult, ForeignRow, Metric, Statistic};
 use super::opened::Opened;
-use super::words::said;
+use super::words::{counted, said};
 use hbmark_core::result::comparison::Difference;
-use hbmark_core::result::serving::{Offered, Quantiles, Quantity, ServeReport, ServeResult};
-use hbmark_core::result::{CellResult, Phase, Report, TimeSummary};
+use hbmark_core::result::serving::{Offered, Point, Quantiles, Quantity, ServeReport, ServeResult};
+use hbmark_core::result::{CellResult, GroupSummary, Phase, Report, ReportKind, TimeSummary};
 
 /// One figure of both results.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FigurePair {
     /// The point, cell or row, as its result names it.
     pub of: String,
+    /// With the statistic that both are, where the result has several.
     pub figure: String,
     /// Nanoseconds, otherwise per second.
     pub is_time: bool,
     pub a: Option<f64>,
     pub b: Option<f64>,
-    /// Whether both mean the same: what counts requests by their objectives does not where those differ.
+    /// Whether both mean the same: what counts requests by their objectives does not where those differ, and neither do a mean and a median.
     pub comparable: bool,
 }
 
@@ -58,16 +59,29 @@ pub enum SideBySideError {
     Kinds { a: &'static str, b: &'static str },
     #[error("no figure is in both: A has {a} and B has {b}; give results of the same points")]
     NothingInCommon { a: String, b: String },
+    #[error("which rows belong together is open: {rows}; give files with one of each")]
+    Ambiguous { rows: String },
 }
 
 /// Names of points in a message, at most.
 const NAMED: usize = 8;
 
-struct Figure {
+/// A point, cell or row of a result.
+struct Row {
+    /// What its result calls it.
     of: String,
+    /// What rows that are the same thing in both results have in common.
+    name: String,
+    /// What tells rows of one name apart.
+    conditions: Conditions,
+    figures: Vec<Figure>,
+}
+
+struct Figure {
     name: &'static str,
     is_time: bool,
-    value: Option<f64>,
+    /// What there is of it, the preferred first; those that their name says all of have no statistic.
+    values: Vec<(Option<Statistic>, f64)>,
 }
 
 /// Requests per second that met the objectives, and the highest rate under them.
@@ -90,54 +104,38 @@ pub fn side_by_side(names: [&str; 2], a: &Opened, b: &Opened) -> Result<SideBySi
         (Opened::Foreign(a), Opened::Foreign(b)) => (foreign(a), foreign(b)),
         _ => return Err(SideBySideError::Kinds { a: a.kind(), b: b.kind() }),
     };
-    // A single row on each side is the pair that is meant, whatever it is called.
-    let names_of = |figures: &[Figure]| {
-        let mut names: Vec<String> = figures.iter().map(|figure| figure.of.clone()).collect();
-        names.dedup();
-        names
-    };
-    let (of_a, of_b) = (names_of(&first), names_of(&second));
     let differences = differences(&conditions(a), &conditions(b));
     let other_objectives = differences.iter().any(|found| found.key == OBJECTIVES);
-    let comparable = |name: &str| !(other_objectives && matches!(name, GOODPUT | HIGHEST));
-    let alone = of_a.len() == 1 && of_b.len() == 1;
-    let mut unmatched = second;
-    let mut figures: Vec<FigurePair> = Vec::new();
-    for figure in first {
-        let same = |other: &Figure| other.name == figure.name && (alone || other.of == figure.of);
-        let beside = unmatched.iter().position(same).map(|at| unmatched.remove(at));
-        let of = match &beside {
-            Some(beside) if beside.of != figure.of => format!("{} / {}", figure.of, beside.of),
-            _ => figure.of,
-        };
-        let b = beside.and_then(|beside| beside.value);
-        figures.push(FigurePair {
-            of,
-            figure: figure.name.to_owned(),
-            is_time: figure.is_time,
-            a: figure.value,
-            b,
-            comparable: comparable(figure.name),
-        });
+    let (mut beside, ambiguous) = paired(&first, &second);
+    let mut figures = Vec::new();
+    for (row, beside) in first.iter().zip(&beside) {
+        figures.extend(pairs(Some(row), beside.map(|at| &second[at])));
     }
-    let left = |figure: Figure| FigurePair {
-        of: figure.of,
-        figure: figure.name.to_owned(),
-        is_time: figure.is_time,
-        a: None,
-        b: figure.value,
-        comparable: comparable(figure.name),
-    };
-    figures.extend(unmatched.into_iter().map(left));
+    beside.sort_unstable();
+    let alone = (0..second.len()).filter(|at| beside.binary_search(&Some(*at)).is_err());
+    figures.extend(alone.flat_map(|at| pairs(None, Some(&second[at]))));
     figures.retain(|pair| pair.a.is_some() || pair.b.is_some());
     if !figures.iter().any(|pair| pair.a.is_some() && pair.b.is_some()) {
-        return Err(SideBySideError::NothingInCommon { a: listed(&of_a), b: listed(&of_b) });
+        return Err(if ambiguous.is_empty() {
+            SideBySideError::NothingInCommon { a: listed(&first), b: listed(&second) }
+        } else {
+            SideBySideError::Ambiguous { rows: ambiguous.join("; ") }
+        });
     }
     let mut limits = vec![
         "one result a side, not paired and not repeated: a ratio, and no verdict".to_owned(),
         "`hbmark compare` with two configurations runs them in paired rounds".to_owned(),
     ];
-    if other_objectives && figures.iter().any(|pair| !pair.comparable) {
+    limits.extend(ambiguous.into_iter().map(|rows| format!("not put beside each other: {rows}")));
+    if figures.iter().any(|pair| !pair.comparable) {
+        limits.push(
+            "a mean and a median of times are no ratio, and one of the results lacks the other".to_owned(),
+        );
+    }
+    if other_objectives {
+        for pair in figures.iter_mut().filter(|pair| matches!(pair.figure.as_str(), GOODPUT | HIGHEST)) {
+            pair.comparable = false;
+        }
         limits.push("the objectives differ, so that what met them in A and in B is not a ratio".to_owned());
     }
     Ok(SideBySide {
@@ -150,8 +148,96 @@ pub fn side_by_side(names: [&str; 2], a: &Opened, b: &Opened) -> Result<SideBySi
     })
 }
 
-/// What was run, by name; a name without a value is not reported.
-type Conditions = BTreeMap<String, String>;
+/// For each row of A the place in B of the one that is the same thing; and the rows of which more than one could be it.
+fn paired(a: &[Row], b: &[Row]) -> (Vec<Option<usize>>, Vec<String>) {
+    let mut beside = vec![None; a.len()];
+    // A single row on each side is the pair that is meant, whatever it is called.
+    if let ([_], [_]) = (a, b) {
+        return (vec![Some(0)], Vec::new());
+    }
+    let mut named: BTreeMap<&str, [Vec<usize>; 2]> = BTreeMap::new();
+    for (side, rows) in [a, b].into_iter().enumerate() {
+        for (at, row) in rows.iter().enumerate() {
+            named.entry(row.name.as_str()).or_default()[side].push(at);
+        }
+    }
+    let mut ambiguous = Vec::new();
+    for (name, [of_a, of_b]) in named.iter().filter(|(_, [a, b])| !a.is_empty() && !b.is_empty()) {
+        // What differs between the files is what they are compared for; what differs within one tells its rows apart.
+        let within = [varying(a, of_a), varying(b, of_b)].concat();
+        let key = |row: &Row| within.iter().map(|key| row.conditions.get(*key).cloned()).collect::<Vec<_>>();
+        let mut alike: BTreeMap<Vec<Option<String>>, [Vec<usize>; 2]> = BTreeMap::new();
+        for (side, rows, places) in [(0, a, of_a), (1, b, of_b)] {
+            for at in places {
+                alike.entry(key(&rows[*at])).or_default()[side].push(*at);
+            }
+        }
+        for sides in alike.values() {
+            match sides {
+                [of_a, of_b] if of_a.is_empty() || of_b.is_empty() => {}
+                [of_a, of_b] if of_a.len() == 1 && of_b.len() == 1 => beside[of_a[0]] = Some(of_b[0]),
+                [of_a, of_b] => ambiguous.push(format!(
+                    "of `{name}` under the same conditions A has {} and B has {}",
+                    counted(of_a.len(), "row"),
+                    counted(of_b.len(), "row")
+                )),
+            }
+        }
+    }
+    let more = ambiguous.len().saturating_sub(NAMED);
+    ambiguous.truncate(NAMED);
+    ambiguous.extend((more > 0).then(|| format!("{} more", counted(more, "name"))));
+    (beside, ambiguous)
+}
+
+/// The conditions in which the rows at some places differ.
+fn varying<'a>(rows: &'a [Row], places: &[usize]) -> Vec<&'a str> {
+    let of = || places.iter().map(|at| &rows[*at].conditions);
+    let keys: BTreeSet<&str> = of().flat_map(Conditions::keys).map(String::as_str).collect();
+    let differs = |key: &&str| {
+        let mut values = of().map(|conditions| conditions.get(*key));
+        let first = values.next();
+        values.any(|value| Some(value) != first)
+    };
+    keys.into_iter().filter(differs).collect()
+}
+
+/// Each figure of two rows that are the same thing, or of one that stands alone, in a statistic that both have.
+fn pairs(a: Option<&Row>, b: Option<&Row>) -> Vec<FigurePair> {
+    let of = match (a, b) {
+        (Some(a), Some(b)) if a.of != b.of => format!("{} / {}", a.of, b.of),
+        (Some(row), _) | (None, Some(row)) => row.of.clone(),
+        (None, None) => return Vec::new(),
+    };
+    let names = distinct(
+        [a, b].into_iter().flatten().flat_map(|row| row.figures.iter().map(|f| (f.name, f.is_time))),
+    );
+    let pair = |(name, is_time): (&'static str, bool)| {
+        let values = [a, b].map(|row| {
+            let found = row.and_then(|row| row.figures.iter().find(|figure| figure.name == name));
+            found.map_or(&[][..], |figure| &figure.values)
+        });
+        let shared = values[0].iter().find_map(|(statistic, a)| {
+            let (_, b) = values[1].iter().find(|(other, _)| other == statistic)?;
+            Some((*statistic, Some(*a), Some(*b)))
+        });
+        let [first, second] = values.map(|values| values.first().copied());
+        let word =
+            |statistic: Option<Statistic>| statistic.map_or_else(String::new, |word| format!(" {word}"));
+        let (statistic, a, b) = match (shared, first, second) {
+            (Some((statistic, a, b)), ..) => (word(statistic), a, b),
+            (None, Some((of_a, a)), Some((of_b, b))) => {
+                (format!("{} /{}", word(of_a), word(of_b)), Some(a), Some(b))
+            }
+            (None, a, b) => {
+                (word(a.or(b).and_then(|(statistic, _)| statistic)), a.map(|v| v.1), b.map(|v| v.1))
+            }
+        };
+        let comparable = shared.is_some() || first.is_none() || second.is_none();
+        FigurePair { of: of.clone(), figure: format!("{name}{statistic}"), is_time, a, b, comparable }
+    };
+    names.into_iter().map(pair).collect()
+}
 
 fn conditions(of: &Opened) -> Conditions {
     match of {
@@ -247,12 +333,18 @@ fn load(offered: Offered) -> String {
 }
 
 fn of_report(report: &Report) -> Conditions {
-    let every =
-        |of: &dyn Fn(&CellResult) -> String| values_of_rows(report.cells.iter().map(|cell| Some(of(cell))));
+    let every = |of: &dyn Fn(&CellResult) -> String| each_once(report.cells.iter().map(of));
     let gpu = report.environment.gpu.as_ref().and_then(|gpu| gpu.name.clone());
     let device = report.datasheet.as_ref().map(|sheet| sheet.name.clone()).or(gpu);
+    // A prediction without a group is one of one GPU.
+    let predicted = report.kind == ReportKind::Predict;
+    let group =
+        |of: fn(&GroupSummary) -> usize| predicted.then(|| report.group.as_ref().map_or(1, of).to_string());
     let mut found = settings(&report.config);
     found.extend(known([
+        ("GPUs", group(|group| group.gpus)),
+        ("tp", group(|group| group.tensor_parallel_size)),
+        ("pp", group(|group| group.pipeline_parallel_size)),
         ("model", Some(report.model.name.clone())),
         ("GPU", device.or_else(|| report.environment.cpu.model.clone())),
         ("engine", every(&|cell| cell.engine.clone())),
@@ -263,38 +355,19 @@ fn of_report(report: &Report) -> Conditions {
 }
 
 fn of_foreign(results: &[ForeignResult]) -> Conditions {
-    let every = |of: &dyn Fn(&super::import::Setup) -> Option<String>| {
-        values_of_rows(results.iter().flat_map(|result| &result.rows).map(|row| of(&row.setup)))
-    };
-    let tokens = |mean: Option<f64>| mean.map(number);
-    known([
-        ("program", values_of_rows(results.iter().map(|result| Some(result.format.name().to_owned())))),
-        ("engine", every(&|setup| setup.engine.clone())),
-        ("engine version", every(&|setup| setup.engine_version.clone())),
-        ("model", every(&|setup| setup.model.clone())),
-        ("stored as", every(&|setup| setup.stored_as.clone())),
-        ("KV dtype", every(&|setup| setup.kv_dtype.map(|dtype| dtype.to_string()))),
-        ("GPU", every(&|setup| setup.gpu.clone())),
-        ("GPUs", every(&|setup| setup.gpus.map(|gpus| gpus.to_string()))),
-        ("batch", every(&|setup| setup.batch.map(|batch| batch.to_string()))),
-        ("limit of requests at once", every(&|setup| setup.max_concurrency.map(|most| most.to_string()))),
-        (
-            "rate",
-            every(&|setup| {
-                setup.request_rate.map(|rate| match rate {
-                    Rate::PerSecond(rate) => format!("{}/s", number(rate)),
-                    Rate::Unlimited => "unlimited".to_owned(),
-                })
-            }),
-        ),
-        ("mean prompt tokens", every(&|setup| tokens(setup.input_tokens))),
-        ("mean output tokens", every(&|setup| tokens(setup.output_tokens))),
-    ])
+    let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for result in results {
+        found.entry("program".to_owned()).or_default().push(result.format.name().to_owned());
+        for (key, value) in result.rows.iter().flat_map(|row| row.setup.conditions()) {
+            found.entry(key).or_default().push(value);
+        }
+    }
+    found.into_iter().filter_map(|(key, values)| Some((key, each_once(values)?))).collect()
 }
 
 /// The values of several rows, each once; `None` where none has any.
-fn values_of_rows(values: impl Iterator<Item = Option<String>>) -> Option<String> {
-    let mut found = distinct(values.flatten());
+fn each_once(values: impl IntoIterator<Item = String>) -> Option<String> {
+    let mut found = distinct(values);
     let more = found.len().saturating_sub(NAMED);
     found.truncate(NAMED);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
@@ -302,67 +375,77 @@ fn values_of_rows(values: impl Iterator<Item = Option<String>>) -> Option<String
 }
 
 /// What a result holds, for a message.
-fn listed(names: &[String]) -> String {
-    let listed: Vec<String> = names.iter().take(NAMED).map(|name| format!("`{name}`")).collect();
+fn listed(rows: &[Row]) -> String {
+    let names = distinct(rows.iter().map(|row| format!("`{}`", row.of)));
+    let listed = names.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(NAMED) {
         _ if names.is_empty() => "no point with figures".to_owned(),
-        0 => listed.join(", "),
-        more => format!("{} and {more} more", listed.join(", ")),
+        0 => listed,
+        more => format!("{listed} and {more} more"),
     }
 }
 
-fn serving(report: &ServeReport) -> Vec<Figure> {
+/// A point or cell of ours, which its name tells from the others.
+fn row(of: String, figures: impl IntoIterator<Item = (&'static str, bool, Option<f64>)>) -> Row {
+    let figure = |(name, is_time, value): (_, _, Option<f64>)| Figure {
+        name,
+        is_time,
+        values: value.map(|value| (None, value)).into_iter().collect(),
+    };
+    Row {
+        name: of.clone(),
+        of,
+        conditions: Conditions::new(),
+        figures: figures.into_iter().map(figure).collect(),
+    }
+}
+
+fn serving(report: &ServeReport) -> Vec<Row> {
     type At = fn(&Quantiles) -> Option<Quantity>;
-    let mut figures = Vec::new();
-    for point in &report.points {
-        let Some(result) = &point.result else { continue };
-        let mut push =
-            |name, is_time, value| figures.push(Figure { of: point.label.clone(), name, is_time, value });
-        let time = |of: &Option<Quantiles>, at: At| {
-            of.as_ref().and_then(at).and_then(|quantity| match quantity {
-                Quantity::Finite(value) => Some(value),
-                Quantity::Infinite(_) => None,
-            })
-        };
-        let ServeResult { ttft_ns, tpot_ns, itl_ns, e2e_ns, .. } = result;
-        push("served req/s", false, Some(result.served_per_s));
-        push("out tok/s", false, Some(result.output_tokens_per_s));
-        push(GOODPUT, false, result.goodput_per_s);
-        let times: [(&str, &Option<Quantiles>, At); 8] = [
-            ("TTFT p50", ttft_ns, |q| q.p50),
-            ("TTFT p95", ttft_ns, |q| q.p95),
-            ("TTFT p99", ttft_ns, |q| q.p99),
-            ("TPOT p50", tpot_ns, |q| q.p50),
-            ("TPOT p95", tpot_ns, |q| q.p95),
-            ("ITL p95", itl_ns, |q| q.p95),
-            ("E2E p50", e2e_ns, |q| q.p50),
-            ("E2E p95", e2e_ns, |q| q.p95),
+    let time = |of: &Option<Quantiles>, at: At| {
+        of.as_ref().and_then(at).and_then(|quantity| match quantity {
+            Quantity::Finite(value) => Some(value),
+            Quantity::Infinite(_) => None,
+        })
+    };
+    let point = |point: &Point| {
+        let ServeResult { ttft_ns, tpot_ns, itl_ns, e2e_ns, .. } = point.result.as_ref()?;
+        let result = point.result.as_ref()?;
+        let figures = [
+            ("served req/s", false, Some(result.served_per_s)),
+            ("out tok/s", false, Some(result.output_tokens_per_s)),
+            (GOODPUT, false, result.goodput_per_s),
+            ("TTFT p50", true, time(ttft_ns, |q| q.p50)),
+            ("TTFT p95", true, time(ttft_ns, |q| q.p95)),
+            ("TTFT p99", true, time(ttft_ns, |q| q.p99)),
+            ("TPOT p50", true, time(tpot_ns, |q| q.p50)),
+            ("TPOT p95", true, time(tpot_ns, |q| q.p95)),
+            ("ITL p95", true, time(itl_ns, |q| q.p95)),
+            ("E2E p50", true, time(e2e_ns, |q| q.p50)),
+            ("E2E p95", true, time(e2e_ns, |q| q.p95)),
         ];
-        for (figure, of, at) in times {
-            push(figure, true, time(of, at));
-        }
-    }
-    if let Some(search) = &report.search {
-        let value = search.max_rate;
-        figures.push(Figure { of: "search".to_owned(), name: HIGHEST, is_time: false, value });
-    }
-    figures
+        Some(row(point.label.clone(), figures))
+    };
+    let search =
+        report.search.as_ref().map(|search| row("search".to_owned(), [(HIGHEST, false, search.max_rate)]));
+    report.points.iter().filter_map(point).chain(search).collect()
 }
 
-fn cells(report: &Report) -> Vec<Figure> {
-    let each = report.cells.iter().flat_map(|cell| {
-        let of = |name, is_time, value| Figure { of: cell.id.clone(), name, is_time, value };
-        [
-            of("floor", true, cell.predicted_ns.or(cell.predicted_datasheet_ns)),
-            of("step", true, cell.step_ns.as_ref().map(TimeSummary::center)),
-            of("TPOT", true, cell.tpot()),
-            of("tok/s", false, cell.tokens_per_s.filter(|_| !matches!(cell.phase, Phase::Verify { .. }))),
-        ]
+fn cells(report: &Report) -> Vec<Row> {
+    let each = report.cells.iter().map(|cell| {
+        let made = cell.tokens_per_s.filter(|_| !matches!(cell.phase, Phase::Verify { .. }));
+        let figures = [
+            ("floor", true, cell.predicted_ns.or(cell.predicted_datasheet_ns)),
+            ("step", true, cell.step_ns.as_ref().map(TimeSummary::center)),
+            ("TPOT", true, cell.tpot()),
+            ("tok/s", false, made),
+        ];
+        row(cell.id.clone(), figures)
     });
     each.collect()
 }
 
-fn foreign(results: &[ForeignResult]) -> Vec<Figure> {
+fn foreign(results: &[ForeignResult]) -> Vec<Row> {
     const METRICS: &[Metric] = &[
         Metric::PrefillStep,
         Metric::DecodeStep,
@@ -375,15 +458,26 @@ fn foreign(results: &[ForeignResult]) -> Vec<Figure> {
         Metric::RequestThroughput,
     ];
     let rows = results.iter().flat_map(|result| &result.rows);
-    let figures = rows.flat_map(|row| {
-        METRICS.iter().map(move |metric| Figure {
-            of: row.label.clone(),
-            name: metric.title(),
-            is_time: metric.is_time(),
-            value: row.center(*metric).map(|value| value.value),
-        })
+    let each = rows.map(|row| Row {
+        of: row.label.clone(),
+        name: row.name().to_owned(),
+        conditions: row.setup.conditions(),
+        figures: METRICS.iter().map(|metric| figure(row, *metric)).collect(),
     });
-    figures.collect()
+    each.collect()
+}
+
+/// The middles of a metric, as [`ForeignRow::center`] prefers them. A rate that is an amount over all of the time needs no other word,
+/// whether its file calls it a mean or not.
+fn figure(row: &ForeignRow, metric: Metric) -> Figure {
+    let value = |statistic| Some((Some(statistic), row.value(metric, statistic)?));
+    let values: Vec<_> = if metric.is_time() {
+        [Statistic::Median, Statistic::Mean, Statistic::Single].into_iter().filter_map(value).collect()
+    } else {
+        let amount = row.rate(metric).map(|rate| (None, rate));
+        amount.into_iter().chain(value(Statistic::Median)).collect()
+    };
+    Figure { name: metric.title(), is_time: metric.is_time(), values }
 }
 
 #[cfg(test)]
@@ -474,6 +568,97 @@ mod tests {
         );
     }
 
+    /// A llama-bench file of rows of `tg128`: model, step in milliseconds and what else is set.
+    fn bench(rows: &[(&str, f64, &str)]) -> Opened {
+        let row = |(model, step_ms, more): &(&str, f64, &str)| {
+            format!(
+                r#"{{"model_type": "llama 8B Q8_0", "model_filename": "{model}.gguf", "n_prompt": 0, "n_gen": 128, {more}
+                "avg_ns": {}, "stddev_ns": 0, "avg_ts": {}}}"#,
+                step_ms * 128e6,
+                1e3 / step_ms
+            )
+        };
+        let text = rows.iter().map(row).collect::<Vec<_>>().join("\n");
+        Opened::Foreign(super::super::import::parse("bench.jsonl", text).unwrap())
+    }
+
+    /// The ratios of decode steps, each with its row.
+    fn ratios(found: &SideBySide) -> Vec<(&str, Option<f64>)> {
+        let steps = found.figures.iter().filter(|pair| pair.figure.starts_with("decode step"));
+        steps.map(|pair| (pair.of.as_str(), pair.ratio())).collect()
+    }
+
+    #[test]
+    fn rows_of_one_label_are_paired_by_what_ran_and_not_by_their_order() {
+        let a = bench(&[("big", 20.0, ""), ("small", 10.0, "")]);
+        let b = bench(&[("small", 10.0, ""), ("big", 20.0, "")]);
+        let found = side_by_side(["a", "b"], &a, &b).unwrap();
+        assert_eq!(ratios(&found), [("tg128 · model big", Some(1.0)), ("tg128 · model small", Some(1.0))]);
+        // What differs between the files alone is what they are compared for.
+        let set = |model, on: f64, off: f64| {
+            [(model, on, r#""flash_attn": true,"#), (model, off, r#""flash_attn": false,"#)]
+        };
+        let (a, b) = (bench(&set("big", 20.0, 40.0)), bench(&set("small", 10.0, 10.0)));
+        let found = side_by_side(["a", "b"], &a, &b).unwrap();
+        assert_eq!(ratios(&found).iter().map(|row| row.1).collect::<Vec<_>>(), [Some(0.5), Some(0.25)]);
+        assert_eq!(difference(&found, "model").unwrap().1, "small");
+        // One row is beside that of several that ran as it did.
+        let found = side_by_side(["a", "b"], &a, &bench(&[set("big", 0.0, 20.0)[1]])).unwrap();
+        assert_eq!(ratios(&found)[1].1, Some(0.5), "{:?}", found.figures);
+    }
+
+    #[test]
+    fn rows_that_nothing_tells_apart_are_not_paired_and_that_is_said() {
+        let twice = bench(&[("big", 20.0, ""), ("big", 40.0, "")]);
+        let error = side_by_side(["a", "b"], &twice, &twice).unwrap_err().to_string();
+        assert!(
+            error.contains("of `tg128` under the same conditions A has 2 rows and B has 2 rows"),
+            "{error}"
+        );
+        let more = [("big", 20.0, ""), ("big", 40.0, ""), ("small", 10.0, "")];
+        let found = side_by_side(["a", "b"], &bench(&more), &bench(&more)).unwrap();
+        assert_eq!(ratios(&found).iter().filter(|row| row.1.is_some()).count(), 1);
+        assert!(found.limits.iter().any(|limit| limit.starts_with("not put beside each other: of `tg128`")));
+    }
+
+    #[test]
+    fn a_mean_is_no_part_of_a_ratio_with_a_median() {
+        let samples = r#""samples_ns": [1280e6, 1280e6, 5120e6],"#;
+        let (whole, mean) = (bench(&[("a", 20.0, samples)]), bench(&[("b", 40.0, "")]));
+        let found = side_by_side(["a", "b"], &whole, &mean).unwrap();
+        assert_eq!(ratios(&found), [("tg128", Some(2.0))], "both have a mean");
+        assert!(found.figures.iter().any(|pair| pair.figure == "decode step mean"), "{:?}", found.figures);
+        let found = side_by_side(["a", "b"], &whole, &whole).unwrap();
+        assert!(found.figures.iter().any(|pair| pair.figure == "decode step median"), "{:?}", found.figures);
+
+        let Opened::Foreign(mut median) = whole else { unreachable!("made just above") };
+        median[0].rows[0]
+            .values
+            .retain(|value| value.statistic != Statistic::Mean || !value.metric.is_time());
+        let found = side_by_side(["a", "b"], &Opened::Foreign(median), &mean).unwrap();
+        let pair = found.figures.iter().find(|pair| pair.is_time).unwrap();
+        assert_eq!((pair.figure.as_str(), pair.ratio()), ("decode step median / mean", None));
+        assert!(
+            found.limits.iter().any(|limit| limit.starts_with("a mean and a median")),
+            "{:?}",
+            found.limits
+        );
+        for format in [crate::output::Format::Table, crate::output::Format::Csv, crate::output::Format::Json]
+        {
+            let text = crate::output::render(&found, format, false).unwrap();
+            assert!(text.contains("decode step median / mean"), "{text}");
+        }
+    }
+
+    #[test]
+    fn predictions_for_one_gpu_and_for_eight_differ_in_their_gpus() {
+        let open = |name| Opened::Report(Box::new(samples::saved(name)));
+        let found = side_by_side(["a", "b"], &open("predict-h200"), &open("predict-70b-8-h200")).unwrap();
+        assert_eq!(difference(&found, "GPUs"), Some((&"1".into(), &"8".into())));
+        assert_eq!(difference(&found, "tp"), Some((&"1".into(), &"4".into())));
+        assert_eq!(difference(&found, "pp"), Some((&"1".into(), &"2".into())));
+    }
+
     #[test]
     fn results_without_a_common_point_are_refused_with_the_points_of_each() {
         let a = sweep(|number| format!("rate {number}"));
@@ -487,6 +672,7 @@ mod tests {
             "{error}"
         );
         let many: Vec<String> = (0..10).map(|number| number.to_string()).collect();
+        let many: Vec<Row> = many.into_iter().map(|name| row(name, [])).collect();
         assert!(listed(&many).ends_with("`7` and 2 more"), "{}", listed(&many));
         assert_eq!(listed(&[]), "no point with figures");
     }

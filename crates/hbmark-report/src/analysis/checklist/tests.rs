@@ -92,7 +92,7 @@ fn foreign(result: &ForeignResult) -> Checklist {
 }
 
 fn serving(setup: Setup, p99: bool) -> ForeignResult {
-    let statistic = if p99 { Statistic::Percentile(990) } else { Statistic::Mean };
+    let statistic = if p99 { Statistic::Percentile(9900) } else { Statistic::Mean };
     let value =
         crate::analysis::import::Value { metric: Metric::Tpot, statistic, value: 1e7, key: "k".to_owned() };
     let row = ForeignRow { label: "run".to_owned(), setup, values: vec![value], ..ForeignRow::default() };

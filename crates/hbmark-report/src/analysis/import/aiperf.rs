@@ -5,6 +5,8 @@
 
 mod records;
 
+pub(super) use records::{RECORD, TELEMETRY};
+
 use serde_json::{Map, Value as Json};
 
 use super::document::{Body, Document};
@@ -61,6 +63,9 @@ fn row(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
     let completed = total("request_count")?;
     let failed = total("error_request_count")?;
     remarks.extend(super::failures(failed));
+    if fields.get("was_cancelled") == Some(&Json::Bool(true)) {
+        remarks.push("the run was cancelled: the figures are of what had completed by then".to_owned());
+    }
     let mut setup = Setup {
         input_tokens: mean(["input_sequence_length", "num_input_token"])?,
         output_tokens: mean(["output_sequence_length", "num_output_token"])?,

@@ -8,7 +8,9 @@ use crate::analysis::distinct;
 use crate::analysis::words::{counted, precise};
 use serde_json::Value as Json;
 
+use super::decoding::{APART_BY_GAPS, mean_gaps};
 use super::fields::Fields;
+use super::vllm::BURSTINESS;
 use super::{ForeignFormat, ForeignRow, Metric, Rate, Setup, Statistic, Value};
 use hbmark_core::result::{Cause, ConsistencyRule as Rule};
 
@@ -20,8 +22,6 @@ const ROUNDED: f64 = 0.02;
 const OTHER_REQUESTS: f64 = 2.0;
 /// Standard deviations by which arrivals drawn at random may be faster than their rate.
 const ARRIVAL_DEVIATIONS: f64 = 5.0;
-/// TTFT and TPOT × (tokens − 1) are the mean time of a request only where lengths and TPOT are unrelated: short answers have the longest TPOT.
-const ESTIMATED_END: f64 = 3.0;
 /// Of requests that are always waiting at least one is under way; half of that is left to the client.
 const BUSY: f64 = 0.5;
 
@@ -48,13 +48,13 @@ fn broken(rule: Rule, detail: String) -> Cause {
     Cause::Inconsistent { rule, detail }
 }
 
-/// Where a statistic stands in its distribution, in thousandths.
+/// Where a statistic stands in its distribution, in ten thousandths.
 fn rank(statistic: Statistic) -> Option<u16> {
     match statistic {
         Statistic::Min => Some(0),
-        Statistic::Median => Some(500),
-        Statistic::Percentile(tenths) => Some(tenths),
-        Statistic::Max => Some(1000),
+        Statistic::Median => Some(5000),
+        Statistic::Percentile(hundredths) => Some(hundredths),
+        Statistic::Max => Some(10_000),
         Statistic::Mean | Statistic::StandardDeviation | Statistic::Single => None,
     }
 }
@@ -94,8 +94,8 @@ fn spread(row: &ForeignRow, metric: Metric) -> Option<Cause> {
     let mean = row.value(metric, Statistic::Mean)?;
     let deviation = row.value(metric, Statistic::StandardDeviation)?;
     let far = row.values.iter().filter(|v| v.metric == metric).find(|v| {
-        let Some(rank) = rank(v.statistic).filter(|rank| (1..1000).contains(rank)) else { return false };
-        let share = f64::from(rank) / 1000.0;
+        let Some(rank) = rank(v.statistic).filter(|rank| (1..10_000).contains(rank)) else { return false };
+        let share = f64::from(rank) / 1e4;
         let odds = if v.value >= mean { share / (1.0 - share) } else { (1.0 - share) / share };
         (v.value - mean).abs() > deviation * odds.sqrt() * (1.0 + ROUNDED) + mean * ROUNDED
     })?;
@@ -201,14 +201,16 @@ fn counts(setup: &Setup) -> Option<Cause> {
     })
 }
 
-/// The time of `n` arrivals drawn at random varies by one part in √n.
+/// The time of `n` arrivals drawn at random varies by one part in √n, and of gaps of shape `b` by one in √(b n).
 fn offered(row: &ForeignRow) -> Option<Cause> {
     let Some(Rate::PerSecond(rate)) = row.setup.request_rate.filter(|_| row.setup.completed.is_some()) else {
         return None;
     };
     let served = row.rate(Metric::RequestThroughput)?;
     let requests = row.setup.completed.unwrap_or_default().max(1) as f64;
-    (served > rate * (1.0 + ARRIVAL_DEVIATIONS / requests.sqrt())).then(|| {
+    let shape = row.setup.settings.get(BURSTINESS).and_then(|shape| shape.parse::<f64>().ok());
+    let deviation = (1.0 / shape.filter(|shape| *shape > 0.0).unwrap_or(1.0).min(1.0) / requests).sqrt();
+    (served > rate * (1.0 + ARRIVAL_DEVIATIONS * deviation)).then(|| {
         broken(Rule::OfferedRate, format!("{served:.2} requests per second were served, and {rate} arrived"))
     })
 }
@@ -217,19 +219,15 @@ fn offered(row: &ForeignRow) -> Option<Cause> {
 fn concurrency(row: &ForeignRow) -> Option<Cause> {
     let rate = row.rate(Metric::RequestThroughput)?;
     let exact = row.value(Metric::E2e, Statistic::Mean);
-    // A mean over requests overstates what short answers took, and one over chunks those that hold several tokens.
-    let estimate = |of_both: fn(f64, f64) -> f64| {
+    let gaps = mean_gaps(row);
+    let estimate = |gap: Option<&&Value>| {
         let first = row.value(Metric::Ttft, Statistic::Mean)?;
         let after = (row.setup.output_tokens? - 1.0).max(0.0);
-        if after == 0.0 {
-            return Some(first);
-        }
-        let gaps = [Metric::Tpot, Metric::Itl].map(|metric| row.value(metric, Statistic::Mean));
-        Some(first + after * gaps.into_iter().flatten().reduce(of_both)?)
+        if after == 0.0 { Some(first) } else { Some(first + after * gap?.value) }
     };
-    let under_way = |of_both| Some(rate * exact.or_else(|| estimate(of_both))? / 1e9);
-    let (least, most) = (under_way(f64::min)?, under_way(f64::max)?);
-    let slack = if exact.is_some() { 1.0 + ROUNDED } else { ESTIMATED_END };
+    let under_way = |gap| Some(rate * exact.or_else(|| estimate(gap))? / 1e9);
+    let (least, most) = (under_way(gaps.first())?, under_way(gaps.last())?);
+    let slack = if exact.is_some() { 1.0 + ROUNDED } else { APART_BY_GAPS };
     let limit = row.setup.max_concurrency;
     let always_waiting = match row.setup.request_rate {
         Some(Rate::Unlimited) => true,

@@ -3,16 +3,26 @@
 //! Enters: a row. Leaves: an [`AtOnce`] with what it rests on, or what the file says against a batch that was given. A mean that the file
 //! states goes before any estimate, requests before tokens, and nothing is above what the file can hold.
 
-use super::{ForeignFormat, ForeignRow, Metric, Setup, Statistic};
+use super::{ForeignFormat, ForeignRow, Metric, Setup, Statistic, Value};
 
 /// A batch this many times the mean of a whole run, or as many times below it, is not that of the run. A mean counts the time in which the
 /// batch fills and drains: of one that was full for two thirds of the run and empty for the rest it is a factor of 1.5 below.
 const APART: f64 = 1.5;
-/// The same where times of tokens are all there is: short answers have the longest TPOT, and the plain mean of ten requests was three times
-/// that of their tokens.
-const APART_BY_TOKENS: f64 = 3.0;
+/// The same where mean gaps are all there is, which are those of the tokens only where lengths and TPOT are unrelated: short answers have the
+/// longest TPOT, and the plain mean of ten requests was three times that of their tokens.
+pub(super) const APART_BY_GAPS: f64 = 3.0;
 /// A request that arrives on its own finds others by chance, so that steps have one sequence more than the mean over time; counts are rounded.
 const ONE_MORE: f64 = 1.0;
+
+/// The means of the gaps between tokens that a row has, the lesser first: one over requests overstates what short answers took, and one over
+/// chunks those that hold several tokens.
+pub(super) fn mean_gaps(row: &ForeignRow) -> Vec<&Value> {
+    let is_gap = |value: &&Value| matches!(value.metric, Metric::Tpot | Metric::Itl);
+    let mut gaps: Vec<&Value> =
+        row.values.iter().filter(is_gap).filter(|value| value.statistic == Statistic::Mean).collect();
+    gaps.sort_by(|a, b| a.value.total_cmp(&b.value));
+    gaps
+}
 
 /// Sequences that decoded at once, mean.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,12 +72,10 @@ impl AtOnce {
                     Self::with_waiting(rate * end, "by Little's law: request rate × mean E2E")
                 } else {
                     let tokens = (row.setup.output_tokens? - 1.0).max(0.0);
-                    let gaps = [(mean(Metric::Tpot), "TPOT"), (mean(Metric::Itl), "ITL")];
-                    let known = gaps.into_iter().filter_map(|(seconds, name)| Some((seconds?, name)));
-                    // A mean over requests overstates what short answers took, and one over chunks those that hold several tokens.
-                    let (seconds, name) = known.min_by(|a, b| a.0.total_cmp(&b.0))?;
+                    let gap = *mean_gaps(row).first()?;
+                    let name = gap.metric.title();
                     let how = format!("by Little's law: request rate × (tokens − 1) × mean {name}");
-                    Self::new(rate * tokens * seconds, how, APART_BY_TOKENS)
+                    Self::new(rate * tokens * gap.value / 1e9, how, APART_BY_GAPS)
                 }
             }
             (None, ..) => return None,

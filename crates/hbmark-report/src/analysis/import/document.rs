@@ -1,16 +1,21 @@
 //! The text of a foreign file as records and tables, whichever program wrote it.
 //!
 //! Enters: text. Leaves: JSON documents (one, several, or a list; YAML is read as what it would be in JSON), or tables of CSV, SQL or
-//! Markdown. Memory is counted before it is allocated: short text can be many values.
+//! Markdown. Memory is counted before it is allocated: short text can be many values. A log of single records, one a line, stays text, and its
+//! readers see one record at a time.
 
 use serde_json::{Map, Value as Json};
 
+use super::aiperf::{RECORD, TELEMETRY};
 use super::fields::Fields;
+use super::vllm_engine::REQUEST;
 use super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, MAX_ROWS, clipped};
 use hbmark_core::input::json;
 
-/// Memory for the values of a file, beside its text: half a million numbers of a detailed export.
+/// Memory for the values of a file, or of one record of a log, beside the text: half a million numbers of a detailed export.
 const BUDGET: usize = 40 << 20;
+/// What a record of a log has; there may be as many as the file has room for, since they become one row.
+const LOGS: &[&[&str]] = &[RECORD, TELEMETRY, REQUEST];
 /// Columns of a table; the widest known has a few dozen.
 const MAX_COLUMNS: usize = 1_000;
 /// Values and keys of a YAML document: a report of a run has a few hundred.
@@ -29,6 +34,8 @@ pub(super) struct Document {
 pub(super) enum Body {
     /// JSON documents in their order; the elements of a list at the top.
     Json(Vec<Json>),
+    /// The lines of a log, each a JSON object.
+    Log(String),
     Tables(Vec<Table>),
     /// The samples of a Prometheus page: name with labels, and value.
     Prometheus(Vec<(String, f64)>),
@@ -47,6 +54,9 @@ impl Document {
     pub fn parse(file: &str, text: String) -> Result<Self, ImportError> {
         let is_json = |text: &str| text.trim_start_matches('\u{feff}').trim_start().starts_with(['{', '[']);
         let text = if is_json(&text) { strict(text) } else { text };
+        if is_log(text.trim_start_matches('\u{feff}')) {
+            return Ok(Self { file: file.to_owned(), body: Body::Log(text) });
+        }
         let text = text.trim_start_matches('\u{feff}');
         let start = text.trim_start();
         let body = if start.is_empty() {
@@ -71,10 +81,33 @@ impl Document {
     pub fn objects_with(&self, keys: &[&str]) -> Option<Vec<&Map<String, Json>>> {
         let Body::Json(documents) = &self.body else { return None };
         let first = documents.first()?.as_object()?;
-        if !keys.iter().all(|key| first.contains_key(*key)) {
-            return None;
+        has(first, keys).then(|| documents.iter().map(Json::as_object).collect())?
+    }
+
+    /// Shows every record of a log, if the first has these keys; how many there are.
+    pub fn each(
+        &self,
+        keys: &[&str],
+        mut look: impl FnMut(&Fields<'_>) -> Result<(), ImportError>,
+    ) -> Result<Option<usize>, ImportError> {
+        let Body::Log(text) = &self.body else {
+            let Some(records) = self.objects_with(keys) else { return Ok(None) };
+            for (index, map) in records.iter().enumerate() {
+                look(&Fields::new(&self.file, index, map))?;
+            }
+            return Ok(Some(records.len()));
+        };
+        let mut seen = 0;
+        for line in text.trim_start_matches('\u{feff}').lines().filter(|line| !line.trim().is_empty()) {
+            let map: Map<String, Json> = json::from_str(line, BUDGET)
+                .map_err(|json| ImportError::Json { file: self.file.clone(), json })?;
+            if seen == 0 && !has(&map, keys) {
+                return Ok(None);
+            }
+            look(&Fields::new(&self.file, seen, &map))?;
+            seen += 1;
         }
-        documents.iter().map(Json::as_object).collect()
+        Ok(Some(seen))
     }
 
     /// A result with a row for each record.
@@ -92,7 +125,7 @@ impl Document {
     pub fn tables_with<'a>(&'a self, titles: &'a [&str]) -> impl Iterator<Item = &'a Table> {
         let tables = match &self.body {
             Body::Tables(tables) => tables.as_slice(),
-            Body::Json(_) | Body::Prometheus(_) => &[],
+            Body::Json(_) | Body::Log(_) | Body::Prometheus(_) => &[],
         };
         tables.iter().filter(|table| titles.iter().all(|title| table.titles.iter().any(|t| t == title)))
     }
@@ -111,6 +144,7 @@ impl Document {
                 Some(_) => "JSON that is not an object".to_owned(),
                 None => "an empty JSON list".to_owned(),
             },
+            Body::Log(_) => "a log of records".to_owned(),
             Body::Tables(tables) => match tables.first() {
                 Some(table) => format!("a table with the columns {}", listed(table.titles.iter().collect())),
                 None => "text without a table".to_owned(),
@@ -118,6 +152,18 @@ impl Document {
             Body::Prometheus(_) => "a Prometheus page of a server that is not vLLM".to_owned(),
         }
     }
+}
+
+fn has(map: &Map<String, Json>, keys: &[&str]) -> bool {
+    keys.iter().all(|key| map.contains_key(*key))
+}
+
+/// Whether the first of several lines is a record of a log.
+fn is_log(text: &str) -> bool {
+    let Some((first, rest)) = text.trim_start().split_once('\n') else { return false };
+    first.starts_with('{')
+        && !rest.trim().is_empty()
+        && json::from_str(first, BUDGET).is_ok_and(|map| LOGS.iter().any(|keys| has(&map, keys)))
 }
 
 /// Whether the first line that is not a comment is a key, as in YAML and in nothing else that is read here.

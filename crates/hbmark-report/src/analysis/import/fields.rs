@@ -130,6 +130,8 @@ impl<'a> Fields<'a> {
     pub fn rate(&self, path: &str) -> Result<Option<Rate>, ImportError> {
         match self.get(path) {
             Some(Json::String(text)) if text == "inf" => Ok(Some(Rate::Unlimited)),
+            // A word for how requests came, such as SGLang's `trace`, is no rate.
+            Some(Json::String(text)) if text.starts_with(char::is_alphabetic) => Ok(None),
             // Some write a number that no generator reaches.
             _ => Ok(self.number(path)?.map(|n| if n >= 1e6 { Rate::Unlimited } else { Rate::PerSecond(n) })),
         }

@@ -89,16 +89,21 @@ fn row(document: &Document, index: usize, benchmark: &Json) -> Result<ForeignRow
         .unwrap_or_else(|| format!("benchmark {}", index + 1));
     let rate = strategy.map(|s| s.number("rate")).transpose()?.flatten();
     let streams = strategy.map(|s| s.count("streams")).transpose()?.flatten();
-    let failed = fields.count("request_totals.errored")?;
+    // Versions from 0.4 on keep the counts among the metrics, and the model with the backend.
+    let total = |outcome: &str| match fields.count(&format!("request_totals.{outcome}"))? {
+        Some(count) => Ok(Some(count)),
+        None => fields.count(&format!("metrics.request_totals.{outcome}")),
+    };
+    let failed = total("errored")?;
     remarks.extend(super::failures(failed));
     let setup = Setup {
-        model: fields.text("worker.backend_model")?,
+        model: fields.text("worker.backend_model")?.or(fields.text("config.backend.model")?),
         max_concurrency: streams.or_else(|| (kind == "synchronous").then_some(1)),
         concurrency: mean("request_concurrency")?.filter(|mean| *mean > 0.0),
         request_rate: rate.map(Rate::PerSecond).or_else(|| (kind == "throughput").then_some(Rate::Unlimited)),
         input_tokens: prompt,
         output_tokens: output,
-        completed: fields.count("request_totals.successful")?,
+        completed: total("successful")?,
         failed,
         duration_s: fields.number("duration")?,
         warmup: fields.count("args.warmup_number")?,

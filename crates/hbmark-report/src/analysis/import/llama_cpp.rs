@@ -4,6 +4,12 @@
 //! that a test means the same in each; the Markdown table has rates alone, and its units are in the cells. A page of both programs gives
 //! two results.
 
+use std::collections::BTreeMap;
+
+use serde_json::Value as Json;
+
+use crate::analysis::distinct;
+
 use super::document::{Body, Document, Table};
 use super::fields::Fields;
 use super::{
@@ -14,6 +20,20 @@ use hbmark_core::units::whole;
 
 const BENCH: ForeignFormat = ForeignFormat::LlamaBench;
 const BATCHED: ForeignFormat = ForeignFormat::LlamaBatchedBench;
+/// Settings that change the time of a step, by the names of the files and of the Markdown table's columns.
+const SETTINGS: &[(&str, &str)] = &[
+    (GPU_LAYERS, "ngl"),
+    (CPU_EXPERTS, "n_cpu_moe"),
+    (HOST_CACHE, "nkvo"),
+    ("flash_attn", "fa"),
+    ("n_ubatch", "n_ubatch"),
+    ("n_threads", "threads"),
+];
+const GPU_LAYERS: &str = "n_gpu_layers";
+const CPU_EXPERTS: &str = "n_cpu_moe";
+const HOST_CACHE: &str = "no_kv_offload";
+const TYPE_K: &str = "type_k";
+const TYPE_V: &str = "type_v";
 
 pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, ImportError>> {
     let result = |format, rows: Result<Vec<ForeignRow>, ImportError>| {
@@ -91,9 +111,13 @@ fn bench_setup(
     let file = fields.text("model_filename")?.map(|path| file_stem(&path));
     let stored_as = kind.as_deref().and_then(storage_of);
     let on_gpu = fields.text("backends")?.is_none_or(|b| b != "CPU" && b != "BLAS");
-    let layers =
-        fields.get("n_gpu_layers").and_then(|v| v.as_f64().or_else(|| v.as_str()?.trim().parse().ok()));
-    if on_gpu && layers == Some(0.0) {
+    let mut settings = settings(fields);
+    if !on_gpu {
+        // A build without a GPU writes these down and does nothing by them.
+        settings.retain(|key, _| ![GPU_LAYERS, CPU_EXPERTS, HOST_CACHE].contains(&key.as_str()));
+    }
+    let none_on_gpu = settings.get(GPU_LAYERS).is_some_and(|layers| layers == "0");
+    if none_on_gpu {
         remarks.push("n_gpu_layers is 0: the weights lie in the host's memory, whatever the GPU".to_owned());
     }
     if samples == 1 {
@@ -105,22 +129,77 @@ fn bench_setup(
         model: file.or(kind),
         dtype: stored_as.as_deref().and_then(file_dtype),
         stored_as,
-        kv_dtype: kv_dtype(fields)?,
+        kv_dtype: kv_dtype(fields, &mut settings)?,
         weight_bytes: fields.count("model_size")?.filter(|size| *size > 0),
-        gpu: fields.text("gpu_info")?.filter(|_| on_gpu && layers != Some(0.0)),
+        gpu: gpu_info(fields).filter(|_| on_gpu && !none_on_gpu),
         cpu: fields.text("cpu_info")?,
         batch: Some(1),
         repetitions: (samples > 0).then_some(samples as u64),
         // llama-bench runs every test once before it times it, unless switched off, and does not record which.
         date: fields.text("test_time")?,
+        settings,
         ..test.lengths()
     })
 }
 
-/// Keys and values of one kind; where they differ the cache has no one storage.
-fn kv_dtype(fields: &Fields<'_>) -> Result<Option<Dtype>, ImportError> {
-    let (keys, values) = (fields.text("type_k")?, fields.text("type_v")?);
-    Ok(if keys == values { keys.as_deref().and_then(dtype_of) } else { None })
+/// The settings that a row states: switches are 0 and 1 in every spelling.
+fn settings(fields: &Fields<'_>) -> BTreeMap<String, String> {
+    let value = |key: &str| match fields.get(key)? {
+        Json::Bool(on) => Some(u8::from(*on).to_string()),
+        Json::Number(number) => Some(number.to_string()),
+        Json::String(text) => Some(clipped(text)).filter(|text| !text.is_empty()),
+        Json::Null | Json::Array(_) | Json::Object(_) => None,
+    };
+    let known = SETTINGS
+        .iter()
+        .filter_map(|(key, column)| Some(((*key).to_owned(), value(key).or_else(|| value(column))?)));
+    known.collect()
+}
+
+/// What of a model, of so many layers where that is known, is not in the GPU's memory, so that a step does not wait for the GPU's bandwidth.
+pub(super) fn beside_the_gpu(setup: &Setup, layers: Option<usize>) -> Option<String> {
+    let on_the_host = setup.gpu.is_none() && setup.cpu.is_some();
+    let number = |key: &str| setup.settings.get(key).filter(|_| !on_the_host)?.parse::<f64>().ok();
+    // The head is one layer more; below 0 the program decides.
+    let some = layers.zip(number(GPU_LAYERS)).filter(|(all, on_gpu)| (0.0..=*all as f64).contains(on_gpu));
+    let experts = number(CPU_EXPERTS).filter(|layers| *layers > 0.0);
+    let cache = number(HOST_CACHE).filter(|on| *on > 0.0);
+    let what = match (some, experts, cache) {
+        (Some((all, on_gpu)), ..) => {
+            format!("{GPU_LAYERS} is {on_gpu} of {}, the head among them: other weights", all + 1)
+        }
+        (None, Some(experts), _) => format!("{CPU_EXPERTS} is {experts}: the experts of these layers"),
+        (None, None, Some(_)) => format!("{HOST_CACHE} is set: K and V"),
+        (None, None, None) => return None,
+    };
+    Some(format!("{what} are in the host's memory, and no step is bound by the GPU's alone"))
+}
+
+/// The GPUs of the machine, each name once: which of them ran, and how many, is not in the file.
+fn gpu_info(fields: &Fields<'_>) -> Option<String> {
+    let names = fields.get("gpu_info")?.as_str()?.split(", ").map(str::trim);
+    Some(clipped(&distinct(names).join(", "))).filter(|names| !names.is_empty())
+}
+
+/// The storage of keys and values, where both are of one kind that this program has; otherwise their words are settings.
+fn kv_dtype(
+    fields: &Fields<'_>,
+    settings: &mut BTreeMap<String, String>,
+) -> Result<Option<Dtype>, ImportError> {
+    let (keys, values) = (fields.text(TYPE_K)?, fields.text(TYPE_V)?);
+    let known = keys.as_deref().filter(|_| keys == values).and_then(dtype_of);
+    if known.is_none() {
+        let words = [(TYPE_K, keys), (TYPE_V, values)].into_iter();
+        settings.extend(words.filter_map(|(key, word)| Some((key.to_owned(), word?))));
+    }
+    Ok(known)
+}
+
+/// What a file says of a cache that has no one storage of this program.
+pub(super) fn cache_words(setup: &Setup) -> Option<String> {
+    let word = |key: &str| setup.settings.get(key).map(|word| format!("{key} {word}"));
+    let words: Vec<String> = [TYPE_K, TYPE_V].into_iter().filter_map(word).collect();
+    (!words.is_empty()).then(|| words.join(", "))
 }
 
 fn samples(fields: &Fields<'_>) -> Result<Vec<f64>, ImportError> {
@@ -230,8 +309,8 @@ fn storage_of(kind: &str) -> Option<String> {
 /// How the weights of a file of such a kind are stored.
 fn file_dtype(stored_as: &str) -> Option<Dtype> {
     dtype_of(stored_as).map(|dtype| match dtype {
-        // Experts alone are stored so; the rest of the file is not.
-        Dtype::Mxfp4 => Dtype::Gguf,
+        // Experts alone are stored so, or all but the token table and the head; the rest of the file is not.
+        Dtype::Mxfp4 | Dtype::Q4_0 => Dtype::Gguf,
         same => same,
     })
 }
@@ -273,14 +352,16 @@ fn page_row(fields: &Fields<'_>, table: &Table) -> Result<ForeignRow, ImportErro
     }
     let model = fields.text("model")?;
     let stored_as = model.as_deref().and_then(storage_of);
+    let mut settings = settings(fields);
     let setup = Setup {
         engine: Some("llama.cpp".to_owned()),
         dtype: stored_as.as_deref().and_then(file_dtype),
         stored_as,
         weight_bytes: fields.text("size")?.as_deref().and_then(size_of),
         model,
-        kv_dtype: kv_dtype(fields)?,
+        kv_dtype: kv_dtype(fields, &mut settings)?,
         batch: Some(1),
+        settings,
         ..test.lengths()
     };
     let heading = table.headings.last().map_or_else(String::new, |h| format!("{h}: "));
@@ -354,6 +435,7 @@ fn batched_row(fields: &Fields<'_>, names: &Names, heading: Option<&str>) -> Res
         input_tokens: Some(prompt as f64),
         output_tokens: Some(generated as f64),
         repetitions: Some(1),
+        settings: settings(fields),
         ..Setup::default()
     };
     let heading = heading.map_or_else(String::new, |h| format!("{h}: "));
@@ -363,7 +445,59 @@ fn batched_row(fields: &Fields<'_>, names: &Names, heading: Option<&str>) -> Res
 
 #[cfg(test)]
 mod tests {
+    use super::super::RooflinePlacement;
     use super::*;
+
+    /// A row of 128 tokens on a GPU, with other settings.
+    fn set(settings: &str) -> ForeignRow {
+        let text = format!(
+            r#"{{"model_type": "llama 8B Q8_0", "model_filename": "Llama-3.1-8B.gguf", "backends": "CUDA", "cpu_info": "a CPU",
+            "gpu_info": "NVIDIA GeForce RTX 4090", {settings} "n_prompt": 0, "n_gen": 128, "avg_ns": 1.28e9}}"#
+        );
+        super::super::parse("bench.json", text).unwrap().remove(0).rows.remove(0)
+    }
+
+    #[test]
+    fn weights_or_cache_in_the_hosts_memory_are_not_rated_against_a_gpu() {
+        let place = |settings: &str| {
+            super::super::place(&set(settings), BENCH, &super::super::UserOverrides::default())
+        };
+        for (settings, why) in [
+            (r#""n_gpu_layers": 10,"#, "n_gpu_layers is 10 of 33"),
+            (r#""n_gpu_layers": 32,"#, "n_gpu_layers is 32 of 33"),
+            (r#""n_gpu_layers": 99, "n_cpu_moe": 20,"#, "n_cpu_moe is 20"),
+            (r#""n_gpu_layers": "99", "no_kv_offload": "1","#, "no_kv_offload is set"),
+            (r#""no_kv_offload": true,"#, "no_kv_offload is set"),
+        ] {
+            let RooflinePlacement::NoDecode(said) = place(settings) else { panic!("{settings}") };
+            assert!(said.starts_with(why), "{said}");
+        }
+        let mut unknown = set(r#""n_gpu_layers": 10, "n_cpu_moe": 20,"#);
+        unknown.setup.model = Some("of no known shape".to_owned());
+        let place_of = super::super::place(&unknown, BENCH, &super::super::UserOverrides::default());
+        assert!(matches!(place_of, RooflinePlacement::NoDecode(why) if why.starts_with("n_cpu_moe is 20")));
+        for settings in
+            [r#""n_gpu_layers": 33,"#, r#""n_gpu_layers": -1, "n_cpu_moe": 0, "no_kv_offload": false,"#, ""]
+        {
+            let place = place(settings);
+            assert!(matches!(place, RooflinePlacement::Placed(_)), "{settings}: {place:?}");
+        }
+    }
+
+    #[test]
+    fn settings_are_conditions_and_those_that_vary_are_in_the_labels() {
+        let page = "| model | size | params | backend | ngl | fa | test | t/s |\n|---|---|---|---|---|---|---|---|\n\
+                    | llama 8B Q8_0 | 8.00 GiB | 8 B | CUDA | 99 | 0 | tg128 | 100.0 ± 1.0 |\n\
+                    | llama 8B Q8_0 | 8.00 GiB | 8 B | CUDA | 99 | 1 | tg128 | 110.0 ± 1.0 |\n";
+        let rows = super::super::parse("page.md", page).unwrap().remove(0).rows;
+        let labels: Vec<&str> = rows.iter().map(|row| row.label.as_str()).collect();
+        assert_eq!(labels, ["tg128 · flash_attn 0", "tg128 · flash_attn 1"]);
+        assert!(
+            rows.iter().all(|row| row.name() == "tg128" && row.setup.conditions()["n_gpu_layers"] == "99")
+        );
+        let row = set(r#""flash_attn": true, "n_threads": 8,"#);
+        assert_eq!((row.label.as_str(), row.setup.conditions()["flash_attn"].as_str()), ("tg128", "1"));
+    }
 
     #[test]
     fn tests_are_read_as_llama_bench_names_them() {

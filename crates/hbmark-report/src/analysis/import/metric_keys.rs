@@ -75,7 +75,7 @@ impl Metric {
 pub enum Statistic {
     Mean,
     Median,
-    /// In tenths of a percent: p99.9 is 999.
+    /// In hundredths of a percent: p99.9 is 9990.
     Percentile(u16),
     StandardDeviation,
     Min,
@@ -101,17 +101,23 @@ impl Statistic {
     /// `99`, `99.9`, and GuideLLM's `001` and `999` for a thousandth at either end.
     pub(super) fn percentile(digits: &str) -> Option<Self> {
         match digits {
-            "001" => return Some(Self::Percentile(1)),
-            "999" => return Some(Self::Percentile(999)),
+            "001" => return Some(Self::Percentile(10)),
+            "999" => return Some(Self::Percentile(9990)),
+            "100" => return Some(Self::Max),
             _ => {}
         }
         let percent: f64 = digits.parse().ok()?;
         if !(percent > 0.0 && percent < 100.0) {
             return None;
         }
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 1000")]
-        let tenths = (percent * 10.0).round() as u16;
-        Some(if tenths == 500 { Self::Median } else { Self::Percentile(tenths) })
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 10,000")]
+        let hundredths = (percent * 100.0).round() as u16;
+        match hundredths {
+            // Nearer to an end than this can say.
+            0 | 10_000 => None,
+            5000 => Some(Self::Median),
+            _ => Some(Self::Percentile(hundredths)),
+        }
     }
 }
 
@@ -120,8 +126,7 @@ impl fmt::Display for Statistic {
         match self {
             Self::Mean => f.pad("mean"),
             Self::Median => f.pad("median"),
-            Self::Percentile(tenths) if tenths % 10 == 0 => f.pad(&format!("p{}", tenths / 10)),
-            Self::Percentile(tenths) => f.pad(&format!("p{}.{}", tenths / 10, tenths % 10)),
+            Self::Percentile(hundredths) => f.pad(&format!("p{}", f64::from(*hundredths) / 100.0)),
             Self::StandardDeviation => f.pad("std"),
             Self::Min => f.pad("min"),
             Self::Max => f.pad("max"),
@@ -270,15 +275,19 @@ mod tests {
     #[test]
     fn statistics_are_known_under_every_name_and_round_trip() {
         let parsed = |word| Statistic::parse(word);
-        assert_eq!(parsed("p99"), Some(Statistic::Percentile(990)));
-        assert_eq!(parsed("P99"), Some(Statistic::Percentile(990)));
+        assert_eq!(parsed("p99"), Some(Statistic::Percentile(9900)));
+        assert_eq!(parsed("P99"), Some(Statistic::Percentile(9900)));
         assert_eq!(parsed("p99.9"), parsed("p999"), "GuideLLM leaves the point out");
         assert_eq!(parsed("p001").unwrap().to_string(), "p0.1");
         assert_eq!(parsed("p50"), Some(Median));
-        for word in ["p", "p0", "p100", "pNaN", "pinf", "count", "sum", "p-1"] {
+        assert_eq!(parsed("p99.99").unwrap().to_string(), "p99.99", "and not p100");
+        assert_eq!(parsed("p100"), Some(Statistic::Max));
+        for word in ["p", "p0", "p99.999", "pNaN", "pinf", "count", "sum", "p-1"] {
             assert_eq!(parsed(word), None, "{word}");
         }
-        for statistic in [Mean, Median, Single, Statistic::Percentile(999), Statistic::Max] {
+        for statistic in
+            [Mean, Median, Single, Statistic::Percentile(9990), Statistic::Percentile(9999), Statistic::Max]
+        {
             assert_eq!(Statistic::parse(&statistic.to_string()), Some(statistic));
         }
     }

@@ -2,7 +2,10 @@
 //!
 //! Enters: a serving result. Leaves: a row per measured point; of a live server whose counters show its steps, another one with their time.
 
+use serde::Deserialize as _;
+
 use super::{ForeignFormat, ForeignResult, ForeignRow, Metric, Rate, Setup, Statistic, Value};
+use hbmark_core::model::Dtype;
 use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{
     LEVELS, Offered, Point, Quantiles, Quantity, ServeKind, ServeReport, ServeResult, Validity,
@@ -87,6 +90,7 @@ fn setup(report: &ServeReport, point: &Point, result: &ServeResult) -> Setup {
         model: Some(report.model_name().to_owned()),
         dtype: report.dtype,
         stored_as: report.dtype.map(|dtype| dtype.to_string()),
+        kv_dtype: report.config.get("kv_dtype").and_then(|dtype| Dtype::deserialize(dtype).ok()),
         gpu: match &report.datasheet {
             Some(sheet) => Some(sheet.name.clone()),
             None => environment.and_then(|e| e.gpu.as_ref()?.name.clone()),
@@ -124,11 +128,12 @@ fn times(metric: Metric, key: &str, quantiles: &Quantiles) -> Vec<Value> {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "a percentile in tenths of a percent"
+        reason = "a percentile in hundredths of a percent"
     )]
     let levels = LEVELS.iter().map(|(share, of)| {
-        let tenths = (share * 1000.0).round() as u16;
-        let statistic = if tenths == 500 { Statistic::Median } else { Statistic::Percentile(tenths) };
+        let hundredths = (share * 1e4).round() as u16;
+        let statistic =
+            if hundredths == 5000 { Statistic::Median } else { Statistic::Percentile(hundredths) };
         value(statistic, of(quantiles), format!("p{}", share * 100.0))
     });
     let mean = value(Statistic::Mean, quantiles.mean, "mean".to_owned());

@@ -10,8 +10,10 @@ mod notes;
 use serde::{Deserialize, Serialize};
 
 use super::decoding::AtOnce;
+use super::llama_cpp;
 use super::model_name::{self, NamedStorage};
-use super::{ForeignFormat, ForeignResult, ForeignRow, Metric, Setup, Value};
+use super::sglang;
+use super::{ForeignFormat, ForeignResult, ForeignRow, Metric, Setup, Statistic, Value};
 use hbmark_core::ledger::{Ledger, Verdict};
 use hbmark_core::model::{Architecture, Dtype};
 use hbmark_core::result::cause::joined;
@@ -19,6 +21,10 @@ use hbmark_core::result::{Cause, CellResult, DeviceSpec, Phase, Status};
 use hbmark_core::units::{Bytes, Nanos};
 
 use notes::PlacementNotes;
+
+/// Mean ITL over mean TPOT from which chunks hold several tokens. One token a chunk gives 0.3 to 1.0 in files of eight runs: long answers
+/// weigh more in ITL, and short ones in TPOT.
+const SEVERAL_AT_ONCE: f64 = 1.5;
 
 /// What the user gives beyond the file. Where the file says another thing, the row is not rated.
 #[derive(Debug, Clone, Default)]
@@ -185,7 +191,7 @@ pub fn remedy(cause: &Cause) -> Option<String> {
 
 /// Holds what was given against the file, and a row's decode step against the floor of its batch and context.
 pub fn place(row: &ForeignRow, format: ForeignFormat, given: &UserOverrides<'_>) -> RooflinePlacement {
-    let time = decode_time(row);
+    let time = decode_time(row, format);
     let mut notes = PlacementNotes::default();
     if time.as_ref().is_ok_and(|time| time.metric == Metric::Itl) {
         notes.assume("the gap between tokens (ITL) is taken for TPOT, which the file lacks".to_owned());
@@ -214,6 +220,9 @@ pub fn place(row: &ForeignRow, format: ForeignFormat, given: &UserOverrides<'_>)
         Ok(time) => time,
         Err(why) => return RooflinePlacement::NoDecode(why),
     };
+    if let Some(why) = llama_cpp::beside_the_gpu(setup, model.map(|model| model.layers)) {
+        return RooflinePlacement::NoDecode(why);
+    }
     let (Some((ledger, dtype)), Some((device, gpus)), Some(batch), Some(context)) =
         (ledger, device, batch, context)
     else {
@@ -259,7 +268,7 @@ pub fn times(one: &DeviceSpec, gpus: u64) -> DeviceSpec {
 }
 
 /// The number that is the time of a decode step.
-fn decode_time(row: &ForeignRow) -> Result<&Value, String> {
+fn decode_time(row: &ForeignRow, format: ForeignFormat) -> Result<&Value, String> {
     if row.saturated {
         return Err("saturated: its latencies grow with the length of the run".to_owned());
     }
@@ -267,6 +276,19 @@ fn decode_time(row: &ForeignRow) -> Result<&Value, String> {
         return Err(format!(
             "speculative decoding: {tokens:.2} tokens a step, so that TPOT is not the time of a step"
         ));
+    }
+    // Its gaps are between chunks; older versions do not say how many tokens are in one.
+    let mean = |metric| row.value(metric, Statistic::Mean);
+    if let (ForeignFormat::VllmServe, Some(gap), Some(tpot)) = (format, mean(Metric::Itl), mean(Metric::Tpot))
+        && gap >= SEVERAL_AT_ONCE * tpot
+    {
+        return Err(format!(
+            "several tokens arrive at once: speculative decoding or multi-step scheduling (mean ITL is {:.1} x mean TPOT)",
+            gap / tpot
+        ));
+    }
+    if let Some(why) = sglang::replicas(&row.setup) {
+        return Err(why);
     }
     [Metric::DecodeStep, Metric::Tpot, Metric::Itl]
         .into_iter()

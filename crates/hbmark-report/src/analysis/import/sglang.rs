@@ -10,6 +10,11 @@ use super::{
     ForeignFormat, ForeignResult, ForeignRow, ImportError, Metric, Setup, Statistic, Value, dtype_of,
 };
 
+/// How near all output tokens over the whole latency are to a rate that was taken so.
+const WITH_PREFILL: f64 = 0.01;
+/// Schedulers that share the requests, each with a cache of its own.
+const REPLICAS: &str = "dp_size";
+
 pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, ImportError>> {
     type Row = fn(&Fields<'_>) -> Result<ForeignRow, ImportError>;
     let modes: [(&[&str], ForeignFormat, Row); 2] = [
@@ -30,7 +35,19 @@ fn one_batch(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
         let key = "output_throughput".to_owned();
         // All tokens over the time after the first ones: one step fewer than tokens of a sequence.
         let outputs = fields.number("output_len")?.filter(|outputs| *outputs > 1.0);
-        let step = outputs.map(|outputs| batch as f64 / rate * outputs / (outputs - 1.0) * 1e9);
+        let whole = fields.number("latency")?.zip(outputs).filter(|_| fields.get("last_ttft").is_none());
+        let with_prefill = whole.is_some_and(|(latency, outputs)| {
+            (rate * latency / (batch as f64 * outputs) - 1.0).abs() < WITH_PREFILL
+        });
+        if with_prefill {
+            remarks.push(
+                "output_throughput is of the whole latency, prefill in it, as the first versions have it: no decode step was timed"
+                    .to_owned(),
+            );
+        }
+        let step = outputs
+            .filter(|_| !with_prefill)
+            .map(|outputs| batch as f64 / rate * outputs / (outputs - 1.0) * 1e9);
         values.extend(step.map(|value| Value {
             metric: Metric::DecodeStep,
             statistic: Statistic::Mean,
@@ -86,6 +103,14 @@ fn serving(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
     vllm::row(fields, setup, values, remarks)
 }
 
+/// Why a server of several schedulers has no one step.
+pub(super) fn replicas(setup: &Setup) -> Option<String> {
+    let ranks = setup.settings.get(REPLICAS)?;
+    Some(format!(
+        "{REPLICAS} is {ranks}: each of these ranks has steps and a batch of its own, which the file does not state"
+    ))
+}
+
 fn server(info: &Fields<'_>, setup: &mut Setup, remarks: &mut Vec<String>) -> Result<(), ImportError> {
     if info.get("prefill").is_some() && info.get("decode").is_some() {
         remarks.push(
@@ -94,7 +119,15 @@ fn server(info: &Fields<'_>, setup: &mut Setup, remarks: &mut Vec<String>) -> Re
         return Ok(());
     }
     setup.model = info.text("model_path")?;
-    setup.gpus = info.count("tp_size")?.filter(|n| *n > 0);
+    let size = |key: &str| info.count(key).map(|size| size.filter(|size| *size > 0));
+    let (tensor, pipeline, data) =
+        (size("tp_size")?, size("pp_size")?.unwrap_or(1), size(REPLICAS)?.unwrap_or(1));
+    // Ranks of attention by data are ranks of the tensor group.
+    let replicas = if info.get("enable_dp_attention") == Some(&true.into()) { 1 } else { data };
+    setup.gpus = tensor.map(|tensor| tensor.saturating_mul(pipeline).saturating_mul(replicas));
+    if data > 1 {
+        setup.settings.insert(REPLICAS.to_owned(), data.to_string());
+    }
     setup.engine_version = info.text("version")?;
     // `auto` is whatever the checkpoint has, which is not reported.
     setup.stored_as = info.text("quantization")?.or(info.text("dtype")?).filter(|word| word != "auto");

@@ -1,6 +1,7 @@
 //! Values checked by hand against the files, one file of each format and version, and malformed and hostile files.
 
 mod batch;
+mod conditions;
 mod contradictions;
 mod records;
 
@@ -64,7 +65,7 @@ fn vllm_serve_of_every_year_means_the_same() {
     assert_eq!(result.format, ForeignFormat::VllmServe);
     let row = &result.rows[0];
     has(row, Metric::Tpot, Mean, 11_265_828.258_331_112);
-    has(row, Metric::Ttft, Statistic::Percentile(990), 734_404_917.410_214_8);
+    has(row, Metric::Ttft, Statistic::Percentile(9900), 734_404_917.410_214_8);
     has(row, Metric::OutputThroughput, Single, 82.892_970_740_374_74);
     let setup = &row.setup;
     assert_eq!((setup.max_concurrency, setup.request_rate), (Some(2), Some(Rate::Unlimited)));
@@ -85,7 +86,7 @@ fn vllm_serve_of_every_year_means_the_same() {
     has(
         &one("vllm-serve-2024-09.json").rows[0],
         Metric::E2e,
-        Statistic::Percentile(990),
+        Statistic::Percentile(9900),
         1_030_514_696.787_286_3,
     );
 }
@@ -106,12 +107,12 @@ fn zeros_of_failed_requests_are_no_measurements() {
 fn the_other_modes_of_vllm_are_told_apart() {
     let table = one("vllm-table.json");
     assert_eq!(table.format, ForeignFormat::VllmSummary);
-    has(&table.rows[0], Metric::Tpot, Statistic::Percentile(990), 28_033_566.246_584_865);
+    has(&table.rows[0], Metric::Tpot, Statistic::Percentile(9900), 28_033_566.246_584_865);
     has(&table.rows[0], Metric::RequestThroughput, Single, 0.974_566_631_565_362_9);
     let latency = one("vllm-latency.json");
     assert_eq!(latency.format, ForeignFormat::VllmLatency);
     has(&latency.rows[0], Metric::E2e, Mean, 2e9);
-    has(&latency.rows[0], Metric::E2e, Statistic::Percentile(990), 2.1e9);
+    has(&latency.rows[0], Metric::E2e, Statistic::Percentile(9900), 2.1e9);
     assert_eq!(latency.rows[0].setup.repetitions, Some(3));
     let throughput = one("vllm-throughput.json");
     has(&throughput.rows[0], Metric::TotalThroughput, Single, 3000.0);

@@ -34,6 +34,7 @@ fn row(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
         input_tokens: fields.number("request_info.avg_input_length")?,
         output_tokens: fields.number("request_info.avg_output_length")?,
         requests: fields.count("request_info.num_requests")?,
+        accept_length: fields.number("decoding_stats.acceptance_length_percentiles.average")?,
         duration_s: fields.number("performance.total_latency_ms")?.map(|ms| ms / 1e3),
         ..Setup::default()
     };

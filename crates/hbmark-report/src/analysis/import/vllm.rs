@@ -11,6 +11,9 @@ use super::document::Document;
 use super::fields::Fields;
 use super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, Metric, Setup, Statistic, Value};
 
+/// The shape of the gamma distribution of the gaps between arrivals, where it is not 1; below it they vary more than Poisson's.
+pub(super) const BURSTINESS: &str = "burstiness";
+
 pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, ImportError>> {
     type Row = fn(&Fields<'_>) -> Result<ForeignRow, ImportError>;
     let modes: [(&[&str], ForeignFormat, Row); 4] = [
@@ -45,9 +48,17 @@ fn serve(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
 pub(super) fn requests(fields: &Fields<'_>, format: ForeignFormat) -> Result<Setup, ImportError> {
     let completed = fields.need_count("completed", format)?;
     let each = |total: Option<u64>| total.filter(|_| completed > 0).map(|t| t as f64 / completed as f64);
+    let given = |value: &Json| !value.is_null() && value.as_array().is_none_or(|list| !list.is_empty());
+    let ramped = fields
+        .map
+        .iter()
+        .any(|(key, value)| (key.starts_with("ramp_up_") || key == "rps_change_events") && given(value));
+    let burstiness = fields.number(BURSTINESS)?.filter(|shape| (*shape - 1.0).abs() > f64::EPSILON);
     Ok(Setup {
         max_concurrency: fields.count("max_concurrency")?,
-        request_rate: fields.rate("request_rate")?,
+        // A ramp goes through many rates, and leaves the one that was asked for at its default.
+        request_rate: if ramped { None } else { fields.rate("request_rate")? },
+        settings: burstiness.map(|shape| (BURSTINESS.to_owned(), shape.to_string())).into_iter().collect(),
         input_tokens: each(fields.count("total_input_tokens")?),
         output_tokens: each(fields.count("total_output_tokens")?),
         completed: Some(completed),

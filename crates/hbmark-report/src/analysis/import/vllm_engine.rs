@@ -12,12 +12,13 @@ use super::requests::{Reach, between, group, known_mean, single};
 use super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, Setup};
 
 const FORMAT: ForeignFormat = ForeignFormat::VllmEngine;
-const REQUEST: &[&str] = &["request_id", "queued_ts", "first_token_ts", "last_token_ts"];
+/// What a record of a request has.
+pub(super) const REQUEST: &[&str] = &["request_id", "queued_ts", "first_token_ts", "last_token_ts"];
 const COUNTERS: &[&str] = &["prompt_throughput", "gen_throughput", "running", "waiting"];
 
 pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, ImportError>> {
-    let row = if let Some(records) = document.objects_with(REQUEST) {
-        requests(document, &records)
+    let row = if let Some(row) = requests(document).transpose() {
+        row
     } else if let Some(table) = document.tables_with(COUNTERS).next() {
         counters(document, &table.rows)
     } else if let Body::Prometheus(samples) = &document.body {
@@ -30,16 +31,15 @@ pub(super) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, Imp
     )
 }
 
-fn requests(document: &Document, records: &[&Map<String, Json>]) -> Result<ForeignRow, ImportError> {
+fn requests(document: &Document) -> Result<Option<ForeignRow>, ImportError> {
     let (mut ttft, mut tpot, mut e2e) = (Vec::new(), Vec::new(), Vec::new());
     let (mut prompts, mut outputs) = (Vec::new(), Vec::new());
     let mut reach = Reach::none();
-    for (index, map) in records.iter().enumerate() {
-        let fields = Fields::new(&document.file, index, map);
+    let looked = document.each(REQUEST, |fields| {
         let tokens = fields.number("output_toks")?;
-        ttft.extend(between(&fields, "queued_ts", "first_token_ts")?);
-        e2e.extend(between(&fields, "queued_ts", "last_token_ts")?);
-        let decoding = between(&fields, "first_token_ts", "last_token_ts")?;
+        ttft.extend(between(fields, "queued_ts", "first_token_ts")?);
+        e2e.extend(between(fields, "queued_ts", "last_token_ts")?);
+        let decoding = between(fields, "first_token_ts", "last_token_ts")?;
         if let (Some(seconds), Some(tokens)) = (decoding, tokens.filter(|t| *t > 1.0)) {
             tpot.push(seconds / (tokens - 1.0));
         }
@@ -48,7 +48,9 @@ fn requests(document: &Document, records: &[&Map<String, Json>]) -> Result<Forei
         }
         prompts.extend(fields.number("input_toks")?);
         outputs.extend(tokens);
-    }
+        Ok(())
+    })?;
+    let Some(records) = looked else { return Ok(None) };
     let mut map = Map::new();
     for (key, values) in [("ttft", ttft), ("tpot", tpot), ("e2e", e2e)] {
         map.extend(group(values, "s").map(|g| (key.to_owned(), g)));
@@ -57,23 +59,23 @@ fn requests(document: &Document, records: &[&Map<String, Json>]) -> Result<Forei
         let rate = |total: f64, unit: &str| single(total / seconds, unit);
         map.insert("output_rate".into(), rate(outputs.iter().sum(), "tokens/s"));
         map.insert("input_rate".into(), rate(prompts.iter().sum(), "tokens/s"));
-        map.insert("request_rate".into(), rate(records.len() as f64, "requests/s"));
+        map.insert("request_rate".into(), rate(records as f64, "requests/s"));
     }
     let (values, mut remarks) = Fields::new(&document.file, 0, &map).values(FORMAT)?;
     remarks.push(format!(
         "computed here from {}; the engine's own times, client and network not in them",
-        counted(records.len(), "record")
+        counted(records, "record")
     ));
     let setup = Setup {
         engine: Some("vllm".into()),
         input_tokens: known_mean(&prompts),
         output_tokens: known_mean(&outputs),
-        requests: Some(records.len() as u64),
+        requests: Some(records as u64),
         completed: Some(outputs.len() as u64),
         duration_s: reach.length(),
         ..Setup::default()
     };
-    Ok(ForeignRow { label: "requests".into(), setup, values, remarks, ..ForeignRow::default() })
+    Ok(Some(ForeignRow { label: "requests".into(), setup, values, remarks, ..ForeignRow::default() }))
 }
 
 fn counters(document: &Document, rows: &[Map<String, Json>]) -> Result<ForeignRow, ImportError> {
@@ -148,6 +150,10 @@ fn page(document: &Document, samples: &[(String, f64)]) -> Option<Result<Foreign
             input_tokens: mean("request_prompt_tokens"),
             output_tokens: mean("request_generation_tokens"),
             completed: count("request_success_total")?,
+            // Each draft is verified by a step, which makes a token of its own, too.
+            accept_length: total("spec_decode_num_accepted_tokens_total")
+                .zip(total("spec_decode_num_drafts_total").filter(|drafts| *drafts > 0.0))
+                .map(|(accepted, drafts)| 1.0 + accepted / drafts),
             ..Setup::default()
         };
         if let (Some(queries), Some(hits)) =

@@ -48,6 +48,7 @@ impl Kind for Collection {
             words("revision", self.sources.iter().map(|source| or_dash(source.revision.as_ref()))),
             words("model", self.sources.iter().map(|source| source.model.clone())),
             words("device", self.sources.iter().map(|source| source.device.clone())),
+            words("protocol", self.sources.iter().map(|source| or_dash(source.protocol.as_ref()))),
             words("note", self.sources.iter().map(|source| or_dash(source.note.as_ref()))),
         ]);
         document.section(
@@ -95,6 +96,7 @@ impl Collection {
             words("model", self.of(rows).map(|source| source.model.clone())).key(),
             words("device", self.of(rows).map(|source| source.device.clone())).minor(true),
             words("revision", self.of(rows).map(|source| or_dash(source.revision.as_ref()))).key(),
+            words("protocol", self.of(rows).map(|source| or_dash(source.protocol.as_ref()))).key(),
             words("started", self.of(rows).map(|source| or_dash(source.started_at.as_ref()))).minor(true),
         ];
         let (constant, varying) = split_constants(origin, |_| rows.len() > 1);
@@ -120,6 +122,7 @@ impl Collection {
                 words("revision", sources.iter().map(|source| source.revision.clone().unwrap_or_default())),
                 words("model", sources.iter().map(|source| source.model.clone())),
                 words("device", sources.iter().map(|source| source.device.clone())),
+                words("protocol", sources.iter().map(|source| source.protocol.clone().unwrap_or_default())),
             ]
         };
         let cells: Vec<CellResult> = self.cells.iter().map(|cell| cell.row.clone()).collect();
@@ -169,6 +172,30 @@ mod tests {
     use crate::output::{Format, Screen, render};
     use crate::samples;
     use std::collections::BTreeSet;
+
+    #[test]
+    fn a_quick_run_is_told_from_a_full_one_in_every_format() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["full", "quick"] {
+            let mut run = samples::measured();
+            run.protocol = Some(samples::protocol_named(name));
+            let text = hbmark_core::result::saved::write(&run).unwrap();
+            std::fs::write(folder.path().join(format!("{name}.json")), text).unwrap();
+        }
+        let found = Collection::read(folder.path()).unwrap();
+        for (format, quick) in [
+            (Format::Table, "quick"),
+            (Format::Csv, "quick"),
+            (Format::Json, "\"protocol\": \"quick\""),
+            (Format::Html, ">quick<"),
+        ] {
+            let text = render(&found, format, Screen::default()).unwrap();
+            assert!(text.contains("protocol") && text.contains(quick), "{text}");
+        }
+        let csv = render(&found, Format::Csv, Screen::default()).unwrap();
+        let rows = |word: &str| csv.lines().filter(|line| line.contains(&format!(",{word},"))).count();
+        assert_eq!((rows("quick"), rows("full")), (found.cells.len() / 2, found.cells.len() / 2));
+    }
 
     #[test]
     fn a_sheet_of_runs_and_of_points_has_a_row_for_each() {

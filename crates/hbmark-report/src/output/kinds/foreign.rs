@@ -40,7 +40,7 @@ const FIRST: &[Metric] =
 
 /// Metrics whose tail a table shows beside the middle.
 const TAILS: &[Metric] = &[Metric::Ttft, Metric::Tpot, Metric::Itl];
-const P99: Statistic = Statistic::Percentile(990);
+const P99: Statistic = Statistic::Percentile(9900);
 /// The headings of a row's lower bound, and of how much of the data sheet's bandwidth it reached.
 const FLOOR: &str = "floor";
 const SHARE: &str = "% sheet";

@@ -12,36 +12,41 @@ use super::super::requests::{Reach, group, known_mean, single};
 use super::super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, Setup, failures};
 
 const FORMAT: ForeignFormat = ForeignFormat::AiperfRecords;
-/// Gaps between chunks that are kept.
-const MAX_GAPS: usize = 1_000_000;
+/// Gaps between chunks that are kept: those of a file of the largest size, at the digits that AIPerf writes.
+const MAX_GAPS: usize = 4_000_000;
+/// What a record of a request has, and one of a GPU.
+pub(crate) const RECORD: &[&str] = &["metadata", "metrics"];
+pub(crate) const TELEMETRY: &[&str] = &["timestamp_ns", "telemetry_data"];
 /// What is kept of each record.
 const LATENCIES: &[&str] = &["time_to_first_token", "inter_token_latency", "request_latency"];
 
 pub(crate) fn read(document: &Document) -> Option<Result<Vec<ForeignResult>, ImportError>> {
     let result = |row| vec![ForeignResult { source: document.file.clone(), format: FORMAT, rows: vec![row] }];
-    if let Some(records) = document.objects_with(&["metadata", "metrics"]) {
-        return Some(requests(document, &records).map(result));
-    }
-    let records = document.objects_with(&["timestamp_ns", "telemetry_data"])?;
-    Some(telemetry(document, &records).map(result))
+    let row = match requests(document) {
+        Ok(None) => telemetry(document),
+        found => found,
+    };
+    Some(row.transpose()?.map(result))
 }
 
-fn requests(document: &Document, records: &[&Map<String, Json>]) -> Result<ForeignRow, ImportError> {
+fn requests(document: &Document) -> Result<Option<ForeignRow>, ImportError> {
     let mut seen: Vec<Vec<f64>> = vec![Vec::new(); LATENCIES.len()];
     let (mut gaps, mut prompts, mut outputs) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut failed, mut left_out, mut completed) = (0_u64, 0_u64, 0_u64);
+    let (mut failed, mut warmup, mut cancelled, mut completed) = (0_u64, 0_u64, 0_u64, 0_u64);
     let mut reach = Reach::none();
-    for (index, map) in records.iter().enumerate() {
-        let fields = Fields::new(&document.file, index, map);
+    let looked = document.each(RECORD, |fields| {
         let phase = fields.text("metadata.benchmark_phase")?;
-        let cancelled = fields.get("metadata.was_cancelled") == Some(&Json::Bool(true));
-        if cancelled || phase.is_some_and(|phase| phase != "profiling") {
-            left_out += 1;
-            continue;
+        if phase.is_some_and(|phase| phase != "profiling") {
+            warmup += 1;
+            return Ok(());
+        }
+        if fields.get("metadata.was_cancelled") == Some(&Json::Bool(true)) {
+            cancelled += 1;
+            return Ok(());
         }
         if fields.get("error").is_some() {
             failed += 1;
-            continue;
+            return Ok(());
         }
         completed += 1;
         let (from, to) =
@@ -50,14 +55,18 @@ fn requests(document: &Document, records: &[&Map<String, Json>]) -> Result<Forei
             reach.add(from, to);
         }
         for (key, values) in LATENCIES.iter().zip(&mut seen) {
-            values.extend(milliseconds(&fields, key)?);
+            values.extend(milliseconds(fields, key)?);
         }
         prompts.extend(fields.number("metrics.input_sequence_length.value")?);
         outputs.extend(fields.number("metrics.output_sequence_length.value")?);
         let chunks = fields.get("metrics.inter_chunk_latency.value").and_then(Json::as_array);
-        let scale = scale(&fields, "inter_chunk_latency")?;
+        let scale = scale(fields, "inter_chunk_latency")?;
         let known = chunks.into_iter().flatten().filter_map(Json::as_f64).map(|v| v * scale);
         gaps.extend(known.filter(|v| v.is_finite() && *v >= 0.0).take(MAX_GAPS.saturating_sub(gaps.len())));
+        Ok(())
+    })?;
+    if looked.is_none() {
+        return Ok(None);
     }
     let mut map = Map::new();
     let mut put = |key: &str, value: Option<Json>| map.extend(value.map(|v| (key.to_owned(), v)));
@@ -73,22 +82,20 @@ fn requests(document: &Document, records: &[&Map<String, Json>]) -> Result<Forei
     let (values, mut remarks) = Fields::new(&document.file, 0, &map).values(FORMAT)?;
     remarks.push(format!("computed here from {} of single requests", counted(completed, "record")));
     remarks.extend(failures(Some(failed)));
-    if left_out > 0 {
-        remarks.push(format!(
-            "left out: {} of the warm-up or of cancelled requests",
-            counted(left_out, "record")
-        ));
+    for (count, what) in [(warmup, "of the warm-up"), (cancelled, "of cancelled requests")] {
+        remarks.extend((count > 0).then(|| format!("left out: {} {what}", counted(count, "record"))));
     }
     let setup = Setup {
         input_tokens: known_mean(&prompts),
         output_tokens: known_mean(&outputs),
-        requests: Some(records.len() as u64),
+        requests: Some(completed + failed + cancelled),
+        warmup: (warmup > 0).then_some(warmup),
         completed: Some(completed),
         failed: Some(failed),
         duration_s: reach.length().map(|ns| ns / 1e9),
         ..Setup::default()
     };
-    Ok(ForeignRow { label: "records".into(), setup, values, remarks, ..ForeignRow::default() })
+    Ok(Some(ForeignRow { label: "records".into(), setup, values, remarks, ..ForeignRow::default() }))
 }
 
 /// What turns a metric's unit into milliseconds.
@@ -121,13 +128,12 @@ const WATCHED: &[(&str, &str, &str)] = &[
     ("gpu_memory_used", "memory in use", "GB"),
 ];
 
-fn telemetry(document: &Document, records: &[&Map<String, Json>]) -> Result<ForeignRow, ImportError> {
+fn telemetry(document: &Document) -> Result<Option<ForeignRow>, ImportError> {
     let (mut names, mut cards) = (Vec::new(), Vec::new());
     let mut reach = Reach::none();
     let mut seen: Vec<Vec<f64>> = vec![Vec::new(); WATCHED.len()];
     let mut held_back = Reach::none();
-    for (index, map) in records.iter().enumerate() {
-        let fields = Fields::new(&document.file, index, map);
+    let looked = document.each(TELEMETRY, |fields| {
         for (list, key) in [(&mut names, "gpu_model_name"), (&mut cards, "gpu_uuid")] {
             let Some(text) = fields.text(key)? else { continue };
             if list.len() < 1024 && !list.contains(&text) {
@@ -143,6 +149,10 @@ fn telemetry(document: &Document, records: &[&Map<String, Json>]) -> Result<Fore
         if let Some(held) = fields.number("telemetry_data.power_violation")? {
             held_back.add(held, held);
         }
+        Ok(())
+    })?;
+    if looked.is_none() {
+        return Ok(None);
     }
     let mut remarks = vec![
         "telemetry of the GPUs, not of requests: it stands beside the records of the same run".to_owned(),
@@ -162,11 +172,5 @@ fn telemetry(document: &Document, records: &[&Map<String, Json>]) -> Result<Fore
         duration_s: reach.length().map(|ns| ns / 1e9),
         ..Setup::default()
     };
-    Ok(ForeignRow {
-        label: "GPU telemetry".into(),
-        setup,
-        values: Vec::new(),
-        remarks,
-        ..ForeignRow::default()
-    })
+    Ok(Some(ForeignRow { label: "GPU telemetry".into(), setup, remarks, ..ForeignRow::default() }))
 }

@@ -170,3 +170,37 @@ fn lists_give_the_summary() {
     // Cut to a few items, they say nothing of the whole.
     assert_eq!(broken_by(set("ttfts", json!([0.1]))), []);
 }
+
+#[test]
+fn arrivals_in_a_ramp_or_in_bursts_may_be_faster_than_the_rate_of_the_file() {
+    // A hundred requests of 150 ms at 2 a second: nothing was ever waiting.
+    let sparse = |record: &mut Json| {
+        for (key, factor) in
+            [("request_throughput", 0.1), ("output_throughput", 0.1), ("total_token_throughput", 0.1)]
+        {
+            times(record, key, factor);
+        }
+        times(record, "duration", 10.0);
+        record["max_concurrency"] = Json::Null;
+        for key in ["ttfts", "itls", "errors"] {
+            record.as_object_mut().unwrap().remove(key).unwrap();
+        }
+    };
+    assert_eq!(broken_by(sparse), [Rule::Concurrency], "an unlimited rate leaves no gaps");
+    for (key, value) in [("ramp_up_strategy", json!("linear")), ("rps_change_events", json!([{"rps": 1}]))] {
+        let ramped = |record: &mut Json| {
+            sparse(record);
+            record[key] = value;
+        };
+        assert_eq!(broken_by(ramped), [], "{key}");
+    }
+    // 11.4 a second were served where 2 arrived, of four requests.
+    let burst = |shape: f64| {
+        move |record: &mut Json| {
+            record["request_rate"] = 2.0.into();
+            record["burstiness"] = shape.into();
+        }
+    };
+    assert_eq!(broken_by(burst(1.0)), [Rule::OfferedRate]);
+    assert_eq!(broken_by(burst(0.1)), []);
+}

@@ -6,8 +6,9 @@
 use std::borrow::Cow;
 
 use super::super::decoding::{self, AtOnce};
+use super::super::llama_cpp;
 use super::super::model_name::{self, Agreement, NamedStorage};
-use super::super::{ForeignFormat, ForeignRow, Setup};
+use super::super::{ForeignFormat, ForeignRow, Setup, dtype_of};
 use super::{Missing, UserOverrides, stated_storage, times};
 use crate::analysis::words;
 use hbmark_core::ledger::devices::{self, DeviceError};
@@ -121,6 +122,12 @@ impl PlacementNotes {
     /// Notes that the file names another device than was given.
     fn other_device(&mut self, given: &DeviceSpec, named: Option<&str>, cpu: Option<&str>) {
         let Some(named) = named.or(cpu) else { return };
+        // Of several unlike GPUs of one machine, any may be the one.
+        if named.contains(", ")
+            && named.split(", ").any(|one| devices::find(one).is_ok_and(|spec| spec.name == given.name))
+        {
+            return self.assume(format!("it ran on {} as given, one of the machine's: {named}", given.name));
+        }
         // A device without a data sheet is its measured ceilings under the machine's own name.
         if named == given.name || named.eq_ignore_ascii_case(&given.product) {
             return;
@@ -157,6 +164,8 @@ impl PlacementNotes {
         if let Some(wanted) = given.dtype {
             match (stated, unpriced, &setup.stored_as) {
                 (Some(stated), ..) if alike(stated, wanted) => {}
+                // A file called by its main format is a mixture, which has the size it states.
+                (Some(Dtype::Gguf), _, Some(word)) if dtype_of(word) == Some(wanted) => return stated,
                 (Some(stated), _, word) => {
                     let word = word.clone().filter(|_| setup.dtype.is_none_or(|own| own == stated));
                     self.contradict("dtype", &word.unwrap_or_else(|| stated.to_string()), &wanted);
@@ -252,7 +261,9 @@ impl PlacementNotes {
         }
         given.kv_dtype.or(setup.kv_dtype).unwrap_or_else(|| {
             let kv = weights.unwrap_or(Dtype::Bf16).of_cache();
-            self.assume(format!("KV cache in {kv}: the file does not say (--kv-dtype)"));
+            let file = llama_cpp::cache_words(setup)
+                .map_or_else(|| "the file does not say".to_owned(), |words| format!("the file has {words}"));
+            self.assume(format!("KV cache in {kv}: {file} (--kv-dtype)"));
             kv
         })
     }

@@ -22,12 +22,52 @@ fn aiperf_records_give_the_figures_of_a_summary() {
         |metric, statistic, wanted: f64| (row.value(metric, statistic).unwrap() / wanted - 1.0).abs() < 1e-7;
     assert!(near(Metric::OutputThroughput, Mean, 600.0 / 14.018_584_446));
     assert!(near(Metric::RequestThroughput, Single, 3.0 / 14.018_584_446));
-    assert_eq!(row.value(Metric::Ttft, Statistic::Percentile(990)), None, "three values have no p99");
+    assert_eq!(row.value(Metric::Ttft, Statistic::Percentile(9900)), None, "three values have no p99");
     let setup = &row.setup;
-    assert_eq!((setup.requests, setup.completed, setup.failed), (Some(5), Some(3), Some(1)));
+    assert_eq!(
+        (setup.requests, setup.completed, setup.failed),
+        (Some(4), Some(3), Some(1)),
+        "the warm-up is not asked for"
+    );
     assert_eq!((setup.input_tokens, setup.output_tokens), (Some(100.0), Some(200.0)));
     let said = row.remarks.join("\n");
-    assert!(said.contains("failed: 1 request;") && said.contains("left out: 1 record of"), "{said}");
+    assert!(
+        said.contains("failed: 1 request;") && said.contains("left out: 1 record of the warm-up"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_cancelled_request_was_asked_for_and_one_of_the_warm_up_was_not() {
+    let text = text("aiperf-records.jsonl");
+    let (first, rest) = text.split_once('\n').unwrap();
+    let first = first.replace(r#""was_cancelled": false"#, r#""was_cancelled": true"#);
+    let setup = parse("records.jsonl", format!("{first}\n{rest}")).unwrap().remove(0).rows.remove(0).setup;
+    let wanted = (Some(4), Some(2), Some(1), Some(1));
+    assert_eq!((setup.requests, setup.completed, setup.failed, setup.warmup), wanted);
+}
+
+#[test]
+fn a_log_may_be_long_and_none_of_its_records_large() {
+    let record = r#"{"metadata": {"benchmark_phase": "profiling"}, "metrics": {"time_to_first_token": {"value": 30, "unit": "ms"},
+        "inter_chunk_latency": {"value": [GAPS], "unit": "ms"}}}"#
+        .replace('\n', " ");
+    // As many gaps take more memory than the values of a file may.
+    let (requests, gaps) = (MAX_ROWS + 1, "20,".repeat(150) + "20");
+    let log = format!("{}\n", record.replace("GAPS", &gaps)).repeat(requests);
+    let row = parse("records.jsonl", log).unwrap().remove(0).rows.remove(0);
+    assert_eq!(row.setup.completed, Some(requests as u64));
+    has(&row, Metric::Itl, Median, 20e6);
+    let large = format!(
+        "{}\n{}\n",
+        record.replace("GAPS", "20"),
+        record.replace("GAPS", &("2,".repeat(1 << 20) + "2"))
+    );
+    let error = parse("records.jsonl", large).unwrap_err().to_string();
+    assert!(error.contains("more than 40 MiB"), "{error}");
+    let cut = format!("{0}\n{0}", record.replace("GAPS", "20"));
+    let error = parse("records.jsonl", &cut[..cut.len() - 9]).unwrap_err().to_string();
+    assert!(error.contains("was it cut off?"), "{error}");
 }
 
 #[test]
@@ -50,8 +90,8 @@ fn an_analysis_of_genai_perf_keeps_one_percentile_of_each_latency() {
     let result = one("genai-perf-analyze.csv");
     assert_eq!((result.format, result.rows.len()), (ForeignFormat::GenaiPerfAnalyze, 2));
     let row = &result.rows[0];
-    has(row, Metric::Ttft, Statistic::Percentile(990), 184_430_000.0);
-    has(row, Metric::Tpot, Statistic::Percentile(990), 30_900_000.0);
+    has(row, Metric::Ttft, Statistic::Percentile(9900), 184_430_000.0);
+    has(row, Metric::Tpot, Statistic::Percentile(9900), 30_900_000.0);
     has(row, Metric::OutputThroughput, Mean, 1134.92);
     has(row, Metric::RequestThroughput, Single, 10.12);
     assert_eq!(row.center(Metric::Tpot), None, "a p99 is not a middle");
@@ -95,16 +135,16 @@ fn yaml_that_is_cut_off_or_grows_from_anchors_is_refused() {
 fn inference_perf_calls_things_by_their_names_in_one_report_and_not_in_the_other() {
     let stage = &one("inference-perf-stage.json").rows[0];
     has(stage, Metric::Tpot, Mean, 12_019_587.185_668_208);
-    has(stage, Metric::TpotWithFirst, Statistic::Percentile(990), 43_850_279.251_129_78);
+    has(stage, Metric::TpotWithFirst, Statistic::Percentile(9900), 43_850_279.251_129_78);
     has(stage, Metric::Itl, Median, 48_335.059_545_934_2);
-    has(stage, Metric::Ttft, Statistic::Percentile(999), 441_099_379.144_376_6);
+    has(stage, Metric::Ttft, Statistic::Percentile(9990), 441_099_379.144_376_6);
     has(stage, Metric::RequestThroughput, Single, 110.759_518_405_258_63);
     assert_eq!(stage.setup.request_rate, Some(Rate::PerSecond(111.92)));
     assert_eq!((stage.setup.completed, stage.setup.failed), (Some(6715), Some(0)));
     assert_eq!(stage.label, "111.92 req/s");
     let server = &one("inference-perf-server.json").rows[0];
     has(server, Metric::Itl, Mean, 24_781_000.0);
-    has(server, Metric::E2e, Statistic::Percentile(990), 2_351_102_000.0);
+    has(server, Metric::E2e, Statistic::Percentile(9900), 2_351_102_000.0);
     has(server, Metric::RequestThroughput, Mean, 167.527_364);
     assert_eq!(server.center(Metric::Tpot), None, "the server's histogram is one of gaps");
 }
@@ -113,7 +153,7 @@ fn inference_perf_calls_things_by_their_names_in_one_report_and_not_in_the_other
 fn a_page_of_optimum_benchmark_says_what_its_json_says() {
     let page = &one("optimum-benchmark.md").rows[0];
     has(page, Metric::PrefillStep, Mean, 26_585_000.0);
-    has(page, Metric::DecodeStep, Statistic::Percentile(990), 26_906_000.0);
+    has(page, Metric::DecodeStep, Statistic::Percentile(9900), 26_906_000.0);
     has(page, Metric::OutputThroughput, Mean, 38.82);
     assert_eq!(page.setup.repetitions, Some(10));
 }
