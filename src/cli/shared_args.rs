@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 
 use crate::engine::DeviceChoice;
@@ -88,7 +88,7 @@ fn dtypes(is_one: fn(&Dtype) -> bool) -> impl TypedValueParser<Value = Dtype> {
     let caches = Dtype::value_variants().iter().filter(|dtype| is_one(dtype));
     // Without the words on how weights are stored.
     let names = caches.filter_map(Dtype::to_possible_value);
-    PossibleValuesParser::new(names.map(|name| PossibleValue::new(name.get_name().to_owned())))
+    PossibleValuesParser::new(names.map(|name| name.help(None::<&str>)))
         .map(|name| Dtype::from_str(&name, false).expect("one of the names above"))
 }
 

@@ -8,7 +8,7 @@ use hbmark_core::result::comparison::{
     COMPARISON_VERSION, CellComparison, ComparedCell, ComparedItem, Comparison, ComparisonKind, Effect,
     Method, Pair, Settings,
 };
-use hbmark_core::result::{Block, CellResult, Report, ReportKind, block_means, judged_times};
+use hbmark_core::result::{Block, CellResult, Report, ReportKind};
 use hbmark_core::stats;
 use hbmark_report::analysis::compare::{ONE_PROCESS, RAN_ONCE, processes};
 use hbmark_report::analysis::opened;

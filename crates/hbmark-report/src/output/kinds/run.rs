@@ -347,16 +347,20 @@ pub fn remarks(cells: &[CellResult]) -> Vec<String> {
     remarks.extend(shared(cells, |cell| rejections(cell).into_iter().collect()));
     remarks.extend(shared(cells, |cell| cell.flags.iter().map(said).collect()));
     remarks.extend(shared(cells, |cell| {
-        let mut kinds: Vec<(Discriminant<Cause>, usize, &Cause)> = Vec::new();
+        let mut kinds: Vec<(Discriminant<Cause>, Vec<&Cause>)> = Vec::new();
         for cause in cell.blocks.iter().flat_map(|block| &block.conditions) {
-            match kinds.iter_mut().find(|(kind, ..)| *kind == discriminant(cause)) {
-                Some((_, count, last)) => (*count, *last) = (*count + 1, cause),
-                None => kinds.push((discriminant(cause), 1, cause)),
+            match kinds.iter_mut().find(|(kind, _)| *kind == discriminant(cause)) {
+                Some((_, causes)) => causes.push(cause),
+                None => kinds.push((discriminant(cause), vec![cause])),
             }
         }
-        let all = counted(cell.blocks.len(), "block");
-        let line =
-            |(kind, count, last): (_, usize, &Cause)| (kind, format!("{count} of {all}; the last: {last}"));
+        let line = |(kind, causes): (_, Vec<&Cause>)| {
+            let last = causes[causes.len() - 1];
+            let all = counted(cell.blocks.len(), "block");
+            let differ = causes.iter().any(|cause| *cause != last);
+            let count = if differ { format!("{} of {all}; the last: ", causes.len()) } else { String::new() };
+            (kind, format!("{count}{last}"))
+        };
         kinds.into_iter().map(line).collect()
     }));
     remarks
