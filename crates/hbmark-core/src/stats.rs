@@ -24,7 +24,7 @@ pub use robust::{
     pooled_sd, student_quantile, student_tail,
 };
 pub use series::{Growth, Trend, growth, lag1_autocorrelation, trend};
-pub use summary::{geometric_mean, honest_percentile, known_median, mean, median, needed, percentile, sd};
+pub use summary::{geometric_mean, known_median, mean, median, needed, percentile, percentile_if_enough, sd};
 
 /// Confidence of every interval of the protocol.
 pub const CONFIDENCE: f64 = 0.95;

@@ -7,7 +7,9 @@ use super::latency::{Window, ttft};
 use super::occupancy::{Stay, stays};
 use super::scheduler::RejectReason;
 use super::serving_loop::{LoadMode, Record, RequestOutcome, Run, StepLog, Traffic};
-use super::stability::{CONFIDENCE, Doubt, MIN_OFFERED, Stability, TOLERATED_GROWTH, Verdict, stability};
+use super::stability::{
+    CONFIDENCE, MIN_OFFERED, Stability, TOLERATED_GROWTH, UndecidedReason, Verdict, stability,
+};
 use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{
     ClauseResult, Gate, GateName, MIN_REQUESTS, ServeResult, SloMetric, Validity,
@@ -264,10 +266,10 @@ impl KeepsUp {
         let verdict = match (self.passed(), self.stability.verdict) {
             (Some(true), _) => "",
             (Some(false), _) => "; it does not keep up",
-            (None, Verdict::Undetermined(Doubt::TooFewRequests)) => &format!(
+            (None, Verdict::Undetermined(UndecidedReason::TooFewRequests)) => &format!(
                 "; at fewer than {MIN_OFFERED} no trend of the queue is seen, and only a longer run can tell"
             ),
-            (None, Verdict::Undetermined(Doubt::ShortWindow)) => {
+            (None, Verdict::Undetermined(UndecidedReason::ShortWindow)) => {
                 "; they came within less time than one of them takes, and only a longer run can tell"
             }
             (None, _) => {

@@ -21,12 +21,12 @@ use super::timeline::during;
 pub enum Verdict {
     KeepsUp,
     Saturated,
-    Undetermined(Doubt),
+    Undetermined(UndecidedReason),
 }
 
 /// Why a window shows nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Doubt {
+pub enum UndecidedReason {
     TooFewRequests,
     /// The interval of the growth holds both answers.
     WideInterval,
@@ -62,7 +62,8 @@ impl Stability {
     /// interval left both open. The spread of the growth falls with the root of the window, and the growth that is tolerated rises with
     /// the window. Rounded up to two digits.
     pub fn needed(&self, offered: usize) -> Option<f64> {
-        let growth = self.growth.filter(|_| self.verdict == Verdict::Undetermined(Doubt::WideInterval))?;
+        let growth =
+            self.growth.filter(|_| self.verdict == Verdict::Undetermined(UndecidedReason::WideInterval))?;
         let half = (growth.high - growth.low) / 2.0;
         let times = (1.0 + LATER_ESTIMATE) * half / (TOLERATED_GROWTH * offered as f64);
         let needed = offered as f64 * times.powf(2.0 / 3.0);
@@ -87,7 +88,7 @@ fn bins(spans: impl Iterator<Item = (f64, f64)>, window: &Window, count: usize) 
 pub(super) fn stability(stays: &[Stay], window: &Window, offered: usize, alone: f64) -> Stability {
     let undetermined = |doubt, growth| Stability { verdict: Verdict::Undetermined(doubt), growth };
     if offered < MIN_OFFERED {
-        return undetermined(Doubt::TooFewRequests, None);
+        return undetermined(UndecidedReason::TooFewRequests, None);
     }
     let inside: Vec<&Stay> =
         stays.iter().filter(|s| (window.from..=window.to).contains(&s.arrival)).collect();
@@ -95,7 +96,7 @@ pub(super) fn stability(stays: &[Stay], window: &Window, offered: usize, alone: 
     let all = bins(stays.iter().map(|s| (s.arrival, s.departed)), window, count);
     let Some(total) = growth(&all, CONFIDENCE).filter(|_| window.to > window.from && !inside.is_empty())
     else {
-        return undetermined(Doubt::ShortWindow, None);
+        return undetermined(UndecidedReason::ShortWindow, None);
     };
     let significant = |values: &[f64]| growth(values, CONFIDENCE).is_some_and(|g| g.low > 0.0);
     let waits = bins(stays.iter().map(|s| (s.arrival, s.begun)), window, count);
@@ -106,17 +107,17 @@ pub(super) fn stability(stays: &[Stay], window: &Window, offered: usize, alone: 
     let verdict = if total.low > 0.0 && significant(&waits) && goes_on {
         let last: Vec<f64> = inside[inside.len() * 3 / 4..].iter().map(|s| s.begun - s.arrival).collect();
         if median(&last) <= MIN_WAIT * alone {
-            return undetermined(Doubt::ShortWindow, growth);
+            return undetermined(UndecidedReason::ShortWindow, growth);
         }
         Verdict::Saturated
     } else if total.high >= TOLERATED_GROWTH * offered as f64 {
-        return undetermined(Doubt::WideInterval, growth);
+        return undetermined(UndecidedReason::WideInterval, growth);
     } else {
         let times: Vec<f64> = inside.iter().map(|s| s.departed - s.arrival).collect();
         // Not the window's: of requests that all come at once it goes on until they are done.
         let span = inside[inside.len() - 1].arrival - inside[0].arrival;
         if span < mean(&times) {
-            return undetermined(Doubt::ShortWindow, growth);
+            return undetermined(UndecidedReason::ShortWindow, growth);
         }
         Verdict::KeepsUp
     };

@@ -65,7 +65,7 @@ pub fn needed(p: f64) -> usize {
 }
 
 /// A percentile of ascending values, or `None` where the sample is too small.
-pub fn honest_percentile(sorted: &[f64], p: f64) -> Option<f64> {
+pub fn percentile_if_enough(sorted: &[f64], p: f64) -> Option<f64> {
     (sorted.len() >= needed(p)).then(|| percentile(sorted, p))
 }
 
@@ -86,12 +86,12 @@ mod tests {
     #[test]
     fn a_percentile_the_sample_cannot_carry_is_none() {
         let sorted: Vec<f64> = (0..999).map(f64::from).collect();
-        assert_eq!(honest_percentile(&sorted, 0.99), None);
+        assert_eq!(percentile_if_enough(&sorted, 0.99), None);
         let sorted: Vec<f64> = (1..=1000).map(f64::from).collect();
-        assert_eq!(honest_percentile(&sorted, 0.99), Some(990.0));
-        assert_eq!(honest_percentile(&sorted, 0.999), None);
-        assert_eq!(honest_percentile(&sorted[..28], 0.9), None);
-        assert_eq!(honest_percentile(&sorted[..29], 0.9), Some(27.0));
+        assert_eq!(percentile_if_enough(&sorted, 0.99), Some(990.0));
+        assert_eq!(percentile_if_enough(&sorted, 0.999), None);
+        assert_eq!(percentile_if_enough(&sorted[..28], 0.9), None);
+        assert_eq!(percentile_if_enough(&sorted[..29], 0.9), Some(27.0));
     }
 
     #[test]

@@ -66,7 +66,7 @@ pub(super) fn host_jitter(cell: &CellResult) -> Option<String> {
     );
     let spans = sorted(accepted(cell).flat_map(|b| &b.step_ns).copied());
     let tail =
-        |values: &[f64]| Some(stats::honest_percentile(values, 0.95)? - stats::percentile(values, 0.5));
+        |values: &[f64]| Some(stats::percentile_if_enough(values, 0.95)? - stats::percentile(values, 0.5));
     let (host, device) = (tail(&waits)?, tail(&spans)?);
     (host >= JITTER * interval && device <= DEVICE_SHARE * host).then(|| {
         format!(

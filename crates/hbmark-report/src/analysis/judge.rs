@@ -240,7 +240,7 @@ fn summarise(steps: &[f64], block_means: &[f64], blocks: usize) -> TimeSummary {
     let mut sorted = steps.to_vec();
     sorted.sort_by(f64::total_cmp);
     let median = stats::percentile(&sorted, 0.5);
-    let honest = |p| stats::honest_percentile(&sorted, p);
+    let honest = |p| stats::percentile_if_enough(&sorted, p);
     let mean = stats::mean(steps);
     let sd = stats::sd(steps);
     let interval = stats::t_interval_log(block_means, CONFIDENCE);

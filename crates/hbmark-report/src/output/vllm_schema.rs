@@ -135,7 +135,7 @@ fn statistics<'a>(
 ) -> impl Iterator<Item = (String, Value)> + 'a {
     let at = move |percent: f64| {
         if let Some(each) = each {
-            return stats::honest_percentile(each, percent / 100.0);
+            return stats::percentile_if_enough(each, percent / 100.0);
         }
         let kept = LEVELS.iter().find(|(share, _)| (share * 100.0 - percent).abs() < 1e-9);
         kept.and_then(|(_, of)| of(quantiles)).map(Quantity::value)

@@ -120,14 +120,14 @@ const SECONDS_200: Window = Window { from: 0.0, to: 199.0 };
 fn too_few_requests_decide_nothing() {
     let grows = stays(200.0, 1.0);
     let seen = stability(&grows, &SECONDS_200, 99, 1.0);
-    assert_eq!((seen.verdict, seen.growth), (Verdict::Undetermined(Doubt::TooFewRequests), None));
+    assert_eq!((seen.verdict, seen.growth), (Verdict::Undetermined(UndecidedReason::TooFewRequests), None));
     assert_eq!(stability(&grows, &SECONDS_200, 100, 1.0).verdict, Verdict::Saturated);
 }
 
 #[test]
 fn requests_that_come_within_a_step_or_within_a_service_show_nothing() {
     let judge = |stays: &[Stay], window, alone| stability(stays, &window, 200, alone).verdict;
-    let short = Verdict::Undetermined(Doubt::ShortWindow);
+    let short = Verdict::Undetermined(UndecidedReason::ShortWindow);
     // All of them wait for the end of the step that is running, and are begun together.
     let step: Vec<Stay> =
         stays(0.0, 0.0).iter().map(|s| Stay { begun: 250.0, departed: 500.0, ..*s }).collect();

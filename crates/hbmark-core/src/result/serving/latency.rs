@@ -12,7 +12,7 @@ use super::slo::Clause;
 use super::timeline::Timeline;
 use crate::result::cause::joined;
 use crate::result::{Cause, GpuEnvironment, SIMULATED_DEVICE};
-use crate::stats::{CONFIDENCE, batch_error, honest_percentile, mean};
+use crate::stats::{CONFIDENCE, batch_error, mean, percentile_if_enough};
 use crate::units::{Nanos, whole_count};
 
 /// A number that may be infinite; JSON has no number for that, and it must not become null.
@@ -94,7 +94,7 @@ impl Quantiles {
             })
             .collect();
         sorted.sort_by(f64::total_cmp);
-        let at = |p: f64| honest_percentile(&sorted, p).map(Quantity::from);
+        let at = |p: f64| percentile_if_enough(&sorted, p).map(Quantity::from);
         Self {
             n: sorted.len(),
             infinite: sorted.iter().filter(|v| v.is_infinite()).count(),
@@ -144,7 +144,7 @@ impl ClauseResult {
     pub fn of(values: &[f64], clause: Clause) -> Self {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
-        let observed = honest_percentile(&sorted, clause.percentile);
+        let observed = percentile_if_enough(&sorted, clause.percentile);
         let interval = observed.and_then(|at| {
             let above: Vec<f64> = values.iter().map(|value| f64::from(u8::from(*value > at))).collect();
             let spread = batch_error(&above, BATCHES, CONFIDENCE)?;

@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json};
 
 use super::ImportError;
 use super::fields::Fields;
-use hbmark_core::stats::{honest_percentile, mean, sd};
+use hbmark_core::stats::{mean, percentile_if_enough, sd};
 
 /// The statistics of values in any order; `None` for none.
 pub(super) fn group(mut values: Vec<f64>, unit: &str) -> Option<Json> {
@@ -20,7 +20,7 @@ pub(super) fn group(mut values: Vec<f64>, unit: &str) -> Option<Json> {
     group.insert("avg".into(), mean(&values).into());
     group.extend(sd(&values).map(|sd| ("std".to_owned(), sd.into())));
     for (name, p) in [("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("p99.9", 0.999)] {
-        group.extend(honest_percentile(&values, p).map(|v| (name.to_owned(), v.into())));
+        group.extend(percentile_if_enough(&values, p).map(|v| (name.to_owned(), v.into())));
     }
     group.insert("min".into(), values[0].into());
     group.extend(values.last().map(|v| ("max".to_owned(), (*v).into())));

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use super::comparison::differing;
 use super::run::{device_line, protocol_text, status_word};
-use super::serving::{Standing, held, latencies, met_objectives, reasons, standing, validity};
+use super::serving::{PointVerdict, held, latencies, met_objectives, point_verdict, reasons, validity};
 use crate::analysis::capacity::{Capacity, CapacityPart, number};
 use crate::analysis::compare::percent;
 use crate::analysis::import::{Imported, objections};
@@ -131,12 +131,13 @@ pub fn of_serving(report: &ServeReport, planned: Option<&Capacity>) -> Document 
     let accepted = accepted(report, planned);
     page.section("Accepted", accepted_lines(report, accepted, planned));
     let others = |wanted| {
-        let other =
-            move |p: &&Point| accepted.is_none_or(|taken| !std::ptr::eq(*p, taken)) && standing(p) == wanted;
+        let other = move |p: &&Point| {
+            accepted.is_none_or(|taken| !std::ptr::eq(*p, taken)) && point_verdict(p) == wanted
+        };
         report.points.iter().filter(other).map(rejection)
     };
-    page.section("Rejected", others(Standing::Rejected));
-    page.section("Not decided", others(Standing::Open));
+    page.section("Rejected", others(PointVerdict::Rejected));
+    page.section("Not decided", others(PointVerdict::Open));
     if let Some(point) = accepted
         && let Some(result) = &point.result
     {

@@ -233,7 +233,7 @@ pub fn held(point: &Point) -> bool {
 
 /// What a point's own verdict is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum PointVerdict {
     /// Valid, within every objective, and the system keeps up.
     Held,
     /// Valid, and nothing is missed that was judged.
@@ -243,14 +243,14 @@ pub enum Standing {
 }
 
 /// Whether a point holds, is rejected, or neither is known.
-pub fn standing(point: &Point) -> Standing {
+pub fn point_verdict(point: &Point) -> PointVerdict {
     let missed = |result: &ServeResult| {
         result.validity != Validity::Valid || result.slo.iter().any(|clause| clause.met == Some(false))
     };
     match &point.result {
-        _ if held(point) => Standing::Held,
-        Some(result) if !missed(result) && point.disturbances().is_empty() => Standing::Open,
-        _ => Standing::Rejected,
+        _ if held(point) => PointVerdict::Held,
+        Some(result) if !missed(result) && point.disturbances().is_empty() => PointVerdict::Open,
+        _ => PointVerdict::Rejected,
     }
 }
 

@@ -2,8 +2,8 @@
 //! few are drawn in full; all are in the tables and on the curve.
 
 use super::{
-    Standing, curve, held, latency_vs_load, notes, percentiles, reasons, served, setup, standing, timeline,
-    times,
+    PointVerdict, curve, held, latency_vs_load, notes, percentiles, point_verdict, reasons, served, setup,
+    timeline, times,
 };
 use super::{matrix_lines, point_lines, search_steps, verdict};
 use crate::analysis::distinct;
@@ -157,10 +157,10 @@ fn findings(page: &mut Document, report: &ServeReport, found: &[Finding]) {
     let explained = if report.search.is_some() { &[] } else { report.points.as_slice() };
     for point in explained {
         let name = |text: String| if many { format!("{}: {text}", point.label) } else { text };
-        match standing(point) {
-            Standing::Rejected => &mut rejected,
-            Standing::Open => &mut open,
-            Standing::Held => &mut about,
+        match point_verdict(point) {
+            PointVerdict::Rejected => &mut rejected,
+            PointVerdict::Open => &mut open,
+            PointVerdict::Held => &mut about,
         }
         .extend(reasons(point).into_iter().map(name));
         about.extend(notes(point).into_iter().map(name));
