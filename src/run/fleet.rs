@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use crate::machine::atomic_file::{FileError, sync_folder, write_atomic};
 use crate::machine::placement::{FLEET_NODE, FLEET_TASK};
 use crate::worker::child::LAUNCHED_BY;
+use crate::worker::journal::FILE as JOURNAL;
 use crate::worker::signals::Interrupts;
 use hbmark_core::result::FleetTask;
 use hbmark_fleet::folder::{NODE_FILE, NodeRecord, NodeRecordKind, TaskRecord};
@@ -175,12 +176,12 @@ impl<'a> NodeState<'a> {
         let unfinished = folder.join(format!("run-{process}.unfinished"));
         let said = |error: std::io::Error| format!("{}: {error}", unfinished.display());
         std::fs::create_dir_all(&unfinished).map_err(said)?;
-        if !unfinished.join("result.json").exists() {
-            let mut resumes = unfinished.join("journal.jsonl").exists();
+        if !is_whole(&unfinished) {
+            let mut resumes = unfinished.join(JOURNAL).exists();
             loop {
                 let (status, message) = self.child(index, process, &unfinished, resumes).map_err(said)?;
                 // 1: some cells failed, and the result names them.
-                if unfinished.join("result.json").exists() && matches!(status.code(), Some(0 | 1)) {
+                if is_whole(&unfinished) && matches!(status.code(), Some(0 | 1)) {
                     break;
                 }
                 if !resumes || self.stopped() {
@@ -236,6 +237,8 @@ impl<'a> NodeState<'a> {
             .stderr(Stdio::piped())
             // Ctrl-C at a terminal is for this process alone.
             .process_group(0);
+        // Of a run that was stopped, and not of this child, which may end without one.
+        let _ = std::fs::remove_file(out.join("result.json"));
         let mut child = command.spawn()?;
         let stderr = child.stderr.take();
         let reader = std::thread::spawn(move || stderr.map(tail).unwrap_or_default());
@@ -276,7 +279,12 @@ impl<'a> NodeState<'a> {
 
 /// Whether a process of a device left its result.
 fn is_finished(folder: &Path, process: u32) -> bool {
-    folder.join(format!("run-{process}")).join("result.json").is_file()
+    is_whole(&folder.join(format!("run-{process}")))
+}
+
+/// Whether the result in a folder is that of a whole run: one that was stopped leaves what it had by then, beside its journal.
+fn is_whole(run: &Path) -> bool {
+    run.join("result.json").is_file() && !run.join(JOURNAL).exists()
 }
 
 /// Gives what was begun a name of its own.

@@ -63,10 +63,11 @@ fn a_failed_run_costs_itself_alone_and_is_named_with_its_last_line() {
 #[test]
 fn started_again_only_what_is_not_finished_is_run_and_a_journal_goes_on() {
     let folder = tempfile::tempdir().unwrap();
-    let script = "case $task in *'process\":3'*) touch \"$out/journal.jsonl\"; exit 137;; esac\necho 1 > \"$out/result.json\"";
+    // What `hbmark run` leaves that is asked to stop.
+    let script = "case $task in *'process\":3'*) touch \"$out/journal.jsonl\"; echo part > \"$out/result.json\"; exit 143;; esac\necho 1 > \"$out/result.json\"";
     let first = run(folder.path(), script);
     assert_eq!(first.tasks.iter().map(|task| task.finished).collect::<Vec<_>>(), [2, 2]);
-    let script = "echo \"$*\" > \"$out/result.json\"";
+    let script = "echo \"$*\" > \"$out/result.json\"; rm -f \"$out/journal.jsonl\"";
     let second = run(folder.path(), script);
     assert!(second.tasks.iter().all(|task| task.finished == 3), "{second:?}");
     let read = |name: &str| std::fs::read_to_string(folder.path().join("n1/GPU-0").join(name)).unwrap();
