@@ -154,7 +154,7 @@ impl<'a> NodeState<'a> {
         match self.finish(index, process, &folder) {
             Ok(()) => (self.tell)(&format!("{name}: done")),
             // It goes on where it was, when the node's task is started again.
-            Err(_) if self.task.interrupts.signal().is_some() => {}
+            Err(_) if self.stopped() => (self.tell)(&format!("{name}: stopped, and not finished")),
             Err(why) => {
                 (self.tell)(&format!("{name}: {why}"));
                 let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
@@ -167,8 +167,9 @@ impl<'a> NodeState<'a> {
         }
     }
 
+    /// Whether this process was asked to stop, or its time is up.
     fn stopped(&self) -> bool {
-        self.task.interrupts.signal().is_some()
+        self.task.interrupts.signal().is_some() || Instant::now() >= self.deadline
     }
 
     /// Runs a process to its end and gives its folder the name of a finished one.
@@ -259,7 +260,7 @@ impl<'a> NodeState<'a> {
                 return Ok(status);
             }
             match asked {
-                None if self.stopped() || Instant::now() >= self.deadline => {
+                None if self.stopped() => {
                     let _ = rustix::process::kill_process(
                         rustix::process::Pid::from_child(child),
                         rustix::process::Signal::TERM,

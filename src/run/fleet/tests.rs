@@ -86,6 +86,33 @@ fn what_cannot_go_on_is_kept_aside_and_begun_anew() {
 }
 
 #[test]
+fn a_run_that_time_was_up_for_keeps_its_journal_and_the_next_one_is_not_begun() {
+    let folder = tempfile::tempdir().unwrap();
+    let (program, plan, devices) = node(folder.path(), "exec sleep 600", 1);
+    let (interrupts, at) = (Interrupts::default(), folder.path().join("n1"));
+    let task = NodeTask {
+        program,
+        folder: at.clone(),
+        node: "n1".into(),
+        plan: &plan,
+        devices,
+        emulated: true,
+        interrupts,
+    };
+    let state = NodeState { deadline: Instant::now(), ..NodeState::new(&task, &|_| ()) };
+    let unfinished = at.join("GPU-0/run-1.unfinished");
+    std::fs::create_dir_all(&unfinished).unwrap();
+    std::fs::write(unfinished.join(JOURNAL), "").unwrap();
+    let why = state.finish(0, 1, &at.join("GPU-0")).unwrap_err();
+    assert!(why.contains("signal: 15"), "{why}");
+    assert!(unfinished.join(JOURNAL).exists());
+    assert_eq!(std::fs::read_dir(at.join("GPU-0")).unwrap().count(), 1, "nothing was abandoned");
+    state.run(0, 2);
+    assert!(!at.join("GPU-0/run-2.unfinished").exists());
+    assert!(state.record().tasks[0].failures.is_empty(), "{:?}", state.record());
+}
+
+#[test]
 fn two_tasks_of_one_node_do_not_work_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().join("n1");
