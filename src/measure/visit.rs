@@ -174,18 +174,29 @@ impl CellInputs {
         on_event: OnVisitEvent<'_>,
     ) -> Option<f64> {
         let input = self.of(session, protocol, reference.index, &reference.cell);
-        let expected = seconds(reference.predicted_ns);
-        on_event(VisitEvent::Busy(expected * (reference.cell.context + 2 * reference.steps) as f64));
-        input.fill(session).ok()?;
-        let mut tokens = Vec::new();
-        take_block(session, input, reference.steps.min(5), &mut tokens).ok()?;
-        let block = take_block(session, input, reference.steps, &mut tokens).ok()?;
-        if !reference.keep {
+        let block = reference_block(session, input, reference, on_event);
+        if block.is_err() || !reference.keep {
             input.release(session);
         }
+        let block = block.ok()?;
         let times = judged_times(Phase::Decode, &block);
         Some(times.iter().sum::<f64>() / times.len() as f64)
     }
+}
+
+/// Fills the reference cell and takes its block, behind a few steps that do not count.
+fn reference_block(
+    session: &mut dyn Session,
+    input: &mut CellInput,
+    reference: &Reference,
+    on_event: OnVisitEvent<'_>,
+) -> Result<Block, BlockError> {
+    let expected = seconds(reference.predicted_ns);
+    on_event(VisitEvent::Busy(expected * (reference.cell.context + 2 * reference.steps) as f64));
+    input.fill(session)?;
+    let mut tokens = Vec::new();
+    take_block(session, input, reference.steps.min(5), &mut tokens)?;
+    take_block(session, input, reference.steps, &mut tokens)
 }
 
 /// Fills a cell, steps it twice (an engine that replays records the second step) and frees it. The error, if any.

@@ -583,6 +583,24 @@ fn rejected_blocks_are_told_as_they_come() {
 }
 
 #[test]
+fn a_reference_cell_that_fails_leaves_no_kv() {
+    for failing in [0, 3, 12] {
+        let clock = VirtualClock::default();
+        let mut session = session(&clock, move |info| {
+            if info.index < failing {
+                return takes(10.0);
+            }
+            StepOutcome::Fails(EngineError::Device { device: "scripted".into(), detail: "planted".into() })
+        });
+        let reference =
+            Reference { index: 0, cell: decode(2, 16), steps: 20, predicted_ns: None, keep: true };
+        let mut inputs = CellInputs::default();
+        let mean = inputs.measure_reference(&mut session, &Protocol::full(7), &reference, &mut |_| {});
+        assert_eq!((mean, session.held_sequences()), (None, 0), "after {failing} steps");
+    }
+}
+
+#[test]
 fn work_that_is_left_is_right_within_a_factor_of_two_where_its_bounds_are_near() {
     let mut all = 0;
     for (relative, seed) in [(0.001, 1), (0.08, 2), (0.2, 3), (0.9, 4)] {
