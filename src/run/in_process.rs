@@ -296,7 +296,7 @@ impl LoadedEngine {
         let Self { session, monitor, protocol, inputs, tokens } = self;
         let session = session.as_mut();
         let mut told = |event: VisitEvent<'_>| match event {
-            VisitEvent::Busy(seconds) => observer.busy(Some(seconds)),
+            VisitEvent::Busy(seconds) => observer.busy(seconds),
             VisitEvent::Rejected(cause) => observer.rejected(cause),
         };
         match request {
