@@ -133,6 +133,11 @@ fn mean(values: &[f64]) -> Option<f64> {
     (mean.is_finite() && mean > 0.0).then_some(mean)
 }
 
+/// How many of so many cores the CPU quota of this process keeps busy.
+pub(crate) fn within_quota(root: &Root, allowed: usize) -> usize {
+    usable_cores(allowed, Cgroup::of_this_process(root).cpu_quota_cores(root))
+}
+
 fn usable_cores(allowed: usize, quota: Option<f64>) -> usize {
     // Half a core still runs one thread; 3.5 cores run four threads, one of which waits half of the time: count three.
     let quota = quota.map_or(usize::MAX, whole_count);
