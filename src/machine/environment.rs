@@ -55,6 +55,11 @@ pub fn from_root(root: &Root) -> Environment {
     }
 }
 
+/// A number that this machine drew when it was started.
+pub fn boot_id() -> Option<String> {
+    Root::system().line("proc/sys/kernel/random/boot_id")
+}
+
 /// The cores of this machine, whoever may use them.
 pub fn cores() -> usize {
     logical_cores(&Root::system().read("proc/cpuinfo").unwrap_or_default())
