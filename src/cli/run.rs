@@ -310,10 +310,8 @@ fn start(args: &Args) -> anyhow::Result<Ready> {
     let (model, command) = (Rc::new(open(&config)?), command_line());
     let journal = match &config.out {
         Some(folder) => {
-            let (cells, model_hash) =
-                (crate::run::planned(&config, &model), crate::run::model_hash(&config, &model));
-            prepare_folder(folder, cells.len())?;
-            let plan = RunPlan { config: config.clone(), model_hash, cells };
+            let plan = RunPlan::of(&config, &model);
+            prepare_folder(folder, plan.cells.len())?;
             Some((Journal::create(folder, &Header::new(&command, plan)?)?, Vec::new()))
         }
         None => None,
@@ -338,9 +336,9 @@ fn resume(args: &Args, folder: &Path) -> anyhow::Result<Ready> {
     same_settings(args, folder, &plan.config)?;
     let config = RunConfig { out: Some(folder.to_owned()), ..plan.config };
     let model = Rc::new(open(&config)?);
-    journal::same(folder, "the model", &plan.model_hash, &crate::run::model_hash(&config, &model))?;
-    let cells = crate::run::planned(&config, &model);
-    journal::same(folder, "the plan", &plan.cells.join(" "), &cells.join(" "))?;
+    let is = RunPlan::of(&config, &model);
+    journal::same(folder, "the model", &plan.model, &is.model)?;
+    journal::same(folder, "the plan", &plan.cells.join(" "), &is.cells.join(" "))?;
     say(&format!("going on after {} of `{command}`", counted(steps.len(), "measured step")));
     Ok(Ready { config, model, command, journal: Some((journal, steps)) })
 }

@@ -3,16 +3,29 @@
 use serde::{Deserialize, Serialize};
 
 use crate::run::config::RunConfig;
+use crate::weights::OpenModel;
 use crate::worker::journal::JournaledPlan;
 
 /// The plan of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunPlan {
     pub config: RunConfig,
-    /// Of the model's dimensions and tensors.
-    pub model_hash: String,
+    /// [`OpenModel::identity`](crate::weights::OpenModel::identity).
+    pub model: String,
     /// The cells of the plan, in order.
     pub cells: Vec<String>,
+}
+
+impl RunPlan {
+    /// Of a configuration and its model, under this process's environment.
+    pub fn of(config: &RunConfig, model: &OpenModel) -> Self {
+        let dtype = config.dtypes_for(&config.engines[0], model)[0];
+        Self {
+            config: config.clone(),
+            model: model.identity(dtype),
+            cells: crate::run::planned(config, model),
+        }
+    }
 }
 
 impl JournaledPlan for RunPlan {

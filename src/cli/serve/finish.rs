@@ -187,7 +187,7 @@ fn resume(given: &ServingArgs, folder: &Path) -> anyhow::Result<Ready> {
         let is = is.config.get(key).map_or_else(String::new, ToString::to_string);
         journal::same(folder, key, &was.to_string(), &is)?;
     }
-    journal::same(folder, "the model", &was.model_hash, &is.model_hash)?;
+    journal::same(folder, "the model", &was.model, &is.model)?;
     let points =
         entries.iter().filter(|entry| matches!(entry.response, ServeResponse::Measured { .. })).count();
     say(&format!("resuming `{}` after {}", ready.command, counted(points, "measured point")));
@@ -196,14 +196,13 @@ fn resume(given: &ServingArgs, folder: &Path) -> anyhow::Result<Ready> {
 }
 
 fn plan(config: &ServeConfig, model: Option<&OpenModel>, arguments: Vec<OsString>) -> ServePlan {
-    let hash = |model: &OpenModel| {
+    let identity = |model: &OpenModel| {
         let default = || engine::default_dtype(&config.engine, model, config.device);
-        let dtype = config.dtype.unwrap_or_else(default);
-        hbmark_core::model::model_hash(&model.architecture, &model.inventory(dtype))
+        model.identity(config.dtype.unwrap_or_else(default))
     };
-    let model_hash = model.map(hash).unwrap_or_default();
+    let model = model.map(identity).unwrap_or_default();
     let config: BTreeMap<_, _> = as_map(config);
-    ServePlan { arguments, config, model_hash }
+    ServePlan { arguments, config, model }
 }
 
 /// Compares the settings that are given again on the command line with those of a benchmark.

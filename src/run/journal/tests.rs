@@ -17,9 +17,7 @@ fn settings() -> RunConfig {
 }
 
 fn header() -> Header<RunPlan> {
-    let (config, model) = (settings(), model());
-    let (cells, model_hash) = (crate::run::planned(&config, &model), crate::run::model_hash(&config, &model));
-    Header::new("hbmark run", RunPlan { config, model_hash, cells }).unwrap()
+    Header::new("hbmark run", RunPlan::of(&settings(), &model())).unwrap()
 }
 
 fn reopen(folder: &Path) -> Result<ReopenedJournal<RunPlan, EntryOf<DeviceJob>>, JournalError> {
