@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::engine::native::cpu::kernel_choice;
 use crate::run::config::RunConfig;
 use crate::weights::OpenModel;
 use crate::worker::journal::JournaledPlan;
@@ -12,6 +13,8 @@ pub struct RunPlan {
     pub config: RunConfig,
     /// [`OpenModel::identity`](crate::weights::OpenModel::identity).
     pub model: String,
+    /// The instruction set that all CPU kernels are to use, where one is named.
+    pub cpu_kernels: Option<String>,
     /// The cells of the plan, in order.
     pub cells: Vec<String>,
 }
@@ -23,6 +26,7 @@ impl RunPlan {
         Self {
             config: config.clone(),
             model: model.identity(dtype),
+            cpu_kernels: kernel_choice::forced_name(),
             cells: crate::run::planned(config, model),
         }
     }

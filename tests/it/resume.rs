@@ -66,6 +66,8 @@ fn other_settings_are_refused_with_both_values_and_the_same_ones_are_not() {
     refused(&other, &["--batch differs", "the run had [1,2]", "this is [1,9]"]);
     let other = resume(folder.path()).env("HBMARK_ENGINE", "native").output().unwrap();
     refused(&other, &["--engine differs", "stock", "native"]);
+    let other = resume(folder.path()).env("HBMARK_CPU_KERNELS", "portable").output().unwrap();
+    refused(&other, &["HBMARK_CPU_KERNELS differs: the run had unset, this is portable"]);
     let same = resume(folder.path()).args(["--batch", "1,2", "--smoke"]).output().unwrap();
     assert_eq!(same.status.code(), Some(0), "{}", stderr(&same));
 }

@@ -16,6 +16,7 @@ use crate::cli::progress::Progress;
 use crate::cli::shared_args::OutputArgs;
 use crate::cli::{Cli, Command, Outcome, lock_folder, prepare_folder, print_result, save, say};
 use crate::engine;
+use crate::engine::native::cpu::kernel_choice;
 use crate::serve::serving_job::{ServeJob, ServePlan, ServeResponse};
 use crate::serve::{Completion, Finished, LocalEngine, ServeConfig};
 use crate::weights::OpenModel;
@@ -201,7 +202,8 @@ fn plan(config: &ServeConfig, model: Option<&OpenModel>, arguments: Vec<OsString
         model.identity(config.dtype.unwrap_or_else(default))
     };
     let model = model.map(identity).unwrap_or_default();
-    let config: BTreeMap<_, _> = as_map(config);
+    let mut config: BTreeMap<_, _> = as_map(config);
+    config.insert(kernel_choice::FORCED.to_owned(), kernel_choice::forced_name().into());
     ServePlan { arguments, config, model }
 }
 
