@@ -125,11 +125,6 @@ pub fn planned(config: &RunConfig, model: &OpenModel) -> Vec<String> {
     cells.map(|cell| cell.id()).collect()
 }
 
-/// The hash of a model's dimensions and tensors at the first dtype of a run.
-pub fn model_hash(config: &RunConfig, model: &OpenModel) -> String {
-    model.summary(config.dtypes_for(&config.engines[0], model)[0]).hash
-}
-
 /// A report with everything but cells: the machine, its ceilings, the model.
 pub(super) fn begin(
     worker: &mut dyn Worker<DeviceJob>,

@@ -9,6 +9,7 @@ use clap::parser::ValueSource;
 use super::benchmark::{FREE, Resumable, WorkerArgs, arguments_of, command_line, give_up, reopen};
 use super::shared_args::{DeviceArgs, ModelArgs, OutputArgs, parse_dtypes};
 use super::{Outcome, conclude, prepare_folder, print_result, save, say};
+use crate::engine::native::cpu::kernel_choice;
 use crate::engine::{DeviceOptions, ScriptedRouting};
 use crate::measure::protocol::{Depth, Stopping};
 use crate::run::config::{self, PhaseName, RunConfig};
@@ -316,13 +317,11 @@ fn start(args: &Args) -> anyhow::Result<Ready> {
     }
     let journal = match &config.out {
         Some(folder) => {
-            let (cells, model_hash) =
-                (crate::run::planned(&config, &model), crate::run::model_hash(&config, &model));
+            let plan = RunPlan::of(&config, &model);
             if folder.join("result.json").exists() {
                 say(&format!("the result in {} will be replaced", folder.display()));
             }
-            prepare_folder(folder, cells.len())?;
-            let plan = RunPlan { config: config.clone(), model_hash, cells };
+            prepare_folder(folder, plan.cells.len())?;
             Some((Journal::create(folder, &Header::new(&command, plan)?)?, Vec::new()))
         }
         None => None,
@@ -345,11 +344,13 @@ fn keep_measured(folder: &Path) -> anyhow::Result<()> {
 fn resume(args: &Args, folder: &Path) -> anyhow::Result<Ready> {
     let (journal, Header { command, plan, .. }, steps) = reopen::<RunPlan, DeviceJob>(folder)?;
     same_settings(args, folder, &plan.config)?;
-    let config = RunConfig { out: Some(folder.to_owned()), ..plan.config };
+    let config = RunConfig { out: Some(folder.to_owned()), ..plan.config.clone() };
     let model = Rc::new(open(&config)?);
-    journal::same(folder, "the model", &plan.model_hash, &crate::run::model_hash(&config, &model))?;
-    let cells = crate::run::planned(&config, &model);
-    journal::same(folder, "the plan", &plan.cells.join(" "), &cells.join(" "))?;
+    let is = RunPlan::of(&config, &model);
+    journal::same(folder, "the model", &plan.model, &is.model)?;
+    journal::same(folder, "the plan", &plan.cells.join(" "), &is.cells.join(" "))?;
+    let kernels = |plan: &RunPlan| plan.cpu_kernels.clone().unwrap_or_else(|| "unset".into());
+    journal::same(folder, kernel_choice::FORCED, &kernels(&plan), &kernels(&is))?;
     say(&format!("going on after {} of `{command}`", counted(steps.len(), "measured step")));
     Ok(Ready { config, model, command, journal: Some((journal, steps)) })
 }

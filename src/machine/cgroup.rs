@@ -65,7 +65,8 @@ impl Cgroup {
         self.memory_levels(root).map(|level| Bytes(level.limit)).min()
     }
 
-    /// What may still be allocated under every limit. Inactive page cache is given back under pressure, so it counts as free.
+    /// What may still be allocated under every limit. Page cache is given back under pressure, so it counts as free: active or not, as in the
+    /// kernel's own MemAvailable, since a file that was read twice is active.
     pub(crate) fn memory_remaining(&self, root: &Root) -> Option<Bytes> {
         self.memory_levels(root)
             .filter_map(|level| {
@@ -75,23 +76,20 @@ impl Cgroup {
     }
 
     fn memory_levels<'a>(&'a self, root: &'a Root) -> impl Iterator<Item = MemoryLevel> + 'a {
-        let unified =
-            self.unified.iter().map(|group| (group, "memory.max", "memory.current", "inactive_file"));
+        let unified = self.unified.iter().map(|group| (group, "memory.max", "memory.current", ""));
         let version1 = self
             .memory
             .iter()
-            .map(|group| (group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"));
-        unified.chain(version1).filter_map(|(group, limit, used, reclaimable)| {
+            .map(|group| (group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"));
+        unified.chain(version1).filter_map(|(group, limit, used, prefix)| {
             let limit = root.number(&format!("{group}/{limit}")).filter(|limit| *limit < UNLIMITED)?;
             let stat = root.read(&format!("{group}/memory.stat")).unwrap_or_default();
-            let reclaimable = stat
-                .lines()
-                .find_map(|line| line.strip_prefix(reclaimable)?.strip_prefix(' ')?.trim().parse().ok());
-            Some(MemoryLevel {
-                limit,
-                used: root.number(&format!("{group}/{used}")),
-                reclaimable: reclaimable.unwrap_or(0),
-            })
+            let pages = stat.lines().filter_map(|line| {
+                let (name, bytes) = line.strip_prefix(prefix)?.split_once(' ')?;
+                matches!(name, "active_file" | "inactive_file").then(|| bytes.trim().parse::<u64>().ok())?
+            });
+            let reclaimable = pages.fold(0, u64::saturating_add);
+            Some(MemoryLevel { limit, used: root.number(&format!("{group}/{used}")), reclaimable })
         })
     }
 }
@@ -140,7 +138,7 @@ mod tests {
             ("proc/self/cgroup", "0::/outer/inner\n"),
             ("sys/fs/cgroup/outer/memory.max", "1000\n"),
             ("sys/fs/cgroup/outer/memory.current", "900\n"),
-            ("sys/fs/cgroup/outer/memory.stat", "file 700\ninactive_file 600\n"),
+            ("sys/fs/cgroup/outer/memory.stat", "file 700\ninactive_file 400\nactive_file 200\n"),
             ("sys/fs/cgroup/outer/inner/memory.max", "5000\n"),
             ("sys/fs/cgroup/outer/inner/memory.current", "100\n"),
         ]);
@@ -148,6 +146,20 @@ mod tests {
         assert_eq!(groups.memory_limit(&root), Some(Bytes(1000)));
         assert_eq!(groups.memory_remaining(&root), Some(Bytes(700)), "page cache can be given back");
         assert_eq!(groups.cpu_quota_cores(&root), None);
+    }
+
+    #[test]
+    fn version_1_counts_the_page_cache_of_the_groups_below_too() {
+        let (_keep, root) = fake_root(&[
+            ("proc/self/cgroup", "4:memory:/box\n"),
+            ("sys/fs/cgroup/memory/box/memory.limit_in_bytes", "1000\n"),
+            ("sys/fs/cgroup/memory/box/memory.usage_in_bytes", "900\n"),
+            (
+                "sys/fs/cgroup/memory/box/memory.stat",
+                "inactive_file 1\nactive_file 1\ntotal_inactive_file 100\ntotal_active_file 500\n",
+            ),
+        ]);
+        assert_eq!(Cgroup::of_this_process(&root).memory_remaining(&root), Some(Bytes(700)));
     }
 
     #[test]

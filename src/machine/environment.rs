@@ -55,6 +55,11 @@ pub fn from_root(root: &Root) -> Environment {
     }
 }
 
+/// A number that this machine drew when it was started.
+pub fn boot_id() -> Option<String> {
+    Root::system().line("proc/sys/kernel/random/boot_id")
+}
+
 /// The cores of this machine, whoever may use them.
 pub fn cores() -> usize {
     logical_cores(&Root::system().read("proc/cpuinfo").unwrap_or_default())
@@ -131,6 +136,11 @@ pub(crate) fn frequency_mhz(root: &Root) -> Option<f64> {
 fn mean(values: &[f64]) -> Option<f64> {
     let mean = values.iter().sum::<f64>() / values.len() as f64;
     (mean.is_finite() && mean > 0.0).then_some(mean)
+}
+
+/// How many of so many cores the CPU quota of this process keeps busy.
+pub(crate) fn within_quota(root: &Root, allowed: usize) -> usize {
+    usable_cores(allowed, Cgroup::of_this_process(root).cpu_quota_cores(root))
 }
 
 fn usable_cores(allowed: usize, quota: Option<f64>) -> usize {

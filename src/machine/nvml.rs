@@ -24,7 +24,7 @@ use hbmark_core::units::Bytes;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GpuSelector {
     Index(u32),
-    /// `GPU-...` or `MIG-...`, in full.
+    /// `GPU-...` or `MIG-...`, in full or as many of its first letters as no other has.
     Uuid(String),
     /// `0000:65:00.0`.
     PciBusId(String),
@@ -159,25 +159,30 @@ pub struct GpuSample {
 #[derive(Debug)]
 pub struct Gpu {
     nvml: Nvml,
+    /// Of the whole GPU, whose clocks, power and temperature its slices share.
     index: u32,
+    /// The UUID of the slice that CUDA shows, where the GPU is divided (MIG): it has memory and processes of its own.
+    slice: Option<String>,
     matched_by: GpuMatch,
 }
 
 impl Gpu {
     /// Opens the GPU that `matched_by` found; `None` without library, driver or such a GPU.
     fn open(selector: &GpuSelector, matched_by: GpuMatch) -> Option<Self> {
-        let nvml = open_library()?;
-        let index = match selector {
-            GpuSelector::Index(index) => nvml.device_by_index(*index).ok().map(|_| *index),
-            // MIG devices have no index of their own: their parent is read instead.
-            GpuSelector::Uuid(uuid) => nvml.device_by_uuid(uuid.as_str()).ok().and_then(|device| {
-                device.mig_parent_device().and_then(|parent| parent.index()).or_else(|_| device.index()).ok()
-            }),
-            GpuSelector::PciBusId(id) => {
-                nvml.device_by_pci_bus_id(id.as_str()).and_then(|device| device.index()).ok()
-            }
+        Self::find(open_library()?, selector, matched_by)
+    }
+
+    fn find(nvml: Nvml, selector: &GpuSelector, matched_by: GpuMatch) -> Option<Self> {
+        let device = match selector {
+            GpuSelector::Index(index) => nvml.device_by_index(*index).ok(),
+            GpuSelector::Uuid(uuid) => device_by_uuid(&nvml, uuid),
+            GpuSelector::PciBusId(id) => nvml.device_by_pci_bus_id(id.as_str()).ok(),
         }?;
-        Some(Self { nvml, index, matched_by })
+        let (index, slice) = match device.mig_parent_device() {
+            Ok(parent) => (parent.index().ok()?, Some(device.uuid().ok()?)),
+            Err(_) => (device.index().ok()?, None),
+        };
+        Some(Self { nvml, index, slice, matched_by })
     }
 
     /// The GPU that CUDA calls by this ordinal in this process.
@@ -190,8 +195,15 @@ impl Gpu {
         })
     }
 
+    /// The whole GPU.
     fn device(&self) -> Option<Device<'_>> {
         self.nvml.device_by_index(self.index).ok()
+    }
+
+    /// What CUDA shows of it.
+    fn shown(&self) -> Option<Device<'_>> {
+        let Some(uuid) = &self.slice else { return self.device() };
+        self.nvml.device_by_uuid(uuid.as_str()).ok()
     }
 
     /// Energy spent since the driver was loaded.
@@ -214,15 +226,18 @@ impl Gpu {
             thermal_violation: violation(PerformancePolicy::Thermal),
             power_violation: violation(PerformancePolicy::Power),
             board_violation: violation(PerformancePolicy::BoardLimit),
-            processes: device.running_compute_processes().ok().map(|processes| processes.len()),
+            processes: self
+                .shown()
+                .and_then(|shown| shown.running_compute_processes().ok())
+                .map(|processes| processes.len()),
         }
     }
 
     /// Everything a report keeps of the GPU.
     pub fn describe(&self) -> Option<GpuEnvironment> {
-        let device = self.device()?;
+        let (device, shown) = (self.device()?, self.shown()?);
         let sample = self.sample();
-        let memory = device.memory_info().ok();
+        let memory = shown.memory_info().ok();
         let cuda = self.nvml.sys_cuda_driver_version().ok();
         let capability = device.cuda_compute_capability().ok();
         let reasons = sample.throttle.unwrap_or_default().reasons();
@@ -230,7 +245,7 @@ impl Gpu {
             index: self.index,
             matched_by: Some(self.matched_by),
             name: device.name().ok(),
-            uuid: device.uuid().ok(),
+            uuid: shown.uuid().ok(),
             driver: self.nvml.sys_driver_version().ok(),
             cuda_driver: cuda
                 .map(|v| format!("{}.{}", cuda_driver_version_major(v), cuda_driver_version_minor(v))),
@@ -249,14 +264,14 @@ impl Gpu {
             mig: device.mig_mode().ok().map(|mode| mode.current == 1),
             persistence: device.is_in_persistent_mode().ok(),
             mps: device.mps_running_compute_processes().ok().map(|processes| !processes.is_empty()),
-            other_processes: other_processes(&device),
+            other_processes: other_processes(&shown),
             board: Some(board::describe(&self.nvml, &device)),
         })
     }
 
     /// Free memory of the GPU.
     pub fn free_memory(&self) -> Option<Bytes> {
-        self.device()?.memory_info().ok().map(|memory| Bytes(memory.free))
+        self.shown()?.memory_info().ok().map(|memory| Bytes(memory.free))
     }
 }
 
@@ -278,7 +293,7 @@ pub fn visible_gpus() -> Option<Vec<(u32, String)>> {
     let each = (0..count).map_while(|ordinal| select(visible.as_deref(), ordinal));
     let gpus = each.map_while(|selector| {
         let gpu = Gpu::open(&selector, GpuMatch::Uuid)?;
-        Some((gpu.index, gpu.device()?.uuid().ok()?))
+        Some((gpu.index, gpu.shown()?.uuid().ok()?))
     });
     Some(gpus.collect())
 }
@@ -291,6 +306,22 @@ pub fn gpu_count() -> Option<u32> {
 fn open_library() -> Option<Nvml> {
     // Hosts without the developer package have only the versioned name.
     Nvml::init().or_else(|_| Nvml::builder().lib_path("libnvidia-ml.so.1".as_ref()).init()).ok()
+}
+
+/// The GPU or slice of a UUID, or the only one whose UUID begins so, as CUDA_VISIBLE_DEVICES may name it.
+fn device_by_uuid<'nvml>(nvml: &'nvml Nvml, uuid: &str) -> Option<Device<'nvml>> {
+    if let Ok(device) = nvml.device_by_uuid(uuid) {
+        return Some(device);
+    }
+    let gpus = (0..nvml.device_count().ok()?).filter_map(|index| nvml.device_by_index(index).ok());
+    let with_slices = gpus.flat_map(|gpu| {
+        let places = 0..gpu.mig_device_count().unwrap_or(0);
+        let slices: Vec<_> = places.filter_map(|place| gpu.mig_device_by_index(place).ok()).collect();
+        std::iter::once(gpu).chain(slices)
+    });
+    let mut found = with_slices.filter(|device| device.uuid().is_ok_and(|full| full.starts_with(uuid)));
+    let first = found.next()?;
+    found.next().is_none().then_some(first)
 }
 
 fn throttle_bits(device: &Device<'_>) -> Option<ThrottleBits> {
@@ -372,6 +403,71 @@ mod tests {
     fn a_machine_without_such_a_gpu_answers_none() {
         assert!(Gpu::open(&GpuSelector::Index(u32::MAX), GpuMatch::Number).is_none());
         assert!(Gpu::open(&GpuSelector::Uuid("GPU-none".to_owned()), GpuMatch::Uuid).is_none());
+    }
+
+    /// Two GPUs, 0 divided into two slices. A device is its number plus one, a slice 11 or 12.
+    const DIVIDED: &str = r#"
+        #include <stdio.h>
+        typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory;
+        static const char *uuids[] = {"GPU-89aa", "GPU-89bb", "MIG-11aa", "MIG-11bb"};
+        static const char *uuid(long d) { return uuids[d > 10 ? d - 9 : d - 1]; }
+        int nvmlInit_v2(void) { return 0; }
+        int nvmlShutdown(void) { return 0; }
+        int nvmlDeviceGetCount_v2(unsigned *count) { return *count = 2, 0; }
+        int nvmlDeviceGetHandleByIndex_v2(unsigned index, long *d) { return *d = index + 1, index > 1 ? 2 : 0; }
+        int nvmlDeviceGetHandleByUUID(const char *wanted, long *d) {
+            for (*d = 1; *d < 13; *d += *d == 2 ? 9 : 1) {
+                const char *a = uuid(*d), *b = wanted;
+                while (*a && *a == *b) a++, b++;
+                if (!*a && !*b) return 0;
+            }
+            return 6;
+        }
+        int nvmlDeviceGetUUID(long d, char *text, unsigned room) { return snprintf(text, room, "%s", uuid(d)), 0; }
+        int nvmlDeviceGetIndex(long d, unsigned *index) { return *index = d - 1, d > 10 ? 2 : 0; }
+        int nvmlDeviceGetMaxMigDeviceCount(long d, unsigned *count) { return *count = d == 1 ? 7 : 0, 0; }
+        int nvmlDeviceGetMigDeviceHandleByIndex(long d, unsigned index, long *slice) { return *slice = 11 + index, index > 1 ? 6 : 0; }
+        int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(long d, long *parent) { return *parent = 1, d > 10 ? 0 : 2; }
+        int nvmlDeviceGetMemoryInfo_v2(long d, memory *m) { return m->total = m->free = d * 1000, 0; }
+        int nvmlDeviceGetPowerUsage(long d, unsigned *milliwatts) { return *milliwatts = d * 1000, d > 10 ? 3 : 0; }
+    "#;
+
+    /// A GPU of those, as a value of CUDA_VISIBLE_DEVICES names it.
+    fn divided(folder: &std::path::Path, visible: &str) -> Option<Gpu> {
+        let (source, library) = (folder.join("nvml.c"), folder.join("nvml.so"));
+        if !library.exists() {
+            std::fs::write(&source, DIVIDED).unwrap();
+            let compile = ["-shared", "-fPIC", "-w", "-o"];
+            let compiled = std::process::Command::new("cc").args(compile).arg(&library).arg(&source).status();
+            assert!(compiled.unwrap().success());
+        }
+        let nvml = Nvml::builder().lib_path(library.as_os_str()).init().unwrap();
+        Gpu::find(nvml, &select(Some(visible), 0)?, GpuMatch::Uuid)
+    }
+
+    #[test]
+    fn a_slice_has_its_own_memory_and_uuid_and_the_power_of_its_gpu() {
+        let folder = tempfile::tempdir().unwrap();
+        let slice = divided(folder.path(), "MIG-11bb").unwrap();
+        let described = slice.describe().unwrap();
+        assert_eq!((described.index, described.uuid.as_deref()), (0, Some("MIG-11bb")));
+        assert_eq!((described.memory_bytes, slice.free_memory()), (Some(Bytes(12_000)), Some(Bytes(12_000))));
+        assert_eq!(slice.sample().power_watts, Some(1.0));
+        let whole = divided(folder.path(), "1").unwrap();
+        let described = whole.describe().unwrap();
+        assert_eq!((described.index, described.uuid.as_deref()), (1, Some("GPU-89bb")));
+        assert_eq!((described.memory_bytes, whole.sample().power_watts), (Some(Bytes(2_000)), Some(2.0)));
+    }
+
+    #[test]
+    fn a_uuid_may_be_abbreviated_where_one_device_alone_begins_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let uuid = |visible: &str| divided(folder.path(), visible)?.describe()?.uuid;
+        assert_eq!(uuid("GPU-89b").as_deref(), Some("GPU-89bb"));
+        assert_eq!(uuid("MIG-11a").as_deref(), Some("MIG-11aa"));
+        for none in ["GPU-89", "MIG-1", "GPU-7"] {
+            assert_eq!(uuid(none), None, "{none}");
+        }
     }
 
     #[test]

@@ -160,7 +160,12 @@ impl HostReading {
     fn take(root: &Root, at: Duration) -> Self {
         let cpu = root.line("proc/stat").and_then(|line| cpu_ticks(&line));
         let own = root.read("proc/self/stat").and_then(|text| own_counters(&text));
-        let energy = root.numbered("sys/class/powercap", "intel-rapl:").into_iter().map(|package| {
+        // Beside the packages there may be `psys`, the whole platform, which counts them again.
+        let is_package = |zone: &String| {
+            root.line(&format!("{zone}/name")).is_some_and(|name| name.starts_with("package"))
+        };
+        let zones = root.numbered("sys/class/powercap", "intel-rapl:");
+        let energy = zones.into_iter().filter(is_package).map(|package| {
             let count = root.number(&format!("{package}/energy_uj"))?;
             Some(EnergyCounter { count, range: root.number(&format!("{package}/max_energy_range_uj")) })
         });
@@ -598,9 +603,12 @@ mod tests {
         let (_keep, root) = fake_root(&[
             ("proc/stat", "cpu  100 20 30 9999 50 6 7 40 3 0\ncpu0 1 2 3\n"),
             ("proc/self/stat", own.trim()),
+            ("sys/class/powercap/intel-rapl:0/name", "package-0\n"),
             ("sys/class/powercap/intel-rapl:0/energy_uj", "77\n"),
             ("sys/class/powercap/intel-rapl:0/max_energy_range_uj", "100\n"),
             ("sys/class/powercap/intel-rapl:0:0/energy_uj", "33\n"),
+            ("sys/class/powercap/intel-rapl:1/name", "psys\n"),
+            ("sys/class/powercap/intel-rapl:1/energy_uj", "99\n"),
         ]);
         let reading = HostReading::take(&root, Duration::ZERO);
         assert_eq!((reading.busy, reading.steal, reading.own), (Some(163), Some(40), Some(42)));
@@ -608,7 +616,7 @@ mod tests {
         assert_eq!(
             reading.energy,
             [EnergyCounter { count: 77, range: Some(100) }],
-            "a core is inside its package"
+            "a core is inside its package, and that inside the platform"
         );
     }
 

@@ -147,6 +147,16 @@ impl CellInput {
         Ok(())
     }
 
+    /// How many steps the next [`fill`](Self::fill) takes at the most: none where nothing is to be filled, one for each position of a prefill.
+    /// `None` of random values, which no step writes.
+    pub fn steps_to_fill(&self, session: &mut dyn Session) -> Option<usize> {
+        if self.phase == Phase::Prefill || self.filled {
+            return Some(0);
+        }
+        let prefills = self.kv == KvFill::Prefill || session.synthetic_kv().is_none();
+        prefills.then_some(self.context)
+    }
+
     /// The step that is timed repeatedly.
     pub fn step(&self) -> &StepBatch {
         &self.step

@@ -19,8 +19,9 @@ pub use cpu::measure_cpu;
 
 use crate::engine::error_mapping::of_candle;
 use crate::engine::native::cpu::thread_team::allowed_processors;
-use crate::machine::environment::last_cache;
+use crate::machine::environment::{last_cache, within_quota};
 use crate::machine::memory::{MemoryOf, available};
+use crate::machine::system_files::Root;
 
 /// How to probe.
 #[derive(Debug, Clone, PartialEq)]
@@ -98,9 +99,15 @@ impl ProbeError {
     }
 }
 
-/// The cores this process may use, by number.
+/// The cores this process may use, by number: under a CPU quota as many as an engine takes.
 pub fn usable_cores() -> Result<Vec<usize>, ProbeError> {
-    allowed_processors().map_err(|source| ProbeError::Cores { source })
+    usable_cores_of(&Root::system())
+}
+
+fn usable_cores_of(root: &Root) -> Result<Vec<usize>, ProbeError> {
+    let mut cores = allowed_processors().map_err(|source| ProbeError::Cores { source })?;
+    cores.truncate(within_quota(root, cores.len()));
+    Ok(cores)
 }
 
 /// All counts up to eight; beyond, powers of two, three quarters of the cores, and all of them.
@@ -140,6 +147,15 @@ mod tests {
         assert_eq!(working_set(Some(Bytes(GIB)), Some(Bytes(8 * GIB))), Bytes(2 * GIB));
         assert_eq!(working_set(None, None), Bytes(GIB));
         assert_eq!(working_set(None, Some(Bytes(0))), Bytes(2 * MIB));
+    }
+
+    #[test]
+    fn under_a_quota_no_more_cores_are_probed_than_it_keeps_busy() {
+        let (_keep, root) = crate::machine::system_files::fake_root(&[
+            ("proc/self/cgroup", "0::/\n"),
+            ("sys/fs/cgroup/cpu.max", "150000 100000\n"),
+        ]);
+        assert_eq!(usable_cores_of(&root).unwrap(), allowed_processors().unwrap()[..1]);
     }
 
     #[test]

@@ -102,8 +102,8 @@ pub struct Reference {
 /// What is said of a visit while it lasts, outside of the timed part.
 #[derive(Debug, Clone, Copy)]
 pub enum VisitEvent<'a> {
-    /// The next event comes within so many seconds as predicted, for the supervisor's timeout.
-    Busy(f64),
+    /// The next event comes within so many seconds as predicted, for the supervisor's timeout; `None` where nothing predicts it.
+    Busy(Option<f64>),
     /// A block was rejected.
     Rejected(&'a Cause),
 }
@@ -174,18 +174,30 @@ impl CellInputs {
         on_event: OnVisitEvent<'_>,
     ) -> Option<f64> {
         let input = self.of(session, protocol, reference.index, &reference.cell);
-        let expected = seconds(reference.predicted_ns);
-        on_event(VisitEvent::Busy(expected * (reference.cell.context + 2 * reference.steps) as f64));
-        input.fill(session).ok()?;
-        let mut tokens = Vec::new();
-        take_block(session, input, reference.steps.min(5), &mut tokens).ok()?;
-        let block = take_block(session, input, reference.steps, &mut tokens).ok()?;
-        if !reference.keep {
+        let block = reference_block(session, input, reference, on_event);
+        if block.is_err() || !reference.keep {
             input.release(session);
         }
+        let block = block.ok()?;
         let times = judged_times(Phase::Decode, &block);
         Some(times.iter().sum::<f64>() / times.len() as f64)
     }
+}
+
+/// Fills the reference cell and takes its block, behind a few steps that do not count.
+fn reference_block(
+    session: &mut dyn Session,
+    input: &mut CellInput,
+    reference: &Reference,
+    on_event: OnVisitEvent<'_>,
+) -> Result<Block, BlockError> {
+    let expected = seconds(reference.predicted_ns);
+    on_event(VisitEvent::Busy(until_stepped(session, input, expected)));
+    input.fill(session)?;
+    on_event(VisitEvent::Busy(expected.map(|step| step * (2 * reference.steps) as f64)));
+    let mut tokens = Vec::new();
+    take_block(session, input, reference.steps.min(5), &mut tokens)?;
+    take_block(session, input, reference.steps, &mut tokens)
 }
 
 /// Fills a cell, steps it twice (an engine that replays records the second step) and frees it. The error, if any.
@@ -201,8 +213,13 @@ pub fn trial_step(session: &mut dyn Session, cell: &Cell, protocol: &Protocol) -
     twice.err().map(|error| end_of(&error.into()))
 }
 
-fn seconds(predicted_ns: Option<f64>) -> f64 {
-    predicted_ns.unwrap_or(0.0) / 1e9
+fn seconds(predicted_ns: Option<f64>) -> Option<f64> {
+    predicted_ns.map(|nanoseconds| nanoseconds / 1e9)
+}
+
+/// The seconds of a fill and of the first step behind it, where a step is expected to take so long.
+fn until_stepped(session: &mut dyn Session, input: &CellInput, expected: Option<f64>) -> Option<f64> {
+    Some(expected? * (input.steps_to_fill(session)? + 1) as f64)
 }
 
 /// Fills, warms up and takes blocks until the visit has enough of them or must stop.
@@ -218,7 +235,7 @@ fn sample(
     on_event: OnVisitEvent<'_>,
 ) -> Result<(), BlockError> {
     let expected = seconds(visit.predicted_ns);
-    on_event(VisitEvent::Busy(expected * visit.cell.context as f64));
+    on_event(VisitEvent::Busy(until_stepped(session, input, expected)));
     input.fill(session)?;
     let warm = warm_up(session, input, protocol, whole, &mut || on_event(VisitEvent::Busy(expected)))?;
     let steps = *visited.steps.get_or_insert_with(|| steps_of(visit.cell.phase, &warm, protocol));
@@ -226,7 +243,8 @@ fn sample(
     let mut taken = 0;
     loop {
         let shared = if taken < visit.wanted {
-            on_event(VisitEvent::Busy(expected.max(warm.step_seconds) * steps as f64));
+            let step = expected.unwrap_or(0.0).max(warm.step_seconds);
+            on_event(VisitEvent::Busy(Some(step * steps as f64)));
             monitor.before_block();
             let block = take_block(session, input, steps, &mut visited.tokens)?;
             let mut context = monitor.after_block(block.wall_ns / 1e9);

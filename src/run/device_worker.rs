@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::engine::native::cpu::kernel_choice::TimedFormat;
 use crate::measure::visit::{CellEnd, Reference, Visit, Visited};
 use crate::run::RunError;
 use crate::run::config::RunConfig;
@@ -26,12 +27,13 @@ pub enum DeviceRequest {
     Identify,
     /// Name the machine, and measure its ceilings.
     Probe,
-    /// Load an engine at a dtype and check its outputs; `reopen` in another worker, when both was done before.
+    /// Load an engine at a dtype and check its outputs; `reopen` in another worker, when both was done before, with what the first has timed of
+    /// its kernels.
     Open {
         series: usize,
         engine: String,
         dtype: Dtype,
-        reopen: bool,
+        reopen: Option<Vec<TimedFormat>>,
     },
     Visit {
         series: usize,
@@ -131,6 +133,9 @@ pub struct Opened {
     /// Bytes of one routed expert in every layer that has any.
     #[serde(default)]
     pub expert_bytes: Option<Bytes>,
+    /// What the worker had timed of its CPU kernels by then.
+    #[serde(default)]
+    pub timed: Vec<TimedFormat>,
 }
 
 /// A cell, costed by the tensors that were really loaded.
@@ -199,9 +204,10 @@ impl Job for DeviceJob {
         response: &DeviceResponse,
     ) -> Option<StateChange<DeviceRequest>> {
         match (request, response) {
-            (DeviceRequest::Open { series, engine, dtype, .. }, DeviceResponse::Opened(_)) => {
+            (DeviceRequest::Open { series, engine, dtype, .. }, DeviceResponse::Opened(opened)) => {
                 let (series, engine, dtype) = (*series, engine.clone(), *dtype);
-                let reopen = DeviceRequest::Open { series, engine, dtype, reopen: true };
+                let reopen =
+                    DeviceRequest::Open { series, engine, dtype, reopen: Some(opened.timed.clone()) };
                 Some(StateChange::Opened { key: series, reopen })
             }
             (DeviceRequest::Close { series }, _) => Some(StateChange::Closed { key: *series }),

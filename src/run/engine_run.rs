@@ -101,7 +101,7 @@ pub fn open(
     observer: &mut dyn Observer,
 ) -> Result<Option<Opened>, RunError> {
     let (engine, dtype) = (series.engine.clone(), series.dtype);
-    let request = DeviceRequest::Open { series: series.number, engine, dtype, reopen: false };
+    let request = DeviceRequest::Open { series: series.number, engine, dtype, reopen: None };
     let lost = match execute_with_retry(worker, &request, observer)? {
         DeviceResponse::Opened(opened) => {
             report.capabilities.push(opened.capabilities.clone());

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use crate::machine::atomic_file::{FileError, sync_folder, write_atomic};
 use crate::machine::placement::{FLEET_NODE, FLEET_TASK};
 use crate::worker::child::LAUNCHED_BY;
+use crate::worker::journal::FILE as JOURNAL;
 use crate::worker::signals::Interrupts;
 use hbmark_core::result::FleetTask;
 use hbmark_fleet::folder::{NODE_FILE, NodeRecord, NodeRecordKind, TaskRecord};
@@ -153,7 +154,7 @@ impl<'a> NodeState<'a> {
         match self.finish(index, process, &folder) {
             Ok(()) => (self.tell)(&format!("{name}: done")),
             // It goes on where it was, when the node's task is started again.
-            Err(_) if self.task.interrupts.signal().is_some() => {}
+            Err(_) if self.stopped() => (self.tell)(&format!("{name}: stopped, and not finished")),
             Err(why) => {
                 (self.tell)(&format!("{name}: {why}"));
                 let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
@@ -166,8 +167,9 @@ impl<'a> NodeState<'a> {
         }
     }
 
+    /// Whether this process was asked to stop, or its time is up.
     fn stopped(&self) -> bool {
-        self.task.interrupts.signal().is_some()
+        self.task.interrupts.signal().is_some() || Instant::now() >= self.deadline
     }
 
     /// Runs a process to its end and gives its folder the name of a finished one.
@@ -175,12 +177,12 @@ impl<'a> NodeState<'a> {
         let unfinished = folder.join(format!("run-{process}.unfinished"));
         let said = |error: std::io::Error| format!("{}: {error}", unfinished.display());
         std::fs::create_dir_all(&unfinished).map_err(said)?;
-        if !unfinished.join("result.json").exists() {
-            let mut resumes = unfinished.join("journal.jsonl").exists();
+        if !is_whole(&unfinished) {
+            let mut resumes = unfinished.join(JOURNAL).exists();
             loop {
                 let (status, message) = self.child(index, process, &unfinished, resumes).map_err(said)?;
                 // 1: some cells failed, and the result names them.
-                if unfinished.join("result.json").exists() && matches!(status.code(), Some(0 | 1)) {
+                if is_whole(&unfinished) && matches!(status.code(), Some(0 | 1)) {
                     break;
                 }
                 if !resumes || self.stopped() {
@@ -236,6 +238,8 @@ impl<'a> NodeState<'a> {
             .stderr(Stdio::piped())
             // Ctrl-C at a terminal is for this process alone.
             .process_group(0);
+        // Of a run that was stopped, and not of this child, which may end without one.
+        let _ = std::fs::remove_file(out.join("result.json"));
         let mut child = command.spawn()?;
         let stderr = child.stderr.take();
         let reader = std::thread::spawn(move || stderr.map(tail).unwrap_or_default());
@@ -256,7 +260,7 @@ impl<'a> NodeState<'a> {
                 return Ok(status);
             }
             match asked {
-                None if self.stopped() || Instant::now() >= self.deadline => {
+                None if self.stopped() => {
                     let _ = rustix::process::kill_process(
                         rustix::process::Pid::from_child(child),
                         rustix::process::Signal::TERM,
@@ -276,7 +280,12 @@ impl<'a> NodeState<'a> {
 
 /// Whether a process of a device left its result.
 fn is_finished(folder: &Path, process: u32) -> bool {
-    folder.join(format!("run-{process}")).join("result.json").is_file()
+    is_whole(&folder.join(format!("run-{process}")))
+}
+
+/// Whether the result in a folder is that of a whole run: one that was stopped leaves what it had by then, beside its journal.
+fn is_whole(run: &Path) -> bool {
+    run.join("result.json").is_file() && !run.join(JOURNAL).exists()
 }
 
 /// Gives what was begun a name of its own.

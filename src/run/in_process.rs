@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Instant;
 
+use crate::engine::native::cpu::kernel_choice::{self, TimedFormat};
 use crate::engine::{self, DeviceChoice, EngineError, SequenceId, Session, StepBatch};
 use crate::machine::environment;
 use crate::machine::memory::{self, MemoryOf};
@@ -76,7 +77,7 @@ impl Handler for LocalDevice {
             DeviceRequest::Probe => self.begin(observer),
             DeviceRequest::Open { series, engine, dtype, reopen } => {
                 self.live.remove(series);
-                let opened = self.open(engine, *dtype, *reopen, observer);
+                let opened = self.open(engine, *dtype, reopen.as_deref(), observer);
                 match opened {
                     Ok((live, opened)) => {
                         self.live.insert(*series, live);
@@ -130,7 +131,7 @@ impl LocalDevice {
         &mut self,
         engine: &str,
         dtype: Dtype,
-        reopen: bool,
+        reopen: Option<&[TimedFormat]>,
         observer: &mut dyn Observer,
     ) -> Result<(LoadedEngine, Opened), OpenFailure> {
         let (config, model) = (&self.config, &*self.model);
@@ -159,6 +160,7 @@ impl LocalDevice {
         if let Some(reason) = too_large(config.device, plan::resident(&planned, engine)) {
             return Err(OpenFailure::Unavailable { status: Status::Skipped, reason });
         }
+        kernel_choice::take_over(reopen.unwrap_or_default());
         let begin = Instant::now();
         let session = load(config, model, engine, dtype, observer).map_err(|error| match error {
             EngineError::OutOfMemory { device, detail } => {
@@ -175,9 +177,11 @@ impl LocalDevice {
         if let Err(fault) = weight_check::weights(session.inventory(), &model.inventory(dtype)) {
             return Err(OpenFailure::Unavailable { status: Status::Invalid, reason: fault });
         }
-        let cold =
-            if reopen { Vec::new() } else { cold(session.as_mut(), engine, dtype, begin.elapsed().into()) };
-        let quality = if reopen {
+        let cold = match reopen {
+            Some(_) => Vec::new(),
+            None => cold(session.as_mut(), engine, dtype, begin.elapsed().into()),
+        };
+        let quality = if reopen.is_some() {
             Quality {
                 passed: true,
                 check: "checked before".into(),
@@ -288,6 +292,7 @@ impl LoadedEngine {
             all_fit: available.is_some_and(|free| together.0 < usable(free).0 / 2),
             canary_tolerance: self.monitor.canary_tolerance(self.protocol.canary_tolerance),
             expert_bytes: ledger.expert_bytes(),
+            timed: kernel_choice::timed(),
         }
     }
 
@@ -296,7 +301,7 @@ impl LoadedEngine {
         let Self { session, monitor, protocol, inputs, tokens } = self;
         let session = session.as_mut();
         let mut told = |event: VisitEvent<'_>| match event {
-            VisitEvent::Busy(seconds) => observer.busy(Some(seconds)),
+            VisitEvent::Busy(seconds) => observer.busy(seconds),
             VisitEvent::Rejected(cause) => observer.rejected(cause),
         };
         match request {

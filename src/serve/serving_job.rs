@@ -26,8 +26,8 @@ pub struct ServePlan {
     pub arguments: Vec<OsString>,
     /// What they and the environment mean.
     pub config: BTreeMap<String, serde_json::Value>,
-    /// Of the model's dimensions and tensors.
-    pub model_hash: String,
+    /// [`OpenModel::identity`](crate::weights::OpenModel::identity); nothing without a model.
+    pub model: String,
 }
 
 impl JournaledPlan for ServePlan {

@@ -63,7 +63,7 @@ pub(super) fn resumed(config: &ServeConfig, known: Vec<Entry>) -> (Result<Finish
     let plan = serving_job::ServePlan {
         arguments: Vec::new(),
         config: std::collections::BTreeMap::new(),
-        model_hash: String::new(),
+        model: String::new(),
     };
     let journal = Journal::create(folder.path(), &Header::new("hbmark serve", plan).unwrap()).unwrap();
     let kept = std::rc::Rc::default();

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
+use sha2::{Digest, Sha256};
 
 use super::gguf::GgufModel;
 use super::hub::HubConfig;
@@ -19,7 +20,7 @@ use super::{quantised, stream, synthetic};
 use crate::machine::device::DeviceChoice;
 use crate::weights::OpenError;
 use hbmark_core::model::{
-    Architecture, DraftLayer, Dtype, Inventory, ModelError, Quantization, presets, read_config,
+    Architecture, DraftLayer, Dtype, Inventory, ModelError, Quantization, model_hash, presets, read_config,
 };
 use hbmark_core::result::ModelSummary;
 use hbmark_core::units::Bytes;
@@ -312,6 +313,27 @@ impl OpenModel {
     /// The model as results state it, stored in a dtype.
     pub fn summary(&self, dtype: Dtype) -> ModelSummary {
         ModelSummary::new(&self.name, self.source_label(), &self.architecture, &self.inventory(dtype))
+    }
+
+    /// By what a run that goes on knows the model again: its dimensions and tensors in a dtype, and of each file of weights the size and the time
+    /// of its last change.
+    pub fn identity(&self, dtype: Dtype) -> String {
+        let model = model_hash(&self.architecture, &self.inventory(dtype));
+        let mut files = match &self.source {
+            Source::Synthetic { .. } => return model,
+            Source::Gguf { path, .. } => vec![path.clone()],
+            Source::Folder { path, .. } => {
+                let files = std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+                files.filter(|path| path.extension().is_some_and(|e| e == "safetensors")).collect()
+            }
+        };
+        files.sort_unstable();
+        let mut hasher = Sha256::new();
+        for file in files {
+            let found = file.metadata().and_then(|found| Ok((found.len(), found.modified()?))).ok();
+            hasher.update(format!("{:?} {found:?}\n", file.file_name()));
+        }
+        format!("{model}, weights {:.12x}", hasher.finalize())
     }
 
     /// Whether it has dimensions alone, and weights only where they are made.
@@ -618,6 +640,26 @@ mod tests {
         let gguf = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/llama-q8_0.gguf");
         let gguf = open_shape(gguf, None).unwrap();
         assert!(gguf.storage(Some(Dtype::Bf16)).unwrap_err().to_string().contains("stored as gguf"));
+    }
+
+    #[test]
+    fn a_model_whose_weights_changed_is_another_one() {
+        let shape = open_shape(folder(serde_json::Value::Null, None).path().to_str().unwrap(), None).unwrap();
+        let inventory = shape.inventory(Dtype::Bf16);
+        let folder = folder(serde_json::Value::Null, Some(&inventory));
+        let model = open_shape(folder.path().to_str().unwrap(), None).unwrap();
+        let was = model.identity(Dtype::Bf16);
+        assert_eq!(was, model.identity(Dtype::Bf16));
+        std::fs::write(folder.path().join("notes.txt"), "of no weights").unwrap();
+        assert_eq!(was, model.identity(Dtype::Bf16));
+        let file = File::options().append(true).open(folder.path().join("model.safetensors")).unwrap();
+        file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+        let written = model.identity(Dtype::Bf16);
+        file.set_len(file.metadata().unwrap().len() + 1).unwrap();
+        file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+        let longer = model.identity(Dtype::Bf16);
+        assert!(was != written && written != longer, "{was} {written} {longer}");
+        assert!(was.starts_with(&model.summary(Dtype::Bf16).hash));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use super::fault_injection::{FaultInjectingSession, FaultSite, InjectedFault};
 use super::job::{Handler, InProcess, Job, Worker};
 use super::messages::{self, Program, SupervisorMessage, WorkerMessage};
 use super::observer::Observer;
+use super::signals;
 use hbmark_core::input::one_line;
 use hbmark_core::result::Cause;
 use hbmark_core::units::Bytes;
@@ -58,6 +59,7 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 pub fn work<H: Handler>(
     open: impl FnOnce(&<H::Job as Job>::Config) -> Result<H, String>,
 ) -> Result<(), WorkerExit> {
+    signals::leave_to_supervisor();
     let Some(Handshake { mut input, out, config, workers }) = handshake()? else { return Ok(()) };
     let mut observer = ForwardingObserver { out, sent: Instant::now(), shown: None, predicted: None };
     let mut worker = open(&config).map(InProcess::new);

@@ -12,7 +12,7 @@ use hbmark_core::input;
 use hbmark_core::result::Cause;
 
 /// Raised when a message changes its meaning.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// A longer line is not a message of ours: the blocks of one visit, or one point of a serving result, are a few megabytes at the most.
 const MAX_LINE: u64 = 256 << 20;

@@ -17,6 +17,15 @@ pub fn survive_file_size_limit() {
     let _ = signal_hook::flag::register(libc::SIGXFSZ, Arc::new(AtomicBool::new(false)));
 }
 
+/// Leaves SIGINT and SIGTERM to the supervisor, for the rest of the process. Who stops a job or a container sends them to every process of it,
+/// and the end of a worker that got one first would pass for a loss. A worker ends with its supervisor, however that ends.
+pub fn leave_to_supervisor() {
+    for signal in [SIGINT, SIGTERM] {
+        // A handler, and not "ignore", which programs that a worker starts would inherit. Without one the signal ends it, as before.
+        let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
+    }
+}
+
 /// The signals of this process.
 #[derive(Clone, Default)]
 pub struct Interrupts {

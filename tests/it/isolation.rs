@@ -9,10 +9,12 @@ use crate::runs::{
 
 const VICTIM: &str = "decode/stock/f32/b2/c4";
 
-/// Runs with a fault, and holds exit code, the victim's status and the others' against what is expected.
+/// Runs with a fault, which may come after so many steps (`hang:3`), and holds exit code, the victim's status and the others' against what is
+/// expected.
 fn costs_one_cell(fault: &str, arguments: &[&str], status: &str, reason: &[&str]) {
-    let output =
-        run().args(arguments).env("HBMARK_PLANT_FAULT", format!("{fault}@{VICTIM}")).output().unwrap();
+    let (kind, after) = fault.split_once(':').unwrap_or((fault, "0"));
+    let planted = format!("{kind}@{VICTIM}:{after}");
+    let output = run().args(arguments).env("HBMARK_PLANT_FAULT", planted).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{fault}: {}", stderr(&output));
     let report = report(&output);
     for (cell, found, why) in statuses(&report) {
@@ -48,13 +50,10 @@ fn out_of_memory_costs_one_cell_as_oom() {
 
 #[test]
 fn a_worker_that_hangs_costs_one_cell_and_says_what_was_allowed() {
-    let reason = [
-        "no answer while measuring decode/stock/f32/b2/c4",
-        "silent for 5.0 s",
-        "are predicted",
-        "was killed",
-    ];
-    costs_one_cell("hang", &["--hang-after", "5"], "failed", &reason);
+    // Behind the two steps of the fill and the one of the warm-up, which says how long the block should take.
+    let reason =
+        ["no answer while measuring decode/stock/f32/b2/c4", "silent for 5.", "are predicted", "was killed"];
+    costs_one_cell("hang:3", &["--hang-after", "5"], "failed", &reason);
 }
 
 #[test]
@@ -168,6 +167,24 @@ fn ctrl_c_saves_what_there_is_as_incomplete() {
         assert!(rest.contains("hbmark run --resume"), "{rest}");
         until("the worker's end", || (!is_alive(worker)).then_some(()));
     }
+}
+
+#[test]
+fn a_signal_that_reaches_the_worker_first_is_no_loss() {
+    let folder = tempfile::tempdir().unwrap();
+    let (child, worker, mut said) = hanging(folder.path(), &["--format", "json"]);
+    let measured = journal_lines(folder.path());
+    for name in ["INT", "TERM"] {
+        signal(worker, name);
+    }
+    signal(child.id(), "TERM");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(143));
+    assert_eq!(journal_lines(folder.path()), measured, "a loss would be in the journal");
+    let warnings = report(&output)["warnings"].to_string();
+    assert!(!warnings.contains("SIGTERM") && !warnings.contains("SIGINT"), "{warnings}");
+    said.read_to_string(&mut String::new()).unwrap();
+    until("the worker's end", || (!is_alive(worker)).then_some(()));
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use crate::runs::{
-    RESULTS, cells, clean, essence, fixture, hanging, hbmark, journal_lines, names, path, program, refused,
-    report, run, signal, statuses, stderr,
+    RESULTS, cells, clean, copy_of, essence, fixture, hanging, hbmark, hung, journal_lines, names, path,
+    program, refused, report, run, signal, statuses, stderr,
 };
 
 /// A folder with a run that was killed with its worker.
@@ -66,8 +66,25 @@ fn other_settings_are_refused_with_both_values_and_the_same_ones_are_not() {
     refused(&other, &["--batch differs", "the run had [1,2]", "this is [1,9]"]);
     let other = resume(folder.path()).env("HBMARK_ENGINE", "native").output().unwrap();
     refused(&other, &["--engine differs", "stock", "native"]);
+    let other = resume(folder.path()).env("HBMARK_CPU_KERNELS", "portable").output().unwrap();
+    refused(&other, &["HBMARK_CPU_KERNELS differs: the run had unset, this is portable"]);
     let same = resume(folder.path()).args(["--batch", "1,2", "--smoke"]).output().unwrap();
     assert_eq!(same.status.code(), Some(0), "{}", stderr(&same));
+}
+
+#[test]
+fn weights_that_changed_meanwhile_are_refused() {
+    let (folder, model) = (tempfile::tempdir().unwrap(), copy_of("qwen3"));
+    let mut arguments = cells();
+    *arguments.last_mut().unwrap() = path(model.path()).to_owned();
+    let mut command = hbmark();
+    command.args(arguments).args(["--hang-after", "100000", "--out", path(folder.path())]);
+    let (mut child, ..) = hung(command.env("HBMARK_PLANT_FAULT", "hang@decode/stock/f32/b2/c8"));
+    signal(child.id(), "KILL");
+    child.wait().unwrap();
+    let weights = std::fs::File::options().append(true).open(model.path().join("model.safetensors")).unwrap();
+    weights.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+    refused(&resume(folder.path()).output().unwrap(), &["the model differs: the run had ", ", weights "]);
 }
 
 #[test]

@@ -16,6 +16,7 @@ use crate::cli::progress::Progress;
 use crate::cli::shared_args::OutputArgs;
 use crate::cli::{Cli, Command, Outcome, lock_folder, prepare_folder, print_result, save, say};
 use crate::engine;
+use crate::engine::native::cpu::kernel_choice;
 use crate::serve::serving_job::{ServeJob, ServePlan, ServeResponse};
 use crate::serve::{Completion, Finished, LocalEngine, ServeConfig};
 use crate::weights::OpenModel;
@@ -187,7 +188,7 @@ fn resume(given: &ServingArgs, folder: &Path) -> anyhow::Result<Ready> {
         let is = is.config.get(key).map_or_else(String::new, ToString::to_string);
         journal::same(folder, key, &was.to_string(), &is)?;
     }
-    journal::same(folder, "the model", &was.model_hash, &is.model_hash)?;
+    journal::same(folder, "the model", &was.model, &is.model)?;
     let points =
         entries.iter().filter(|entry| matches!(entry.response, ServeResponse::Measured { .. })).count();
     say(&format!("resuming `{}` after {}", ready.command, counted(points, "measured point")));
@@ -196,14 +197,14 @@ fn resume(given: &ServingArgs, folder: &Path) -> anyhow::Result<Ready> {
 }
 
 fn plan(config: &ServeConfig, model: Option<&OpenModel>, arguments: Vec<OsString>) -> ServePlan {
-    let hash = |model: &OpenModel| {
+    let identity = |model: &OpenModel| {
         let default = || engine::default_dtype(&config.engine, model, config.device);
-        let dtype = config.dtype.unwrap_or_else(default);
-        hbmark_core::model::model_hash(&model.architecture, &model.inventory(dtype))
+        model.identity(config.dtype.unwrap_or_else(default))
     };
-    let model_hash = model.map(hash).unwrap_or_default();
-    let config: BTreeMap<_, _> = as_map(config);
-    ServePlan { arguments, config, model_hash }
+    let model = model.map(identity).unwrap_or_default();
+    let mut config: BTreeMap<_, _> = as_map(config);
+    config.insert(kernel_choice::FORCED.to_owned(), kernel_choice::forced_name().into());
+    ServePlan { arguments, config, model }
 }
 
 /// Compares the settings that are given again on the command line with those of a benchmark.

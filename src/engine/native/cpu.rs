@@ -11,7 +11,7 @@ mod experts;
 mod finished_heads;
 mod gates;
 pub mod huge_pages;
-mod kernel_choice;
+pub mod kernel_choice;
 mod largest_logits;
 mod latent;
 mod linear;

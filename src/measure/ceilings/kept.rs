@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::machine::atomic_file::write_atomic;
+use crate::machine::environment::boot_id;
 use crate::measure::protocol::Depth;
 use hbmark_core::input;
 use hbmark_core::result::{Ceilings, Environment};
@@ -27,6 +28,10 @@ const BUDGET: usize = 16 << 20;
 pub struct Conditions {
     version: String,
     revision: Option<String>,
+    /// Machines of one kind may share a home.
+    hostname: Option<String>,
+    boot: Option<String>,
+    memory: Option<u64>,
     kernel: Option<String>,
     cpu: Option<String>,
     cores: Vec<usize>,
@@ -46,11 +51,14 @@ pub struct Conditions {
 impl Conditions {
     /// Those of a machine; `cores` are those that this process may use.
     pub fn of(environment: &Environment, cores: Vec<usize>, threads: Option<usize>, depth: Depth) -> Self {
-        let Environment { cpu, gpu, build, kernel, .. } = environment;
+        let Environment { hostname, cpu, gpu, build, kernel, .. } = environment;
         let gpu = gpu.as_ref();
         Self {
             version: build.version.clone(),
             revision: build.git_revision.clone(),
+            hostname: hostname.clone(),
+            boot: boot_id(),
+            memory: cpu.memory_bytes.map(|bytes| bytes.0),
             kernel: kernel.clone(),
             cpu: cpu.model.clone(),
             cores,
@@ -145,6 +153,25 @@ mod tests {
         let mut rebuilt = samples::report().environment;
         rebuilt.build.git_revision = Some("another".into());
         assert_eq!(read(&at, &Conditions::of(&rebuilt, vec![0, 1], None, Depth::Full), 1_100), None);
+    }
+
+    #[test]
+    fn ceilings_of_another_machine_of_the_same_kind_are_not_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let here = conditions(None, Depth::Full);
+        write(folder.path(), &here, &samples::report().ceilings.unwrap(), 1_000);
+        let mut there = samples::report().environment;
+        there.hostname = Some("another".into());
+        let neighbour = Conditions::of(&there, vec![0, 1], None, Depth::Full);
+        let another = || Some("another".to_owned());
+        // A container may have the hostname of one on another machine.
+        for other in [
+            neighbour,
+            Conditions { boot: another(), ..here.clone() },
+            Conditions { memory: Some(1), ..here },
+        ] {
+            assert_eq!(read(folder.path(), &other, 1_000), None, "{other:?}");
+        }
     }
 
     #[test]

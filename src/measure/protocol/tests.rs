@@ -3,6 +3,7 @@
 use super::*;
 use crate::engine::replay::Replayed;
 use crate::engine::scripted::{Script, ScriptedSession, StepInfo, StepOutcome};
+use crate::measure::visit::VisitEvent;
 use hbmark_core::model::{Architecture, Dtype, test_shapes};
 use hbmark_core::result::Cause;
 use hbmark_core::units::Nanos;
@@ -574,12 +575,81 @@ fn rejected_blocks_are_told_as_they_come() {
     let mut told = Vec::new();
     let mut monitor = Load { from: 1, block: 0 };
     let visited = CellInputs::default().visit(&mut session, &mut monitor, &protocol, &visit, &mut |event| {
-        if let crate::measure::visit::VisitEvent::Rejected(cause) = event {
+        if let VisitEvent::Rejected(cause) = event {
             told.push(cause.clone());
         }
     });
     assert_eq!(visited.blocks.len(), 5);
     assert_eq!(told, vec![Cause::ForeignLoad { cores: 1.5 }; 4]);
+}
+
+/// What is announced of a visit and of the reference cell: seconds, or none.
+fn announced(kv: KvFill, phase: Phase, predicted_ns: Option<f64>) -> [Vec<Option<f64>>; 2] {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/qwen3");
+    let model = crate::weights::open(folder, None, 0).unwrap();
+    let options = crate::engine::DeviceOptions { threads: Some(1), ..Default::default() };
+    let cpu = crate::engine::DeviceChoice::Cpu;
+    let opened = crate::engine::open("native", &model, Dtype::F32, cpu, options, &mut |_, _| {});
+    let mut session = opened.unwrap();
+    let protocol = Protocol { kv, ..Protocol::smoke(7) };
+    let cell = Cell { phase, dtype: Dtype::F32, ..decode(1, 16) };
+    let visit = Visit {
+        index: 0,
+        cell: cell.clone(),
+        round: 0,
+        wanted: 1,
+        steps: None,
+        tokens: Vec::new(),
+        predicted_ns,
+        canary_tolerance: 0.01,
+        keep: false,
+    };
+    let mut told = Vec::new();
+    let mut tell =
+        |event: VisitEvent<'_>| told.extend(if let VisitEvent::Busy(s) = event { Some(s) } else { None });
+    let mut inputs = CellInputs::default();
+    let visited = inputs.visit(session.as_mut(), &mut NoopMonitor, &protocol, &visit, &mut tell);
+    assert_eq!(visited.end, None);
+    let of_visit = std::mem::take(&mut told);
+    let reference = Reference { index: 0, cell, steps: 5, predicted_ns, keep: false };
+    let mut tell =
+        |event: VisitEvent<'_>| told.extend(if let VisitEvent::Busy(s) = event { Some(s) } else { None });
+    assert!(inputs.measure_reference(session.as_mut(), &protocol, &reference, &mut tell).is_some());
+    [of_visit, told]
+}
+
+#[test]
+fn without_a_prediction_none_is_announced_before_a_step_was_timed() {
+    let [visit, reference] = announced(KvFill::Prefill, Phase::Decode, None);
+    assert_eq!(visit[..2], [None, None], "the fill and the warm-up");
+    assert!(visit[2].is_some_and(|block| block > 0.0), "a block takes what the warm-up took: {visit:?}");
+    assert_eq!((visit.len(), reference), (3, vec![None, None]));
+}
+
+#[test]
+fn a_fill_is_predicted_by_its_positions_where_it_is_a_prefill() {
+    let first = |kv, phase| announced(kv, phase, Some(1e9)).map(|told| told[0]);
+    assert_eq!(first(KvFill::Prefill, Phase::Decode), [Some(17.0), Some(17.0)]);
+    assert_eq!(first(KvFill::Synthetic, Phase::Decode), [None, None], "no step writes random values");
+    assert_eq!(first(KvFill::Synthetic, Phase::Prefill)[0], Some(1.0), "nothing is filled");
+}
+
+#[test]
+fn a_reference_cell_that_fails_leaves_no_kv() {
+    for failing in [0, 3, 12] {
+        let clock = VirtualClock::default();
+        let mut session = session(&clock, move |info| {
+            if info.index < failing {
+                return takes(10.0);
+            }
+            StepOutcome::Fails(EngineError::Device { device: "scripted".into(), detail: "planted".into() })
+        });
+        let reference =
+            Reference { index: 0, cell: decode(2, 16), steps: 20, predicted_ns: None, keep: true };
+        let mut inputs = CellInputs::default();
+        let mean = inputs.measure_reference(&mut session, &Protocol::full(7), &reference, &mut |_| {});
+        assert_eq!((mean, session.held_sequences()), (None, 0), "after {failing} steps");
+    }
 }
 
 #[test]

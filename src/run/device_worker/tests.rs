@@ -10,7 +10,7 @@ use crate::run::config::RunConfig;
 use crate::run::device_worker::{DeviceJob, DeviceRequest, DeviceResponse, MachineInfo};
 use crate::run::in_process::LoadedEngine;
 use crate::weights::OpenModel;
-use crate::worker::job::{Job, OpenRequests};
+use crate::worker::job::{Job, OpenRequests, StateChange};
 use crate::worker::spawn::WorkerError;
 use crate::worker::{NoopObserver, Observer, Worker};
 use hbmark_core::model::{Dtype, test_shapes};
@@ -213,6 +213,23 @@ mod claims {
         let whole = run(&mut Scripted::new(&config, steady(10.0)), &config).report;
         for (a, b) in finished.report.cells.iter().zip(&whole.cells) {
             assert_eq!((a.tpot_ns, a.blocks.len()), (b.tpot_ns, b.blocks.len()), "{}", a.id);
+        }
+    }
+
+    #[test]
+    fn a_series_is_opened_again_with_the_kernels_that_its_first_worker_timed() {
+        let config = config("native", &[1], &[64]);
+        let (engine, dtype) = ("native".to_owned(), Dtype::Bf16);
+        let request = DeviceRequest::Open { series: 0, engine, dtype, reopen: None };
+        let mut response = Scripted::new(&config, steady(1.0)).open(&request);
+        let DeviceResponse::Opened(opened) = &mut response else { panic!("{response:?}") };
+        opened.timed = serde_json::from_str(r#"[{"format":"bf16","sets":null,"past_caches":true}]"#).unwrap();
+        let timed = Some(opened.timed.clone());
+        match DeviceJob::state_change(&request, &response) {
+            Some(StateChange::Opened { reopen: DeviceRequest::Open { reopen, .. }, .. }) => {
+                assert_eq!(reopen, timed);
+            }
+            other => panic!("{other:?}"),
         }
     }
 

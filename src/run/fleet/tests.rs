@@ -63,10 +63,11 @@ fn a_failed_run_costs_itself_alone_and_is_named_with_its_last_line() {
 #[test]
 fn started_again_only_what_is_not_finished_is_run_and_a_journal_goes_on() {
     let folder = tempfile::tempdir().unwrap();
-    let script = "case $task in *'process\":3'*) touch \"$out/journal.jsonl\"; exit 137;; esac\necho 1 > \"$out/result.json\"";
+    // What `hbmark run` leaves that is asked to stop.
+    let script = "case $task in *'process\":3'*) touch \"$out/journal.jsonl\"; echo part > \"$out/result.json\"; exit 143;; esac\necho 1 > \"$out/result.json\"";
     let first = run(folder.path(), script);
     assert_eq!(first.tasks.iter().map(|task| task.finished).collect::<Vec<_>>(), [2, 2]);
-    let script = "echo \"$*\" > \"$out/result.json\"";
+    let script = "echo \"$*\" > \"$out/result.json\"; rm -f \"$out/journal.jsonl\"";
     let second = run(folder.path(), script);
     assert!(second.tasks.iter().all(|task| task.finished == 3), "{second:?}");
     let read = |name: &str| std::fs::read_to_string(folder.path().join("n1/GPU-0").join(name)).unwrap();
@@ -82,6 +83,33 @@ fn what_cannot_go_on_is_kept_aside_and_begun_anew() {
     let record = run(folder.path(), &script);
     assert!(record.tasks.iter().all(|task| task.finished == 3), "{record:?}");
     assert!(folder.path().join("n1/GPU-0/run-1.abandoned-1.unfinished/journal.jsonl").exists());
+}
+
+#[test]
+fn a_run_that_time_was_up_for_keeps_its_journal_and_the_next_one_is_not_begun() {
+    let folder = tempfile::tempdir().unwrap();
+    let (program, plan, devices) = node(folder.path(), "exec sleep 600", 1);
+    let (interrupts, at) = (Interrupts::default(), folder.path().join("n1"));
+    let task = NodeTask {
+        program,
+        folder: at.clone(),
+        node: "n1".into(),
+        plan: &plan,
+        devices,
+        emulated: true,
+        interrupts,
+    };
+    let state = NodeState { deadline: Instant::now(), ..NodeState::new(&task, &|_| ()) };
+    let unfinished = at.join("GPU-0/run-1.unfinished");
+    std::fs::create_dir_all(&unfinished).unwrap();
+    std::fs::write(unfinished.join(JOURNAL), "").unwrap();
+    let why = state.finish(0, 1, &at.join("GPU-0")).unwrap_err();
+    assert!(why.contains("signal: 15"), "{why}");
+    assert!(unfinished.join(JOURNAL).exists());
+    assert_eq!(std::fs::read_dir(at.join("GPU-0")).unwrap().count(), 1, "nothing was abandoned");
+    state.run(0, 2);
+    assert!(!at.join("GPU-0/run-2.unfinished").exists());
+    assert!(state.record().tasks[0].failures.is_empty(), "{:?}", state.record());
 }
 
 #[test]

@@ -17,9 +17,7 @@ fn settings() -> RunConfig {
 }
 
 fn header() -> Header<RunPlan> {
-    let (config, model) = (settings(), model());
-    let (cells, model_hash) = (crate::run::planned(&config, &model), crate::run::model_hash(&config, &model));
-    Header::new("hbmark run", RunPlan { config, model_hash, cells }).unwrap()
+    Header::new("hbmark run", RunPlan::of(&settings(), &model())).unwrap()
 }
 
 fn reopen(folder: &Path) -> Result<ReopenedJournal<RunPlan, EntryOf<DeviceJob>>, JournalError> {
@@ -229,6 +227,26 @@ fn another_machine_is_refused_with_both_values() {
     let error = same_machine(folder, &here, &there).unwrap_err().to_string();
     assert!(error.contains("the number of cores differs: the run had"), "{error}");
     same_machine(folder, &here, &here).unwrap();
+}
+
+#[test]
+fn another_node_of_the_same_hardware_is_refused_and_a_container_is_no_machine() {
+    use hbmark_core::result::{Environment, Placement};
+    let on = |hostname: &str, container: Option<&str>, node: Option<&str>| Environment {
+        hostname: Some(hostname.into()),
+        container: container.map(str::to_owned),
+        placement: node.map(|node| Placement { node: Some(node.into()), ..Placement::default() }),
+        ..hbmark_report::samples::report().environment
+    };
+    let refused = |was: &Environment, is: &Environment| {
+        same_machine(Path::new("results"), was, is).map_err(|error| error.to_string())
+    };
+    let error = refused(&on("a", None, None), &on("b", None, None)).unwrap_err();
+    assert!(error.contains("the node differs: the run had a, this is b"), "{error}");
+    let pod = |hostname: &str, node: Option<&str>| on(hostname, Some("kubernetes"), node);
+    assert!(refused(&pod("pod-1", Some("a")), &pod("pod-2", Some("b"))).is_err());
+    assert_eq!(refused(&pod("pod-1", Some("a")), &pod("pod-2", Some("a"))), Ok(()), "started again");
+    assert_eq!(refused(&pod("pod-1", None), &pod("pod-2", None)), Ok(()), "nothing names the node");
 }
 
 #[test]

@@ -246,6 +246,7 @@ impl RunScenario {
             all_fit: true,
             canary_tolerance: self.protocol.canary_tolerance,
             expert_bytes: None,
+            timed: Vec::new(),
         }
     }
 

@@ -219,8 +219,7 @@ fn a_message_without_an_end_is_a_loss_and_another_program_an_error() {
 #[test]
 fn what_one_process_measured_another_one_goes_on_with() {
     let folder = tempfile::tempdir().unwrap();
-    let plan =
-        || ServePlan { arguments: vec!["serve".into()], config: BTreeMap::new(), model_hash: "m".into() };
+    let plan = || ServePlan { arguments: vec!["serve".into()], config: BTreeMap::new(), model: "m".into() };
     let journal = Journal::create(folder.path(), &Header::new("hbmark serve", plan()).unwrap()).unwrap();
     let first = Played::new(&[
         vec![opened(), measured(0), ends("kill -9 $$")],

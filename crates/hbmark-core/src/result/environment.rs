@@ -264,12 +264,19 @@ impl Environment {
         gpu.or(self.cpu.model.as_deref()).unwrap_or(UNKNOWN_PRODUCT)
     }
 
+    /// The machine's name: the scheduler's, or the hostname; that of a container is its own, and another one when it is started again.
+    fn node(&self) -> Option<&str> {
+        let placed = self.placement.as_ref().and_then(|placement| placement.node.as_deref());
+        placed.or(self.hostname.as_deref().filter(|_| self.container.is_none()))
+    }
+
     /// The first fact in which two machines differ, as far as times depend on it: what, here, and there.
     pub fn difference(&self, other: &Self) -> Option<(&'static str, String, String)> {
         let facts = |e: &Self| {
             let gpu = e.gpu.as_ref();
             let text = |value: Option<String>| value.unwrap_or_else(|| "unknown".into());
             [
+                ("the node", text(e.node().map(str::to_owned))),
                 ("the CPU", text(e.cpu.model.clone())),
                 ("the number of cores", e.cpu.logical_cores.to_string()),
                 ("the number of usable cores", e.cpu.usable_cores.to_string()),

@@ -9,6 +9,8 @@ use std::hint::black_box;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use hbmark_cpu_kernels::memory::flush;
 use hbmark_cpu_kernels::simd::InstructionSet;
 use hbmark_cpu_kernels::tiles::{MAX_PANELS, NEIGHBOURS, PackedFormat, Precision};
@@ -19,7 +21,7 @@ use super::packed_matrix::PackedMatrix;
 use crate::engine::EngineError;
 
 /// Names an instruction set that all kernels are to use.
-const FORCED: &str = "HBMARK_CPU_KERNELS";
+pub const FORCED: &str = "HBMARK_CPU_KERNELS";
 
 /// Rows that a product is timed with: each stands for those above the one before, and 16 for all above 8.
 const ROWS: [usize; 5] = [1, 2, 4, 8, 16];
@@ -46,6 +48,52 @@ const NOT_TIMED: OfFormats = [OfFormat { sets: None, past_caches: None }; FORMAT
 
 /// What this process has timed.
 static TIMED: Mutex<OfFormats> = Mutex::new(NOT_TIMED);
+
+/// What a process has timed of a format, by names, for a process that goes on with its work.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TimedFormat {
+    format: String,
+    sets: Option<[String; ROWS.len()]>,
+    past_caches: Option<bool>,
+}
+
+/// What this process has timed.
+pub fn timed() -> Vec<TimedFormat> {
+    names_of(&TIMED.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Takes over what another process of this machine has timed, where this one has not yet: noise may decide between two sets, and the blocks of a
+/// cell are to be of one.
+pub fn take_over(timed: &[TimedFormat]) {
+    add(&mut TIMED.lock().unwrap_or_else(PoisonError::into_inner), timed);
+}
+
+fn names_of(timed: &OfFormats) -> Vec<TimedFormat> {
+    let each = FORMATS.iter().zip(timed).filter(|(_, of)| **of != NOT_TIMED[0]);
+    let names = |sets: [InstructionSet; ROWS.len()]| sets.map(|set| set.id().to_owned());
+    each.map(|(format, OfFormat { sets, past_caches })| TimedFormat {
+        format: (*format).to_owned(),
+        sets: sets.map(names),
+        past_caches: *past_caches,
+    })
+    .collect()
+}
+
+fn add(known: &mut OfFormats, timed: &[TimedFormat]) {
+    let available = InstructionSet::available();
+    let set = |name: &String| available.iter().copied().find(|set| set.id() == name);
+    for TimedFormat { format, sets, past_caches } in timed {
+        let Some(of) = FORMATS.iter().position(|known| known == format) else { continue };
+        let sets = sets.iter().flatten().map(set).collect::<Option<Vec<_>>>();
+        known[of].sets = known[of].sets.or_else(|| sets?.try_into().ok());
+        known[of].past_caches = known[of].past_caches.or(*past_caches);
+    }
+}
+
+/// The name that [`FORCED`] gives, if it gives one.
+pub fn forced_name() -> Option<String> {
+    std::env::var_os(FORCED).map(|name| name.to_string_lossy().into_owned())
+}
 
 /// Bytes of weights that are read from memory to time how they are prefetched.
 const READ: usize = 1 << 20;
@@ -74,10 +122,10 @@ impl KernelChoice {
 
     /// The fastest of this processor, or the set that `HBMARK_CPU_KERNELS` names.
     pub fn of_processor() -> Result<Self, EngineError> {
-        let Some(name) = std::env::var_os(FORCED) else {
+        let Some(name) = forced_name() else {
             return Ok(Self { forced: false, ..Self::forced(InstructionSet::best()) });
         };
-        Self::named(&name.to_string_lossy(), &InstructionSet::available())
+        Self::named(&name, &InstructionSet::available())
     }
 
     fn named(name: &str, available: &[InstructionSet]) -> Result<Self, EngineError> {
@@ -317,6 +365,32 @@ mod tests {
             assert_eq!(choice.formats[index(matrix.format)].sets, next.formats[index(matrix.format)].sets);
         }
         assert!(met.iter().all(|met| *met), "{met:?}");
+    }
+
+    #[test]
+    fn another_process_goes_on_with_the_sets_that_were_timed() {
+        let mut timed = NOT_TIMED;
+        // Whatever is slowest here, which timing would not choose.
+        let slowest = *InstructionSet::available().last().unwrap();
+        timed[index(PackedFormat::Bf16)].sets = Some([slowest; ROWS.len()]);
+        timed[index(PackedFormat::Q8_0)].past_caches = Some(true);
+        let sent = serde_json::to_string(&names_of(&timed)).unwrap();
+        let received: Vec<TimedFormat> = serde_json::from_str(&sent).unwrap();
+        assert_eq!(received.len(), 2);
+        let mut known = NOT_TIMED;
+        add(&mut known, &received);
+        assert_eq!(known, timed);
+        // What a process has timed itself, its sessions have already.
+        known[index(PackedFormat::Q8_0)].past_caches = Some(false);
+        let own = known;
+        add(&mut known, &received);
+        assert_eq!(known, own);
+        // Of a processor that has others nothing is taken.
+        let foreign =
+            TimedFormat { sets: Some(std::array::from_fn(|_| "sve9".to_owned())), ..received[0].clone() };
+        let mut known = NOT_TIMED;
+        add(&mut known, &[foreign]);
+        assert_eq!(known, NOT_TIMED);
     }
 
     /// The row's bits depend on the set, and must not depend on how many others its step has.
