@@ -240,7 +240,7 @@ fn sample(
     let warm = warm_up(session, input, protocol, whole, &mut || on_event(VisitEvent::Busy(expected)))?;
     let steps = *visited.steps.get_or_insert_with(|| steps_of(visit.cell.phase, &warm, protocol));
     visited.unsteady = (!warm.steady).then_some(warm.drift);
-    let mut taken = 0;
+    let (mut taken, mut rejections) = (0, Rejections::default());
     loop {
         let shared = if taken < visit.wanted {
             let step = expected.unwrap_or(0.0).max(warm.step_seconds);
@@ -272,31 +272,53 @@ fn sample(
             (0..lost)
                 .for_each(|_| shared.reject.iter().for_each(|cause| on_event(VisitEvent::Rejected(cause))));
         }
-        let in_a_row = rejected_in_a_row(&visited.blocks);
+        let (blocks, in_a_row) = rejections.in_a_row(&visited.blocks);
         let retries = if visited.noisy.is_some() { 0 } else { protocol.max_retries };
         if in_a_row > retries
             && let Some(last) = visited.blocks.last().and_then(|block| block.rejected.clone())
         {
-            let reason = Cause::RejectedInARow { blocks: in_a_row, last: Box::new(last) };
+            let reason = Cause::RejectedInARow { blocks, last: Box::new(last) };
             if !protocol.allow_noise {
                 visited.end = Some(CellEnd { status: Status::Disturbed, reason, fault: None });
                 return Ok(());
             }
-            for block in visited.blocks.iter_mut().rev().take_while(|block| block.rejected.is_some()) {
+            let begin = visited.blocks.len() - blocks;
+            for block in &mut visited.blocks[begin..] {
                 block.conditions.extend(block.rejected.take());
-                taken += 1;
             }
+            taken += blocks;
             visited.noisy.get_or_insert(reason);
         }
     }
 }
 
-/// Rejections since the last block that counts. The blocks that one look at the load of other processes rejects are one.
-fn rejected_in_a_row(blocks: &[Block]) -> usize {
-    let mut causes: Vec<&Cause> = blocks.iter().rev().map_while(|block| block.rejected.as_ref()).collect();
-    let is_load = |cause: &Cause| matches!(cause, Cause::ForeignLoad { .. } | Cause::CpuSteal { .. });
-    causes.dedup_by(|a, b| is_load(a) && a == b);
-    causes.len()
+/// The rejections of a visit's blocks. The blocks that one look at the load of other processes rejects are one rejection.
+#[derive(Default)]
+struct Rejections {
+    looks: usize,
+    /// The look that rejected each block, 0 for a block that counts.
+    by: Vec<usize>,
+}
+
+impl Rejections {
+    /// Looks at the blocks as they are now: blocks and rejections since the last one that counts.
+    fn in_a_row(&mut self, blocks: &[Block]) -> (usize, usize) {
+        self.looks += 1;
+        self.by.resize(blocks.len(), 0);
+        for (block, by) in blocks.iter().zip(&mut self.by) {
+            *by = if block.rejected.is_none() {
+                0
+            } else if *by == 0 {
+                self.looks
+            } else {
+                *by
+            };
+        }
+        let mut run: Vec<usize> = self.by.iter().rev().copied().take_while(|by| *by > 0).collect();
+        let blocks = run.len();
+        run.dedup();
+        (blocks, run.len())
+    }
 }
 
 /// Steps in a block, from the first warm-up on.

@@ -58,7 +58,7 @@ pub enum JournalError {
     )]
     OtherSubcommand { folder: PathBuf, subcommand: String },
     #[error(
-        "{folder} is no folder of an unfinished run: there is no {FILE} in it; a run removes it when its result is complete, and one without `--out` has none"
+        "{folder} holds no unfinished run: there is no {FILE}; a run removes it when its result is complete, and one without `--out` has none"
     )]
     NoJournal { folder: PathBuf },
     #[error(

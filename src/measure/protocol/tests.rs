@@ -233,9 +233,10 @@ fn blocks_that_are_judged_together_fall_together() {
     assert_eq!((last.status, rejected(&last)), (Status::Ok, vec![9]));
     assert_eq!(accepted(&last.blocks).count(), 10);
     let always = measured(3, |_| true);
-    assert_eq!((always.status, rejected(&always)), (Status::Disturbed, vec![0, 1, 2, 3, 4, 5]));
+    // Each look takes three blocks, and is one rejection of the four that are too many.
+    assert_eq!((always.status, rejected(&always)), (Status::Disturbed, (0..12).collect()));
     let last = Box::new(Cause::ForeignLoad { cores: 1.0 });
-    assert_eq!(always.reason, Some(Cause::RejectedInARow { blocks: 6, last }));
+    assert_eq!(always.reason, Some(Cause::RejectedInARow { blocks: 12, last }));
 }
 
 #[test]
