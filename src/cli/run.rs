@@ -309,8 +309,9 @@ fn start(args: &Args) -> anyhow::Result<Ready> {
         keep_measured(folder)?;
     }
     let (model, command) = (Rc::new(open(&config)?), command_line());
-    // Before anything is measured or loaded.
-    if let Ok(plan) = DryRun::of(&config, &model)
+    // Before anything is measured or loaded; a device that this build cannot use is the first thing to say.
+    let is_usable = cfg!(feature = "cuda") || config.device == crate::engine::DeviceChoice::Cpu;
+    if let Some(plan) = is_usable.then(|| DryRun::of(&config, &model).ok()).flatten()
         && let Some((id, cause)) = plan.obstacle()
     {
         bail_nothing(id, &cause.to_string())?;

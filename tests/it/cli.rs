@@ -602,7 +602,7 @@ fn a_smoke_run_does_not_replace_a_measured_one() {
 fn capacity_says_what_a_file_is_that_cannot_answer() {
     let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/results");
     let ask = |file: &Path, message: &str| refused(&["capacity", path(file), "--target-rate", "5"], message);
-    ask(&results.join("run-scripted.json"), "is a run, and only traffic shows");
+    ask(&results.join("run-scripted.json"), "is a run, and capacity needs a serving result");
     let folder = tempfile::tempdir().unwrap();
     let cut = folder.path().join("cut.json");
     let whole = std::fs::read_to_string(results.join("serve-sweep.json")).unwrap();

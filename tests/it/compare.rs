@@ -75,7 +75,8 @@ fn a_gate_ends_with_one_and_its_absence_with_nought() {
             .stdout(contains("INCONCLUSIVE").and(contains("the configurations do not differ")));
     };
     with(&[], 0);
-    with(&["--fail-on", "slower:2%,faster"], 0);
+    // Runs that decide nothing let no gate pass.
+    with(&["--fail-on", "slower:2%,faster"], 1);
     with(&["--fail-on", "slower:2%,inconclusive"], 1);
 }
 
@@ -124,7 +125,7 @@ fn folders_of_saved_processes_are_decided_and_gated_and_no_process_counts_twice(
     let cell = &found["cells"][0];
     assert_eq!(cell["pairs"].as_array().map(Vec::len), Some(4));
     assert!(cell["p"].is_f64() && cell["ratio"].is_f64(), "{cell}");
-    hbmark().args(["compare", old, new, "--fail-on", "slower:5%"]).assert().code(0).stdout(
+    hbmark().args(["compare", old, new, "--fail-on", "slower:5%"]).assert().code(1).stdout(
         contains("4 processes of A and 4 of B, saved before, not in pairs").and(contains("ran once")),
     );
     hbmark().args(["compare", old, new, "--fail-on", "inconclusive"]).assert().code(1);

@@ -169,7 +169,7 @@ fn of_runs() -> Vec<Plant> {
         ),
         plant("throttled", run(vec![heat(0.3)]), run(vec![load(0.3)]), "thermal slowdown"),
         plant("power_capped", run(vec![PowerCap(1.0)]), run(vec![PowerCap(0.05)]), "700 W"),
-        plant("foreign_load", run(vec![load(0.3)]), run(vec![heat(0.3)]), "0.7 cores"),
+        plant("foreign_load", run(vec![load(0.7)]), run(vec![load(0.1)]), "0.7 cores"),
         plant("degraded", run(vec![Hog(0.06)]), run(vec![Hog(0.005)]), "6 % longer"),
         plant(
             "host_jitter",
@@ -181,7 +181,7 @@ fn of_runs() -> Vec<Plant> {
             "noisy_machine",
             run(vec![NoisyCanary(0.04)]),
             run(vec![NoisyCanary(0.002)]),
-            "blocks rejected",
+            "blocks disturbed",
         ),
         plant("not_converged", run(vec![Wanders(0.08)]), run(vec![Wanders(0.002)]), "95 % interval is"),
         plant("not_converged", run(vec![Drifts(0.01)]), run(vec![]), "still drifting"),
@@ -258,7 +258,7 @@ fn of_serving() -> Vec<Plant> {
             "injector_late",
             served(vec![LateInjector(ms(5.0))]),
             served(vec![LateInjector(ms(0.1))]),
-            "could be",
+            "dispatch lag",
         ),
         plant(
             "client_late",

@@ -155,7 +155,7 @@ impl PairedStatistics<'_> {
             return (ComparisonVerdict::Equivalent, reason);
         }
         if !is_shown(low, high, p, settings) {
-            return (ComparisonVerdict::Inconclusive, self.not_shown(effect, settings));
+            return (ComparisonVerdict::Inconclusive, not_shown(effect, settings));
         }
         let size = ratio.ln().abs().exp_m1();
         if let Some(floor) = self.floor.filter(|floor| size <= *floor) {
@@ -175,23 +175,19 @@ impl PairedStatistics<'_> {
             (ComparisonVerdict::Slower, format!("B takes {} more time", percent(ratio - 1.0)))
         }
     }
+}
 
-    fn not_shown(&self, effect: &Effect, settings: &Settings) -> String {
-        match effect.minimum_detectable {
-            Some(minimum) => {
-                format!("no difference shown; {} would mostly have been found", percent(minimum))
-            }
-            None => {
-                let (rounds, least) = (effect.rounds, stats::least_pairs(settings.alpha));
-                if rounds < least {
-                    format!("{rounds} rounds cannot show one; run {least} or more")
-                } else {
-                    format!(
-                        "no difference shown; fewer than {ROUNDS_OF_POWER} rounds do not say how small a one they would find"
-                    )
-                }
-            }
-        }
+/// Why a difference is not called.
+fn not_shown(effect: &Effect, settings: &Settings) -> String {
+    let (rounds, least) = (effect.rounds, stats::least_pairs(settings.alpha));
+    if let Some(minimum) = effect.minimum_detectable {
+        format!("no difference shown; {} would mostly have been found", percent(minimum))
+    } else if rounds < least {
+        format!("{rounds} rounds cannot show one; run {least} or more")
+    } else {
+        format!(
+            "no difference shown; fewer than {ROUNDS_OF_POWER} rounds do not say how small a one they would find"
+        )
     }
 }
 

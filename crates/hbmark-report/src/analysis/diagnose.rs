@@ -505,7 +505,7 @@ fn throttled(_: &Case<'_>, cell: &CellResult) -> Option<String> {
     let cause = caught(last?, is)?;
     let heat = last?.telemetry.as_ref().and_then(|t| t.temperature_celsius);
     let heat = heat.map_or_else(String::new, |c| format!(" at {c:.0} °C"));
-    Some(format!("{count} of {}, the last for {cause}{heat}", blocks(cell)))
+    Some(format!("{count} of {} disturbed, the last for {cause}{heat}", blocks(cell)))
 }
 
 fn power_capped(_: &Case<'_>, cell: &CellResult) -> Option<String> {
@@ -543,7 +543,7 @@ fn noisy(report: &Case<'_>, cell: &CellResult) -> Option<String> {
     if let Some(cause) = last.and_then(|block| caught(block, is))
         && count as f64 >= OFTEN * cell.blocks.len() as f64
     {
-        evidence.push(format!("{count} of {}, the last: {cause}", blocks(cell)));
+        evidence.push(format!("{count} of {} disturbed, the last: {cause}", blocks(cell)));
     }
     let step = cell.step_ns.as_ref();
     if let Some(cv) = step.and_then(|step| step.cv).filter(|cv| *cv > NOISY_STEPS) {
