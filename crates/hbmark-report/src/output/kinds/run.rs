@@ -355,9 +355,9 @@ pub fn remarks(cells: &[CellResult]) -> Vec<String> {
             }
         }
         let line = |(kind, causes): (_, Vec<&Cause>)| {
-            let last = causes[causes.len() - 1];
+            let last = causes[causes.len() - 1].to_string();
             let all = counted(cell.blocks.len(), "block");
-            let differ = causes.iter().any(|cause| *cause != last);
+            let differ = causes.iter().any(|cause| cause.to_string() != last);
             let count = if differ { format!("{} of {all}; the last: ", causes.len()) } else { String::new() };
             (kind, format!("{count}{last}"))
         };
