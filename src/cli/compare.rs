@@ -23,9 +23,10 @@ use crate::worker::journal::FolderLock;
 use crate::worker::signals::Interrupts;
 use hbmark_core::result::ReportKind;
 use hbmark_core::result::comparison::{
-    ComparedItem, Comparison, ComparisonVerdict, Effect, EngineVariant, Method, Pair, Settings,
+    ComparedItem, Comparison, ComparisonVerdict, Effect, EngineVariant, Settings,
 };
 use hbmark_core::units::counted;
+use hbmark_report::analysis::compare::can_decide;
 use hbmark_report::analysis::compare::processes::MAX_A_SIDE;
 use hbmark_report::analysis::{Opened, SideBySide, open, side_by_side};
 use hbmark_report::output::Format;
@@ -199,25 +200,6 @@ fn outcome(comparison: &Comparison, gates: &[Gate]) -> Outcome {
     let lost = comparison.cells.iter().any(|cell| cell.effect.ratio.is_none() || undecided(&cell.effect));
     let closed = effects().any(|effect| gates.iter().any(|gate| gate.closes(effect)));
     if lost || closed { Outcome::SomeCellsFailed } else { Outcome::Complete }
-}
-
-/// Whether a difference, had there been one, could have been called.
-fn can_decide(comparison: &Comparison, effect: &Effect) -> bool {
-    let alpha = comparison.settings.alpha;
-    let ran_once = comparison.protocol.as_deref() == Some("smoke");
-    match comparison.method {
-        _ if ran_once => false,
-        Method::SavedResults => false,
-        Method::SavedProcesses => {
-            let least = hbmark_core::stats::least_a_side(alpha);
-            let known = |side: fn(&Pair) -> Option<f64>| comparison.read.iter().filter_map(side).count();
-            effect.rounds >= least && [known(|p| p.a_ns), known(|p| p.b_ns)].iter().all(|n| *n >= least)
-        }
-        Method::PairedRounds => {
-            let measured = comparison.floor.is_none() || effect.floor.is_some();
-            effect.rounds >= hbmark_core::stats::least_pairs(alpha) && measured
-        }
-    }
 }
 
 /// A side that is a saved result: a file, or a folder with a result in it. A TOML file is settings.

@@ -314,7 +314,7 @@ fn start(args: &Args) -> anyhow::Result<Ready> {
     if let Some(plan) = is_usable.then(|| DryRun::of(&config, &model).ok()).flatten()
         && let Some((id, cause)) = plan.obstacle()
     {
-        bail_nothing(id, &cause.to_string())?;
+        return Err(nothing_runs(id, &cause.to_string()));
     }
     let journal = match &config.out {
         Some(folder) => {
@@ -432,8 +432,8 @@ fn finish(args: &Args, ready: Ready) -> anyhow::Result<Outcome> {
     judge(&report)
 }
 
-fn bail_nothing(id: &str, reason: &str) -> anyhow::Result<()> {
-    anyhow::bail!("no cell of this grid can run: {id}: {reason}")
+fn nothing_runs(id: &str, reason: &str) -> anyhow::Error {
+    anyhow::anyhow!("no cell of this grid can run: {id}: {reason}")
 }
 
 /// How a whole run ended.
@@ -441,7 +441,7 @@ fn judge(report: &Report) -> anyhow::Result<Outcome> {
     // Cells that cannot run are results beside others that can; alone they are bad input.
     if !report.cells.is_empty() && report.cells.iter().all(|cell| cell.status == Status::Skipped) {
         let reason = hbmark_core::result::cause::joined(report.cells[0].reason.as_slice());
-        bail_nothing(&report.cells[0].id, &reason)?;
+        return Err(nothing_runs(&report.cells[0].id, &reason));
     }
     let of = |status| report.cells.iter().filter(|cell| cell.status == status).count();
     let bad = [

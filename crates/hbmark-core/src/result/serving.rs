@@ -161,6 +161,11 @@ impl ServeReport {
         let served = self.server.as_ref().map(|server| server.model.as_str());
         served.or_else(|| Some(self.model.as_ref()?.name.as_str())).unwrap_or("unknown model")
     }
+
+    /// The storage of the KV cache that the run was asked for.
+    pub fn kv_dtype(&self) -> Option<Dtype> {
+        self.config.get("kv_dtype").and_then(|dtype| Dtype::deserialize(dtype).ok())
+    }
 }
 
 /// Reads a saved serving result; `None` where the file is of another kind, or no result at all, which its own reader reports.

@@ -206,6 +206,26 @@ fn is_within_margin(low: f64, high: f64, settings: &Settings) -> bool {
     low.ln() >= -edge && high.ln() <= edge
 }
 
+/// Whether a difference, had there been one, could have been called.
+pub fn can_decide(comparison: &Comparison, effect: &Effect) -> bool {
+    let alpha = comparison.settings.alpha;
+    if comparison.protocol.as_deref() == Some("smoke") {
+        return false;
+    }
+    match comparison.method {
+        Method::SavedResults => false,
+        Method::SavedProcesses => {
+            let least = stats::least_a_side(alpha);
+            let known = |side: fn(&Pair) -> Option<f64>| comparison.read.iter().filter_map(side).count();
+            effect.rounds >= least && [known(|p| p.a_ns), known(|p| p.b_ns)].iter().all(|n| *n >= least)
+        }
+        Method::PairedRounds => {
+            let measured = comparison.floor.is_none() || effect.floor.is_some();
+            effect.rounds >= stats::least_pairs(alpha) && measured
+        }
+    }
+}
+
 impl Findings {
     /// What a verdict rests on means nothing.
     pub fn decides_nothing(&mut self, reason: &str) {

@@ -1,7 +1,5 @@
 //! The arithmetic from an accepted rate to instances, money and memory, line by line as it is done.
 
-use serde::Deserialize;
-
 use super::rates::Accepted;
 use super::{ArithmeticLine, CapacityPart, Question, SECONDS_PER_HOUR, money, number, percent};
 use hbmark_core::ledger::Ledger;
@@ -243,13 +241,12 @@ pub(super) fn kv_memory(
     let context = question.context.map_or(mean, |c| c as f64);
     let concurrency = question.concurrency.map_or(result.mean_running, |c| c as f64);
     let architecture = &model.architecture;
-    let asked = report.config.get("kv_dtype").and_then(|dtype| Dtype::deserialize(dtype).ok());
     let weights = report.dtype.unwrap_or_default();
     // An engine of this program has all positions of its blocks, in 16 bits unless it is asked for others; blocks of the virtual clock are those of
     // sequences of the traffic's length, whose windows forget, in what the checkpoint asks for.
     let of_engine = report.capabilities.is_some();
     let usual = || if of_engine { weights.of_cache() } else { architecture.cache_of(weights) };
-    let kv = asked.unwrap_or_else(usual);
+    let kv = report.kv_dtype().unwrap_or_else(usual);
     let ledger = Ledger::new(architecture, &architecture.inventory(Dtype::Bf16), kv);
     let position = |positions: f64| {
         let kept = || ledger.kept_per_position(units::whole_count(positions));

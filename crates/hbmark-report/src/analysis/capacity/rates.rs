@@ -61,14 +61,11 @@ pub(super) fn observed(result: &ServeResult, clause: &Clause) -> ObservedPercent
 
 /// An objective by the interval of its percentile, where the run judged that percentile or keeps what it is of.
 fn judged(point: &Point, result: &ServeResult, clause: &Clause) -> Option<ClauseResult> {
-    let own =
-        |judged: &&ClauseResult| judged.clause == *clause || (judged.low.is_some() && is_of(judged, clause));
-    if let Some(own) = result.slo.iter().find(own) {
-        return Some(if own.clause == *clause {
-            own.clone()
-        } else {
-            own.clone().with_limit(clause.limit_ns)
-        });
+    let own = |is: &dyn Fn(&&ClauseResult) -> bool| result.slo.iter().find(is).cloned();
+    let same = own(&|judged| judged.clause == *clause);
+    let another_limit = || own(&|judged| judged.low.is_some() && is_of(judged, clause));
+    if let Some(own) = same.or_else(|| Some(another_limit()?.with_limit(clause.limit_ns))) {
+        return Some(own);
     }
     // A live run keeps neither gaps between tokens nor the server's queue one by one.
     let is_kept = point.live.is_none() || !matches!(clause.metric, SloMetric::Tpot | SloMetric::Queue);

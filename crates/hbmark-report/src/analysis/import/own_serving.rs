@@ -2,10 +2,7 @@
 //!
 //! Enters: a serving result. Leaves: a row per measured point; of a live server whose counters show its steps, another one with their time.
 
-use serde::Deserialize as _;
-
 use super::{ForeignFormat, ForeignResult, ForeignRow, Metric, Rate, Setup, Statistic, Value};
-use hbmark_core::model::Dtype;
 use hbmark_core::result::Cause;
 use hbmark_core::result::serving::{
     LEVELS, Offered, Point, Quantiles, Quantity, ServeKind, ServeReport, ServeResult, Validity,
@@ -90,7 +87,7 @@ fn setup(report: &ServeReport, point: &Point, result: &ServeResult) -> Setup {
         model: Some(report.model_name().to_owned()),
         dtype: report.dtype,
         stored_as: report.dtype.map(|dtype| dtype.to_string()),
-        kv_dtype: report.config.get("kv_dtype").and_then(|dtype| Dtype::deserialize(dtype).ok()),
+        kv_dtype: report.kv_dtype(),
         gpu: match &report.datasheet {
             Some(sheet) => Some(sheet.name.clone()),
             None => environment.and_then(|e| e.gpu.as_ref()?.name.clone()),
