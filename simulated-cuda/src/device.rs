@@ -194,7 +194,7 @@ pub static DEVICES: [Device; 5] = [
         product: "NVIDIA L40S",
         compute_capability: (8, 9),
         multiprocessors: 142,
-        memory_bytes: 51_539_607_552,
+        memory_bytes: 47_244_640_256,
         l2_bytes: 100_663_296,
         max_sm_clock_mhz: 2520,
         idle_sm_clock_mhz: 210,
