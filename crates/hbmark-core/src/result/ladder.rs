@@ -16,6 +16,8 @@ pub enum RungKind {
     Datasheet,
     /// The floor by the bandwidth and peak measured in this run.
     Ceiling,
+    /// The floor by the rate at which memory was read beside the blocks, where that is not the ceiling's.
+    ReadBeside,
     /// Our own kernels.
     Native,
     /// Candle's own kernels, replayed from a recording.
@@ -94,7 +96,7 @@ pub struct LaunchCost {
 }
 
 impl Ladder {
-    /// The name of a rung: `data sheet`, `ceiling`, an engine, or for a floor that is not the first `ceiling at f32`, or
+    /// The name of a rung: `data sheet`, `ceiling`, `read beside`, an engine, or for a floor that is not the first `ceiling at f32`, or
     /// `ceiling of 1.31 GB` where one of its dtype stands above.
     pub fn name(&self, rung: usize) -> String {
         let this = &self.rungs[rung];
@@ -105,6 +107,7 @@ impl Ladder {
             }
             (Some(engine), _) => return engine.clone(),
             (None, RungKind::Datasheet) => "data sheet",
+            (None, RungKind::ReadBeside) => "read beside",
             (None, _) => "ceiling",
         };
         let above = || self.rungs[..rung].iter().filter(|above| above.kind == this.kind);

@@ -4,7 +4,8 @@
 //! [`hbmark_core::ledger`]; nothing is predicted here.
 //!
 //! What the rungs add sums to the time of the last one. Where two engines run different dtypes, their difference has two parts: what
-//! the other dtype's bytes cost at the ceiling, a floor of its own, and what is left for kernels and data movement.
+//! the other dtype's bytes cost at the ceiling, a floor of its own, and what is left for kernels and data movement. Where memory was read
+//! at another rate beside an engine's blocks than when the ceilings were measured, what that costs is no engine's: a floor, too.
 
 use super::{distinct, ladder_summary};
 use hbmark_core::ledger::{Floor, Roof, StepCost};
@@ -12,7 +13,7 @@ use hbmark_core::model::Dtype;
 use hbmark_core::result::{
     Bound, CellResult, EngineKind, Ladder, LaunchCost, Phase, Report, Rung, RungKind, Status,
 };
-use hbmark_core::units::Flops;
+use hbmark_core::units::{BytesPerSecond, Flops};
 
 /// Why a ladder with an external rung cannot be built.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -79,6 +80,8 @@ pub(super) struct Measured<'a> {
     pub high_ns: f64,
     /// By the measured ceiling where there is one, otherwise by the data sheet.
     pub floor: Option<KnownFloor>,
+    /// What the floor is longer by at the rate at which memory was read beside the blocks, where that is known; 0 where it is nearly the ceiling's.
+    pub memory_change_ns: Option<f64>,
     datasheet: Option<KnownFloor>,
 }
 
@@ -124,8 +127,16 @@ impl<'a> Measured<'a> {
             let floor = Floor::new(&cost, &roof);
             KnownFloor { time_ns: floor.time().0, bound: floor.bound(), kind }
         };
-        let ceiling = report.ceilings.as_ref();
-        let ceiling = ceiling.map(|c| floor(RungKind::Ceiling, Roof::measured(c, cell.dtype)));
+        let roof = report.ceilings.as_ref().map(|c| Roof::measured(c, cell.dtype));
+        // A rate that the steps themselves beat says nothing of them.
+        let rate = cell.read_beside_bytes_per_s.filter(|_| cell.fraction_of_read_beside.is_some());
+        let beside = roof.as_ref().zip(rate).map(|(roof, rate)| {
+            floor(RungKind::ReadBeside, Roof { bandwidth: BytesPerSecond(rate), ..roof.clone() })
+        });
+        let ceiling = roof.map(|roof| floor(RungKind::Ceiling, roof));
+        let change = |(then, now): (KnownFloor, KnownFloor)| {
+            if differ(then.time_ns, now.time_ns) { now.time_ns - then.time_ns } else { 0.0 }
+        };
         let sheet = report.datasheet.as_ref();
         let of_model = |d| Roof::of_model(d, cell.dtype, &report.model.architecture);
         let datasheet = sheet.map(|d| floor(RungKind::Datasheet, of_model(d)));
@@ -136,6 +147,7 @@ impl<'a> Measured<'a> {
             low_ns: interval.0,
             high_ns: interval.1,
             floor: ceiling.or(datasheet),
+            memory_change_ns: ceiling.zip(beside).map(change),
             datasheet,
         })
     }
@@ -145,9 +157,43 @@ impl<'a> Measured<'a> {
         self.cell.status != Status::Predicted
     }
 
+    /// The floor at the rate at which memory was read beside the blocks.
+    pub fn floor_then_ns(&self) -> Option<f64> {
+        Some(self.floor?.time_ns + self.memory_change_ns.unwrap_or(0.0))
+    }
+
     /// Time over the engine's own floor; negative below it.
     pub fn over_floor(&self) -> Option<f64> {
-        Some(self.time_ns - self.floor?.time_ns)
+        Some(self.time_ns - self.floor_then_ns()?)
+    }
+}
+
+/// The floors on which the next engine of a ladder stands.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ground {
+    pub floor_ns: f64,
+    /// What other memory than the ceiling's adds to it.
+    pub memory_change_ns: f64,
+}
+
+impl Ground {
+    /// The floor of the first cell, at the ceiling.
+    pub fn of(lowest: &Measured<'_>) -> Option<Self> {
+        Some(Self { floor_ns: lowest.floor?.time_ns, memory_change_ns: 0.0 })
+    }
+
+    /// Moves to the floors of an engine: what its bytes at the ceiling add, and what memory at another rate then adds.
+    pub fn move_to(&mut self, engine: &Measured<'_>) -> (Option<f64>, Option<f64>) {
+        let Some(floor) = engine.floor else { return (None, None) };
+        let bytes = floor.time_ns - self.floor_ns;
+        let of_bytes = differ(floor.time_ns, self.floor_ns).then_some(bytes);
+        self.floor_ns += of_bytes.unwrap_or(0.0);
+        let of_memory = engine
+            .memory_change_ns
+            .filter(|change| differ(self.floor_ns + change, self.floor_ns + self.memory_change_ns))
+            .map(|change| change - self.memory_change_ns);
+        self.memory_change_ns += of_memory.unwrap_or(0.0);
+        (of_bytes, of_memory)
     }
 }
 
@@ -270,7 +316,7 @@ fn build(
     let ours = floored().filter(|m| m.kind != RungKind::External);
     let lowest = ours.min_by(|a, b| floor_time(a).total_cmp(&floor_time(b)));
     let lowest = lowest.or_else(|| floored().min_by(|a, b| floor_time(a).total_cmp(&floor_time(b))));
-    let mut floor_now = lowest.map(floor_time);
+    let mut ground = lowest.and_then(Ground::of);
     if let Some(lowest) = lowest {
         let ceiling = lowest.floor.filter(|floor| floor.kind == RungKind::Ceiling);
         for floor in [lowest.datasheet, ceiling].into_iter().flatten() {
@@ -278,11 +324,15 @@ fn build(
         }
     }
     for engine in selection {
-        if let (Some(floor), Some(now)) = (engine.floor, floor_now)
-            && differ(floor.time_ns, now)
-        {
-            climb.floor(engine.cell, floor, floor.time_ns - now);
-            floor_now = Some(floor.time_ns);
+        if let (Some(floor), Some(ground)) = (engine.floor, &mut ground) {
+            let (of_bytes, of_memory) = ground.move_to(engine);
+            if let Some(adds) = of_bytes {
+                climb.floor(engine.cell, floor, adds);
+            }
+            if let Some(adds) = of_memory {
+                let time_ns = ground.floor_ns + ground.memory_change_ns;
+                climb.floor(engine.cell, KnownFloor { time_ns, kind: RungKind::ReadBeside, ..floor }, adds);
+            }
         }
         if engine.ran() {
             climb.engine(engine);

@@ -5,9 +5,10 @@
 
 use std::fmt::Write;
 
-use super::ladder::{KnownFloor, Measured, differ, elsewhere};
+use super::ladder::{Ground, KnownFloor, Measured, elsewhere};
 use hbmark_core::ledger::{CACHE_MARGIN, CEILING_TOLERANCE};
 use hbmark_core::result::{Bound, CellResult, LaunchCost, Report, RungKind, Status, TimeScale};
+use hbmark_core::units::BytesPerSecond;
 
 /// Summarizes a ladder. `lowest` is the cell whose floor is its lowest rung.
 pub(super) fn summarize(
@@ -49,20 +50,23 @@ pub(super) fn summarize(
 
 /// Whether a step is faster than its floor by more than the step's interval and the ceiling's own spread.
 fn below_floor(measured: &Measured<'_>) -> bool {
-    measured.floor.is_some_and(|floor| floor.time_ns > measured.high_ns * CEILING_TOLERANCE)
+    measured.floor_then_ns().is_some_and(|floor_ns| floor_ns > measured.high_ns * CEILING_TOLERANCE)
 }
 
 fn under_the_floor(measured: &Measured<'_>, report: &Report) -> String {
     let engine = &measured.cell.engine;
     let cache = report.ceilings.as_ref().and_then(|c| c.last_cache_bytes);
     let cached = cache.is_some_and(|c| measured.cell.bytes.ideal().0 < CACHE_MARGIN.saturating_mul(c.0));
-    let share = measured.floor.map_or(0.0, |floor| (1.0 - measured.time_ns / floor.time_ns) * 100.0);
+    let share = measured.floor_then_ns().map_or(0.0, |floor_ns| (1.0 - measured.time_ns / floor_ns) * 100.0);
     let why = match measured.floor.map(|floor| floor.kind) {
         _ if measured.kind == RungKind::External => {
             "its model, storage, batch or device is not what was said"
         }
         _ if cached => "part of what it reads comes from the cache",
         Some(RungKind::Datasheet) => "the data sheet row or the timing is wrong",
+        _ if measured.memory_change_ns.is_some_and(|change| change != 0.0) => {
+            "memory was faster in its steps than beside them"
+        }
         _ => "the ceiling was measured low",
     };
     format!("{engine} is {share:.1} % under its floor: {why}")
@@ -116,6 +120,12 @@ fn dtype_part(measured: &Measured<'_>, floor: KnownFloor, lowest: &CellResult) -
     }
 }
 
+/// The rate that memory had beside an engine's blocks, where it was not the ceiling's.
+fn other_rate(measured: &Measured<'_>) -> Option<String> {
+    let rate = measured.cell.read_beside_bytes_per_s.filter(|_| measured.memory_change_ns != Some(0.0));
+    rate.map(|rate| format!("{} read beside {}", BytesPerSecond(rate), measured.cell.engine))
+}
+
 struct Words {
     scale: TimeScale,
 }
@@ -135,18 +145,22 @@ impl Words {
     fn sum(&self, selection: &[Measured<'_>], lowest: &Measured<'_>) -> Option<String> {
         let (last, base) = (selection.last()?, lowest.floor?);
         let mut parts = vec![format!("{} is {}", self.time(base.time_ns), Self::floor(base, lowest.cell))];
-        let (mut level, mut floor_now) = (base.time_ns, base.time_ns);
+        let (mut level, mut ground) = (base.time_ns, Ground::of(lowest)?);
         let mut losses = Vec::with_capacity(selection.len());
         for (index, measured) in selection.iter().enumerate() {
             let floor = measured.floor?;
-            if differ(floor.time_ns, floor_now) {
-                let extra = floor.time_ns - floor_now;
+            let (of_bytes, of_memory) = ground.move_to(measured);
+            if let Some(extra) = of_bytes {
                 if extra < 0.0 {
                     return None;
                 }
                 parts.push(format!("{} {}", self.time(extra), dtype_part(measured, floor, lowest.cell)));
-                (level, floor_now) = (level + extra, floor.time_ns);
             }
+            if let Some(extra) = of_memory {
+                let rate = other_rate(measured).unwrap_or_else(|| "the ceiling again".to_owned());
+                parts.push(format!("{} the memory's other rate ({rate})", self.time(extra)));
+            }
+            level += of_bytes.unwrap_or(0.0) + of_memory.unwrap_or(0.0);
             if !measured.ran() {
                 continue;
             }
@@ -183,7 +197,8 @@ impl Words {
                 let takes = format!("{} takes {}", m.cell.engine, self.time(m.time_ns));
                 let Some((floor, over)) = m.floor.zip(m.over_floor()) else { return takes };
                 let side = if over < 0.0 { "under" } else { "over" };
-                format!("{takes}, {} {side} {}", self.time(over.abs()), Self::floor(floor, m.cell))
+                let rate = other_rate(m).map_or_else(String::new, |rate| format!(" at the {rate}"));
+                format!("{takes}, {} {side} {}{rate}", self.time(over.abs()), Self::floor(floor, m.cell))
             })
             .collect();
         let mut text = each.join("; ");

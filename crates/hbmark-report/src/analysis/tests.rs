@@ -78,6 +78,60 @@ fn a_second_dtype_splits_the_step_into_its_bytes_and_the_rest() {
     assert_eq!(ladder.rungs[3].bytes, None, "bytes that were not counted are null");
 }
 
+/// A cell beside whose blocks memory was read at so many GB/s; the ceiling is 10 GB/s.
+fn beside(cell: CellResult, gigabytes_per_s: f64) -> CellResult {
+    CellResult {
+        read_beside_bytes_per_s: Some(gigabytes_per_s * 1e9),
+        fraction_of_read_beside: Some(0.9),
+        ..cell
+    }
+}
+
+/// A step at 90 % of what the memory gave then has no kernels that lost half of it.
+#[test]
+fn memory_that_is_slower_than_the_ceiling_is_no_overhead_of_kernels() {
+    let ladder = only(vec![beside(native(110.0), 5.0)]);
+    assert_eq!(adds(&ladder), named(&[("ceiling", 514), ("read beside", 514), ("native", 72)]));
+    assert_eq!(ladder.rungs[1].time_ns, 102.8 * MS);
+    assert_eq!(
+        ladder.story,
+        "decode b1 c128: of native's 110.0 ms, 51.4 ms is the memory floor of bf16, 51.4 ms the memory's other rate \
+         (5.00 GB/s read beside native), 7.2 ms native kernel overhead"
+    );
+    // Nearly the ceiling's rate is the ceiling's.
+    let near = only(vec![beside(native(54.4), 9.9)]);
+    assert_eq!(adds(&near), named(&[("ceiling", 514), ("native", 30)]));
+    // A rate that the steps beat says nothing.
+    let beaten = CellResult { fraction_of_read_beside: None, ..beside(native(54.4), 5.0) };
+    assert_eq!(adds(&only(vec![beaten])), named(&[("ceiling", 514), ("native", 30)]));
+}
+
+/// Each engine stands on the memory of its own minutes; what it adds stays its own.
+#[test]
+fn each_engine_of_a_ladder_has_the_memory_of_its_own_blocks() {
+    let ladder = only(vec![beside(native(110.0), 5.0), beside(stock(200.0), 10.0)]);
+    let wanted = [
+        ("ceiling", 514),
+        ("read beside", 514),
+        ("native", 72),
+        ("ceiling at f32", 521),
+        ("read beside at f32", -514),
+        ("stock", 893),
+    ];
+    assert_eq!(adds(&ladder), named(&wanted));
+    let sum: f64 = ladder.rungs.iter().map(|rung| rung.step_ns).sum();
+    assert!((sum - 200.0 * MS).abs() < 1.0, "{sum}");
+    assert!(
+        ladder.story.contains("-51.4 ms the memory's other rate (the ceiling again)"),
+        "{}",
+        ladder.story
+    );
+    // Compute does not wait for memory.
+    let prefill = |cell: CellResult| CellResult { flops: 1e12, phase: Phase::Prefill, ..cell };
+    let at_peak = only(vec![prefill(beside(native(5_000.0), 5.0))]);
+    assert!(!at_peak.rungs.iter().any(|rung| rung.kind == RungKind::ReadBeside), "{:?}", at_peak.rungs);
+}
+
 /// Of a mixture, where each engine has the experts that its own steps met.
 #[test]
 fn floors_of_one_dtype_are_told_apart_by_their_bytes() {
