@@ -26,7 +26,7 @@ pub use in_process::LocalDevice;
 use config::RunConfig;
 use device_worker::{DeviceJob, DeviceRequest, DeviceResponse, MachineInfo};
 
-use crate::measure::protocol::{Depth, Protocol};
+use crate::measure::protocol::{Protocol, ProtocolPreset};
 use crate::weights::OpenModel;
 use crate::worker::journal::JournalError;
 use crate::worker::spawn::WorkerError;
@@ -71,10 +71,10 @@ impl RunConfig {
 
     /// The protocol of the run.
     pub fn protocol(&self) -> Protocol {
-        let protocol = match self.depth {
-            Depth::Full => Protocol::full(self.seed),
-            Depth::Quick => Protocol::quick(self.seed),
-            Depth::Smoke => Protocol::smoke(self.seed),
+        let protocol = match self.preset {
+            ProtocolPreset::Full => Protocol::full(self.seed),
+            ProtocolPreset::Quick => Protocol::quick(self.seed),
+            ProtocolPreset::Smoke => Protocol::smoke(self.seed),
         };
         let scripted = self.device_options.scripted_routing.map(|script| script.routing.to_string());
         Protocol { kv: self.kv, expert_routing: scripted, ..protocol }.stopped_by(&self.stopping)

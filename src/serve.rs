@@ -109,8 +109,8 @@ pub struct ServeConfig {
     /// `None`: a tenth of the requests, and at least twice as many as are in the system at a time on the virtual clock.
     pub warmup: Option<usize>,
     /// Measure the baseline without reuse, too.
-    pub cold_twin: bool,
-    pub knobs: SchedulerOptions,
+    pub cold_baseline: bool,
+    pub scheduler: SchedulerOptions,
     pub sampling: Sampling,
     pub stop_at_eos: bool,
     pub slo: Slo,

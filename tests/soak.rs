@@ -19,7 +19,7 @@ use rand::{Rng, SeedableRng};
 use runs::{RESULTS, children, clean, names, program, report, runs as is_alive, start, stderr};
 
 use hbmark::engine::{DeviceChoice, DeviceOptions};
-use hbmark::measure::protocol::Depth;
+use hbmark::measure::protocol::ProtocolPreset;
 use hbmark::run::config::RunConfig;
 use hbmark::run::{LocalDevice, benchmark};
 use hbmark::serve::{LocalEngine, Mode, SchedulerOptions, ServeConfig};
@@ -300,7 +300,7 @@ impl Soak {
             prompts: None,
             seed: 1,
             threads: Some(2),
-            depth: Depth::Smoke,
+            depth: ProtocolPreset::Smoke,
             stopping: hbmark::measure::protocol::Stopping::default(),
             fresh_ceilings: true,
             device_options: DeviceOptions::default(),
@@ -329,8 +329,8 @@ impl Soak {
             duration: None,
             max_requests: 0,
             warmup: None,
-            cold_twin: false,
-            knobs: SchedulerOptions {
+            cold_baseline: false,
+            scheduler: SchedulerOptions {
                 num_gpu_blocks_override: Some(64),
                 scheduling: Policy::Fcfs,
                 ..SchedulerOptions::default()

@@ -7,7 +7,7 @@ use super::shared_args::DeviceArgs;
 use super::{Outcome, print, print_json};
 use crate::machine::environment;
 use crate::measure::ceilings;
-use crate::measure::protocol::Depth;
+use crate::measure::protocol::ProtocolPreset;
 use hbmark_core::ledger::{devices, links};
 use hbmark_core::result::{Ceilings, DeviceSpec, Environment, LinkCeilings, Spread};
 use hbmark_core::units::{BytesPerSecond, FlopsPerSecond, Nanos};
@@ -44,15 +44,15 @@ pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
     let threads = args.device.threads.map(|t| t as usize);
     crate::engine::threads::limit(threads);
     let device = args.device.choice()?;
-    let depth = if args.quick { Depth::Quick } else { Depth::Full };
+    let preset = if args.quick { ProtocolPreset::Quick } else { ProtocolPreset::Full };
     let environment = environment::collect(device.gpu());
     let links = match args.gpus {
-        Some(gpus) => Some(ceilings::links(device, gpus.into(), depth)?.ok_or_else(|| {
+        Some(gpus) => Some(ceilings::links(device, gpus.into(), preset)?.ok_or_else(|| {
             anyhow::anyhow!("--gpus {gpus}: links are between GPUs, and --device is {device}")
         })?),
         None => None,
     };
-    let Some(ceilings) = ceilings::measure(device, depth, threads)? else {
+    let Some(ceilings) = ceilings::measure(device, preset, threads)? else {
         anyhow::bail!("{device} has no probe in this build");
     };
     let name = environment.gpu.as_ref().and_then(|gpu| gpu.name.clone());

@@ -11,7 +11,7 @@ use super::shared_args::{DeviceArgs, ModelArgs, OutputArgs, parse_dtypes};
 use super::{Outcome, conclude, prepare_folder, print_result, save, say};
 use crate::engine::native::cpu::kernel_choice;
 use crate::engine::{DeviceOptions, ScriptedRouting};
-use crate::measure::protocol::{Depth, Stopping};
+use crate::measure::protocol::{ProtocolPreset, Stopping};
 use crate::run::config::{self, PhaseName, RunConfig};
 use crate::run::device_worker::DeviceJob;
 use crate::run::dry_run::DryRun;
@@ -166,10 +166,10 @@ fn lengths(flag: &str, given: Option<&String>) -> anyhow::Result<Option<Vec<usiz
 impl Args {
     /// The configuration that these arguments make.
     pub(super) fn config(&self) -> anyhow::Result<RunConfig> {
-        let depth = match (self.quick, self.smoke) {
-            (_, true) => Depth::Smoke,
-            (true, _) => Depth::Quick,
-            _ => Depth::Full,
+        let preset = match (self.quick, self.smoke) {
+            (_, true) => ProtocolPreset::Smoke,
+            (true, _) => ProtocolPreset::Quick,
+            _ => ProtocolPreset::Full,
         };
         let device = self.device.choice()?;
         let (batches, contexts) = config::default_grid(device);
@@ -222,7 +222,7 @@ impl Args {
             prompts,
             seed: self.model.seed,
             threads: self.device.threads.map(|t| t as usize),
-            depth,
+            preset,
             stopping: self.stopping.stopping(),
             fresh_ceilings: self.fresh_ceilings,
             device_options: DeviceOptions {
@@ -305,7 +305,7 @@ fn open(config: &RunConfig) -> anyhow::Result<OpenModel> {
 /// A run from its beginning.
 fn start(args: &Args) -> anyhow::Result<Ready> {
     let config = args.with_replay()?;
-    if let (Depth::Smoke, Some(folder)) = (config.depth, &config.out) {
+    if let (ProtocolPreset::Smoke, Some(folder)) = (config.preset, &config.out) {
         keep_measured(folder)?;
     }
     let (model, command) = (Rc::new(open(&config)?), command_line());
@@ -390,7 +390,7 @@ fn same_settings(args: &Args, folder: &Path, was: &RunConfig) -> anyhow::Result<
             "phase" | "draft_tokens" => "phases",
             "batch" => "batches",
             "context" | "n_gen" => "contexts",
-            "quick" | "smoke" => "depth",
+            "quick" | "smoke" => "preset",
             "n_prompt" => "prompts",
             "repetitions" | "min_time" | "max_noise" | "allow_noise" => "stopping",
             "keep_memory_pool" | "expert_routing" | "kv_dtype" => "device_options",

@@ -9,24 +9,24 @@ use super::monitor::limits_of;
 use super::probe::{ProbeConfig, ProbeError, measure_cpu, usable_cores};
 use crate::engine::DeviceChoice;
 use crate::machine::telemetry::{HostTelemetry, Telemetry};
-use crate::measure::protocol::Depth;
+use crate::measure::protocol::ProtocolPreset;
 use hbmark_core::result::{Ceilings, Environment, LinkCeilings};
 
 /// The ceilings for a run: those kept from a run of the last minutes under the same conditions, unless `fresh` ones are asked for.
 pub fn for_run(
     device: DeviceChoice,
-    depth: Depth,
+    preset: ProtocolPreset,
     threads: Option<usize>,
     environment: &Environment,
     fresh: bool,
 ) -> Result<Option<Ceilings>, ProbeError> {
-    let folder = kept::folder().filter(|_| depth != Depth::Smoke);
-    let Some(folder) = folder else { return measure(device, depth, threads) };
-    let conditions = kept::Conditions::of(environment, usable_cores()?, threads, depth);
+    let folder = kept::folder().filter(|_| preset != ProtocolPreset::Smoke);
+    let Some(folder) = folder else { return measure(device, preset, threads) };
+    let conditions = kept::Conditions::of(environment, usable_cores()?, threads, preset);
     if !fresh && let Some(ceilings) = kept::read(&folder, &conditions, kept::now()) {
         return Ok(Some(ceilings));
     }
-    let measured = measure(device, depth, threads)?;
+    let measured = measure(device, preset, threads)?;
     if let Some(ceilings) = &measured {
         kept::write(&folder, &conditions, ceilings, kept::now());
     }
@@ -36,28 +36,35 @@ pub fn for_run(
 /// Measures the ceilings of a device, and what disturbed that; `None` for a smoke run, whose times mean nothing.
 pub fn measure(
     device: DeviceChoice,
-    depth: Depth,
+    preset: ProtocolPreset,
     threads: Option<usize>,
 ) -> Result<Option<Ceilings>, ProbeError> {
     let mut telemetry = HostTelemetry::new();
     telemetry.before_block();
-    let measured = probe(device, depth, threads)?;
+    let measured = probe(device, preset, threads)?;
     telemetry.after_block();
     let disturbed = telemetry.load(true).and_then(|load| load.reject(&limits_of(device)));
     Ok(measured.map(|ceilings| Ceilings { disturbed: disturbed.into_iter().collect(), ..ceilings }))
 }
 
-fn probe(device: DeviceChoice, depth: Depth, threads: Option<usize>) -> Result<Option<Ceilings>, ProbeError> {
-    if depth == Depth::Smoke {
+fn probe(
+    device: DeviceChoice,
+    preset: ProtocolPreset,
+    threads: Option<usize>,
+) -> Result<Option<Ceilings>, ProbeError> {
+    if preset == ProtocolPreset::Smoke {
         return Ok(None);
     }
     match device {
         DeviceChoice::Cpu => {
-            let config = if depth == Depth::Full { ProbeConfig::full()? } else { ProbeConfig::quick()? };
+            let config =
+                if preset == ProtocolPreset::Full { ProbeConfig::full()? } else { ProbeConfig::quick()? };
             measure_cpu(&limited(config, threads)).map(Some)
         }
         #[cfg(feature = "cuda")]
-        DeviceChoice::Cuda(index) => super::probe::cuda::measure_cuda(index, depth == Depth::Quick).map(Some),
+        DeviceChoice::Cuda(index) => {
+            super::probe::cuda::measure_cuda(index, preset == ProtocolPreset::Quick).map(Some)
+        }
         #[cfg(not(feature = "cuda"))]
         DeviceChoice::Cuda(_) => Ok(None),
     }
@@ -68,14 +75,18 @@ fn probe(device: DeviceChoice, depth: Depth, threads: Option<usize>) -> Result<O
     not(feature = "cuda"),
     expect(clippy::unnecessary_wraps, reason = "it fails where there are GPUs")
 )]
-pub fn links(device: DeviceChoice, gpus: usize, depth: Depth) -> Result<Option<LinkCeilings>, ProbeError> {
+pub fn links(
+    device: DeviceChoice,
+    gpus: usize,
+    preset: ProtocolPreset,
+) -> Result<Option<LinkCeilings>, ProbeError> {
     match device {
         #[cfg(feature = "cuda")]
         DeviceChoice::Cuda(first) => {
-            super::probe::cuda::measure_links(first, gpus, depth == Depth::Quick).map(Some)
+            super::probe::cuda::measure_links(first, gpus, preset == ProtocolPreset::Quick).map(Some)
         }
         _ => {
-            let _ = (gpus, depth);
+            let _ = (gpus, preset);
             Ok(None)
         }
     }

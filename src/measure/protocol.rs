@@ -653,7 +653,7 @@ mod tests;
 /// Which of the protocols runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Depth {
+pub enum ProtocolPreset {
     Full,
     Quick,
     Smoke,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::Context;
 
 use crate::engine::{DeviceChoice, DeviceOptions};
-use crate::measure::protocol::{Depth, Protocol};
+use crate::measure::protocol::{Protocol, ProtocolPreset};
 use crate::run::config::{self, PhaseName, RunConfig};
 use crate::run::device_worker::{CostedCell, DeviceJob, DeviceRequest, DeviceResponse, Opened};
 use crate::run::{LocalDevice, engine_run};
@@ -271,7 +271,7 @@ fn config_from(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<RunConfig
         prompts: None,
         seed: or("HBMARK_SEED", "42").parse().context("HBMARK_SEED takes a whole number")?,
         threads: None,
-        depth: Depth::Quick,
+        preset: ProtocolPreset::Quick,
         stopping: crate::measure::protocol::Stopping::default(),
         fresh_ceilings: false,
         device_options: DeviceOptions::default(),

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::{DeviceChoice, DeviceOptions};
-use crate::measure::protocol::{Depth, Stopping};
+use crate::measure::protocol::{ProtocolPreset, Stopping};
 use hbmark_core::model::Dtype;
 use hbmark_core::result::validation::AXIS_CAP;
 use hbmark_core::result::{EngineKind, KvFill, MAX_DRAFT_TOKENS, Phase};
@@ -199,7 +199,7 @@ pub struct RunConfig {
     pub prompts: Option<Vec<usize>>,
     pub seed: u64,
     pub threads: Option<usize>,
-    pub depth: Depth,
+    pub preset: ProtocolPreset,
     /// When to stop sampling a cell.
     pub stopping: Stopping,
     /// Measure the ceilings, also where some were kept of a run before.

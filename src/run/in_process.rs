@@ -12,7 +12,7 @@ use crate::engine::{self, DeviceChoice, EngineError, SequenceId, Session, StepBa
 use crate::machine::environment;
 use crate::machine::memory::{self, MemoryOf};
 use crate::measure::block::{BlockError, take_block};
-use crate::measure::protocol::{Depth, Monitor, NoopMonitor, Protocol};
+use crate::measure::protocol::{Monitor, NoopMonitor, Protocol, ProtocolPreset};
 use crate::measure::visit::{CellInputs, VisitEvent, trial_step};
 use crate::measure::{self, monitor, operations, quality, weight_check};
 use crate::run::config::RunConfig;
@@ -120,9 +120,9 @@ impl LocalDevice {
         observer.stage("identifying this machine");
         let warnings = crate::machine::doctor::distortions(&environment);
         observer.stage("measuring this device's ceilings");
-        let (device, depth, threads) = (config.device, config.depth, config.threads);
+        let (device, preset, threads) = (config.device, config.preset, config.threads);
         let ceilings =
-            measure::ceilings::for_run(device, depth, threads, &environment, config.fresh_ceilings)?;
+            measure::ceilings::for_run(device, preset, threads, &environment, config.fresh_ceilings)?;
         Ok(DeviceResponse::Probed(Box::new(MachineInfo { started_at, environment, ceilings, warnings })))
     }
 
@@ -194,9 +194,9 @@ impl LocalDevice {
         let ranks = EngineKind::ranks(engine);
         let devices = config.device.group(ranks);
         let available = devices.filter_map(|device| memory::available(memory_of(device))).min();
-        let monitor: Box<dyn Monitor> = match config.depth {
-            Depth::Smoke => Box::new(NoopMonitor),
-            Depth::Full | Depth::Quick => {
+        let monitor: Box<dyn Monitor> = match config.preset {
+            ProtocolPreset::Smoke => Box::new(NoopMonitor),
+            ProtocolPreset::Full | ProtocolPreset::Quick => {
                 monitor::of_devices(config.device, ranks, config.threads).map_err(RunError::from)?
             }
         };
@@ -428,7 +428,7 @@ fn gate(
     let room = place
         .and_then(|device| memory::available(memory_of(device)))
         .is_some_and(|free| reference_bytes.as_f64() < free.as_f64() * REFERENCE_SHARE);
-    let mut reference = if room && config.depth != Depth::Smoke {
+    let mut reference = if room && config.preset != ProtocolPreset::Smoke {
         let (device, options) = (config.device, config.device_options);
         observer.stage("loading the f32 reference");
         let mut loaded = |done, total| observer.loaded(done, total);

@@ -1,6 +1,6 @@
 //! A few steps of this very engine, timed before a run, from which a virtual clock is made.
 //!
-//! Enters: a session and the scheduler's knobs. Leaves: a [`Calibration`]. Prefills of growing length, decodes of growing batch, one decode
+//! Enters: a session and the scheduler's options. Leaves: a [`Calibration`]. Prefills of growing length, decodes of growing batch, one decode
 //! over a longer context and one later chunk of a prefill, in rounds; the median of each counts.
 
 use crate::engine::{AdapterId, EngineError, SequenceId, SequenceStep, Session, StepBatch};

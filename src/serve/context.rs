@@ -94,7 +94,7 @@ impl<'a> ServingContext<'a> {
         observer: &mut dyn Observer,
     ) -> Result<Self, ServeError> {
         let mut worker = EngineWorker { worker, consecutive_failures: 0, warnings: Vec::new() };
-        let engine = worker.open(config.knobs.block_size, observer)?;
+        let engine = worker.open(config.scheduler.block_size, observer)?;
         let dtype = |model: &OpenModel| match (&config.server, &config.virtual_source) {
             (Some(_), _) => model.stored_dtype(),
             (None, Some(_)) => virtual_dtype(config, model),
@@ -254,11 +254,11 @@ impl<'a> ServingContext<'a> {
     /// What the longest step of a point should take: all that a step may prefill, beside as many sequences as there may be with as much
     /// cached as there is room for.
     fn longest_step(&self, spec: &PointSpec) -> Option<Nanos> {
-        let knobs = &spec.scheduler;
-        let room = knobs.num_blocks.saturating_mul(knobs.block_size);
-        let cached = (room / knobs.max_num_seqs.max(1)).min(knobs.max_model_len);
-        let decodes = std::iter::repeat_n(RaggedPart::new(cached, 1), knobs.max_num_seqs);
-        let prompt = RaggedPart::new(0, knobs.max_num_batched_tokens.min(room));
+        let scheduler = &spec.scheduler;
+        let room = scheduler.num_blocks.saturating_mul(scheduler.block_size);
+        let cached = (room / scheduler.max_num_seqs.max(1)).min(scheduler.max_model_len);
+        let decodes = std::iter::repeat_n(RaggedPart::new(cached, 1), scheduler.max_num_seqs);
+        let prompt = RaggedPart::new(0, scheduler.max_num_batched_tokens.min(room));
         self.step_model.as_ref().map(|model| model.step(decodes.chain([prompt])))
     }
 

@@ -166,7 +166,7 @@ impl LocalEngine {
             }
         };
         let typical = config.source.mean_positions(config.seed);
-        let scheduler = config.knobs.for_budget(room, &ledger, typical)?;
+        let scheduler = config.scheduler.for_budget(room, &ledger, typical)?;
         let vocab = model.architecture.vocab_size;
         let lora = match &config.lora {
             None => None,
@@ -200,7 +200,7 @@ impl LocalEngine {
             lora,
             structured: None,
             warnings: typical
-                .filter(|_| config.knobs.num_gpu_blocks_override.is_none())
+                .filter(|_| config.scheduler.num_gpu_blocks_override.is_none())
                 .and_then(|positions| uneven_blocks(&ledger, positions))
                 .into_iter()
                 .collect(),
@@ -221,7 +221,7 @@ impl LocalEngine {
         let architecture = &model.architecture;
         let (grammar, structured) = match config.asked_structure() {
             None => (None, None),
-            Some(_) if config.knobs.speculation.is_some() => {
+            Some(_) if config.scheduler.speculation.is_some() => {
                 return Err(ServeError::Needs {
                     what: "speculative decoding",
                     needs: "outputs without a grammar, which draft tokens do not follow: leave out --structured",
@@ -234,7 +234,7 @@ impl LocalEngine {
                 (Some(grammar), Some(summary))
             }
         };
-        let max_loras = config.knobs.max_loras;
+        let max_loras = config.scheduler.max_loras;
         let adapters = config
             .lora
             .as_ref()
@@ -256,7 +256,7 @@ impl LocalEngine {
             None => session,
         };
         let capabilities = session.capabilities().clone();
-        if config.knobs.speculation.is_some() && !capabilities.every_token_logits {
+        if config.scheduler.speculation.is_some() && !capabilities.every_token_logits {
             return Err(ServeError::Needs {
                 what: "speculative decoding",
                 needs: "an engine with the logits of every token: --engine native",
@@ -264,8 +264,8 @@ impl LocalEngine {
         }
         let ledger = Ledger::new(&model.architecture, session.inventory(), session.kv_dtype());
         let loaded = adapters.map(|adapters| adapters.load(session.as_mut())).transpose()?;
-        let knobs = SchedulerOptions { block_size, ..config.knobs.clone() };
-        let scheduler = knobs.for_engine(
+        let scheduler = SchedulerOptions { block_size, ..config.scheduler.clone() };
+        let scheduler = scheduler.for_engine(
             &capabilities,
             KvMemoryBudget::of(&environment, device.gpu().is_some()),
             &ledger,

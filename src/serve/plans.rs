@@ -51,7 +51,7 @@ fn single(
 ) -> Result<(), ServeError> {
     let mut spec = stage.spec(&label(config.offered), config.offered, config.seed);
     let without_adapters = baselines_without(stage, &spec, report, observer)?;
-    if config.cold_twin {
+    if config.cold_baseline {
         // The cold one first: it leaves nothing behind that the warm one could find.
         let cold = PointSpec { label: format!("{} cold", spec.label), cold: true, ..spec.clone() };
         report.points.push(stage.measure(&cold, observer)?);

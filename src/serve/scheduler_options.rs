@@ -1,4 +1,4 @@
-//! The scheduler's knobs, from what was asked and what the engine and its memory allow.
+//! The scheduler's options, from what was asked and what the engine and its memory allow.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use hbmark_core::result::serving::{Policy, SchedulerConfig, SpeculativeConfig};
 use hbmark_core::result::{Capabilities, Environment};
 use hbmark_core::units::{Bytes, whole};
 
-/// Knobs as asked for; `None` is chosen here.
+/// Options as asked for; `None` is chosen here.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct SchedulerOptions {
     pub max_num_seqs: Option<usize>,
@@ -156,7 +156,7 @@ impl SchedulerOptions {
             .min(SchedulerConfig::MAX_NUM_BLOCKS))
     }
 
-    /// The knobs in a room for KV, beside weights and the activations of a step; `typical` positions of a sequence where no engine has the blocks.
+    /// The options in a room for KV, beside weights and the activations of a step; `typical` positions of a sequence where no engine has the blocks.
     pub(super) fn for_budget(
         &self,
         budget: KvMemoryBudget,
@@ -177,7 +177,7 @@ impl SchedulerOptions {
         Ok(SchedulerConfig { num_blocks, ..config })
     }
 
-    /// The knobs on an engine that is loaded.
+    /// The options on an engine that is loaded.
     pub(super) fn for_engine(
         &self,
         capabilities: &Capabilities,

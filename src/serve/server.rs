@@ -267,7 +267,7 @@ fn adapters(asked: &LoraConfig, config: &ServeConfig) -> Result<(LoraSummary, Ad
     });
     let summary = LoraSummary {
         adapters: adapters.collect(),
-        max_loras: config.knobs.max_loras,
+        max_loras: config.scheduler.max_loras,
         max_lora_rank: asked.max_lora_rank,
     };
     let mix = traffic(asked, &summary, Bytes(0), Nanos(0.0));

@@ -9,7 +9,7 @@ use crate::worker::journal::{Header, Journal};
 use crate::worker::journaled::EntryOf;
 use crate::worker::{InProcess, JournaledWorker, NoopObserver};
 use hbmark_core::result::GpuEnvironment;
-use hbmark_core::result::serving::{Fate, GateName, Validity};
+use hbmark_core::result::serving::{GateName, SavedOutcome, Validity};
 use hbmark_core::units::Nanos;
 use hbmark_report::output::{Format, render};
 use hbmark_traffic::point::PointSpec;
@@ -292,7 +292,7 @@ fn what_a_full_queue_turned_away_was_not_completed() {
     let crowded = |most| {
         point(|config| {
             config.offered = Offered::Rate(100.0);
-            config.knobs.max_waiting = Some(most);
+            config.scheduler.max_waiting = Some(most);
             config.slo = Slo::default();
         })
         .result
@@ -360,7 +360,10 @@ fn percentiles_can_be_computed_again_from_the_requests() {
     let point = point(|config| config.slo = Slo::default());
     let result = point.result.unwrap();
     let requests = result.requests.clone().unwrap();
-    assert_eq!((requests.fate.len(), requests.fate.iter().all(|fate| *fate == Fate::Served)), (1000, true));
+    assert_eq!(
+        (requests.outcome.len(), requests.outcome.iter().all(|outcome| *outcome == SavedOutcome::Served)),
+        (1000, true)
+    );
     let since = |ends: &[Option<u64>]| -> Vec<f64> {
         let pairs = ends.iter().zip(&requests.arrival_ns);
         let mut times: Vec<f64> = pairs.map(|(end, begin)| (end.unwrap() - begin) as f64).collect();

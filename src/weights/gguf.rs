@@ -16,9 +16,9 @@ use candle_core::quantized::gguf_file::Content;
 
 use super::loading::{SizedFile, WeightsError};
 use hbmark_core::model::gguf::{self as header, GgufError};
-use hbmark_core::model::{Architecture, Inventory, Role};
+use hbmark_core::model::{Architecture, Inventory, Role, RopeScaling, TensorInfo};
 
-/// Frequencies of Llama 3's rotary scaling, stored as a tensor because the metadata has no key for them.
+/// What Llama 3's rotary scaling divides each frequency by: llama.cpp's files have this table in place of the scaling's parameters.
 const ROPE_FREQS: &str = "rope_freqs.weight";
 const NAMES_SHOWN: usize = 5;
 
@@ -28,10 +28,6 @@ pub struct GgufModel {
     pub architecture: Architecture,
     /// Every tensor by its GGUF name, with the bytes of its blocks.
     pub inventory: Inventory,
-    /// The file scales its rotary frequencies by a table (Llama 3.1 and later). The parameters of that scaling are not
-    /// in the file, so `architecture.rope.scaling` is `None`, and a forward that ignores the table is wrong beyond
-    /// the original context length.
-    pub has_rope_freqs: bool,
     /// Where each tensor lies in the file.
     places: TensorLocations,
     file: SizedFile,
@@ -49,9 +45,27 @@ impl GgufModel {
         let header = header::read(BufReader::new(file.file()), file.size()).map_err(bad)?;
         header.check_computable().map_err(bad)?;
         let architecture = header::architecture(&header).map_err(bad)?;
-        let (inventory, has_rope_freqs) = check_tensors(path, &header.tensors, &architecture)?;
+        let inventory = check_tensors(path, &header.tensors, &architecture)?;
         let places = TensorLocations::new(&header);
-        Ok(Self { architecture, inventory, has_rope_freqs, places, file })
+        let mut model = Self { architecture, inventory, places, file };
+        if let Some(table) = model.inventory.tensors.iter().find(|tensor| tensor.name == ROPE_FREQS) {
+            model.architecture.rope.scaling = model.scaling_of(table)?;
+        }
+        Ok(model)
+    }
+
+    /// The rotary scaling that a table of divisors stands for.
+    fn scaling_of(&self, table: &TensorInfo) -> Result<RopeScaling, WeightsError> {
+        let (expected, rope) = (vec![self.architecture.head_dim / 2], &self.architecture.rope);
+        if table.shape != expected {
+            let (path, name, found) = (self.path().to_path_buf(), table.name.clone(), table.shape.clone());
+            return Err(WeightsError::WrongShape { path, name, found, expected });
+        }
+        let scaling = RopeScaling::of_divisors(&self.vector(table)?, rope.theta);
+        scaling.filter(|_| rope.scaling == RopeScaling::None).ok_or_else(|| {
+            let found = "a table of frequencies that are not scaled as Llama 3's".to_owned();
+            bad_file(self.path(), GgufError::UnsupportedModel { what: ROPE_FREQS.to_owned(), found })
+        })
     }
 
     /// Dimensions and tensors of a file that will not be run: more architectures and all of ggml's block formats.
@@ -99,7 +113,7 @@ fn check_tensors(
     path: &Path,
     tensors: &[header::TensorEntry],
     architecture: &Architecture,
-) -> Result<(Inventory, bool), WeightsError> {
+) -> Result<Inventory, WeightsError> {
     let path = || -> PathBuf { path.to_path_buf() };
     let mut found: std::collections::BTreeMap<&str, &header::TensorEntry> =
         tensors.iter().map(|t| (t.name.as_str(), t)).collect();
@@ -123,7 +137,7 @@ fn check_tensors(
             others: found.len().saturating_sub(NAMES_SHOWN),
         });
     }
-    Ok((inventory, rope_freqs.is_some()))
+    Ok(inventory)
 }
 
 #[cfg(test)]

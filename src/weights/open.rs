@@ -258,14 +258,6 @@ fn open_config(path: &Path, hub_id: Option<String>) -> Result<OpenModel, OpenErr
 
 fn open_gguf(path: &Path) -> Result<OpenModel, OpenError> {
     let file = GgufModel::open(path)?;
-    if file.has_rope_freqs {
-        return Err(OpenError::Model(ModelError::UnsupportedValue {
-            path: path.to_path_buf(),
-            key: "rope_freqs.weight".into(),
-            found: "a table of scaled rotary frequencies".into(),
-            supported: "GGUF files without one; candle ignores the table, and logits would be wrong".into(),
-        }));
-    }
     Ok(gguf_model(path, file.architecture.clone(), file.inventory.clone()))
 }
 

@@ -77,7 +77,7 @@ fn one_at_a_time(session: &mut dyn Session, plan: &[PlannedRequest]) -> Vec<Vec<
     outputs
 }
 
-fn knobs() -> SchedulerConfig {
+fn scheduler() -> SchedulerConfig {
     SchedulerConfig {
         max_num_seqs: 6,
         max_num_batched_tokens: 256,
@@ -105,14 +105,15 @@ fn outputs_do_not_depend_on_batching_caching_chunking_or_preemption() {
         let plan = plan();
         let wanted = one_at_a_time(open("native", name).as_mut(), &plan);
         let on = |config: SchedulerConfig| served(open("native", name).as_mut(), &plan, config);
-        let cached = SchedulerConfig { enable_prefix_caching: true, ..knobs() };
-        let chunked = SchedulerConfig { enable_chunked_prefill: true, max_num_batched_tokens: 11, ..knobs() };
+        let cached = SchedulerConfig { enable_prefix_caching: true, ..scheduler() };
+        let chunked =
+            SchedulerConfig { enable_chunked_prefill: true, max_num_batched_tokens: 11, ..scheduler() };
         let chunked_cached = SchedulerConfig { enable_prefix_caching: true, ..chunked.clone() };
         let tight = SchedulerConfig { num_blocks: 7, ..chunked_cached.clone() };
-        let tight_plain = SchedulerConfig { num_blocks: 7, ..knobs() };
+        let tight_plain = SchedulerConfig { num_blocks: 7, ..scheduler() };
         let by_priority = SchedulerConfig { scheduling: Policy::Priority, ..tight.clone() };
         let runs = [
-            ("plain", on(knobs())),
+            ("plain", on(scheduler())),
             ("cached", on(cached)),
             ("chunked", on(chunked)),
             ("chunked and cached", on(chunked_cached)),
@@ -166,7 +167,7 @@ fn outputs_under_scripted_acceptance_are_accepted_drafts_and_what_the_model_writ
         let wanted = speculated(open("native", name).as_mut(), &plan, &speculation);
         for enable_prefix_caching in [false, true] {
             let speculation = Some(speculation.clone());
-            let config = SchedulerConfig { speculation, enable_prefix_caching, ..knobs() };
+            let config = SchedulerConfig { speculation, enable_prefix_caching, ..scheduler() };
             let run = served(open("native", name).as_mut(), &plan, config);
             assert_eq!(run.outputs, wanted, "{name}, caching {enable_prefix_caching}");
             let drafts = run.drafts.unwrap();
@@ -204,7 +205,7 @@ fn an_engine_without_pages_serves_the_same_outputs_one_sequence_at_a_time() {
     let plan = plan();
     let mut session = open("stock", "llama-gqa");
     let wanted = one_at_a_time(session.as_mut(), &plan);
-    let run = served(session.as_mut(), &plan, SchedulerConfig { num_blocks: 7, ..knobs() });
+    let run = served(session.as_mut(), &plan, SchedulerConfig { num_blocks: 7, ..scheduler() });
     assert_eq!(run.outputs, wanted);
     assert!(run.preemptions > 0);
 }
@@ -702,12 +703,12 @@ fn a_peft_adapter_gives_the_tokens_of_its_merged_model_whatever_it_is_served_bes
             ..request.clone()
         })
         .collect();
-    let chunked = SchedulerConfig { enable_chunked_prefill: true, max_num_batched_tokens: 11, ..knobs() };
+    let chunked = SchedulerConfig { enable_chunked_prefill: true, max_num_batched_tokens: 11, ..scheduler() };
     let cached = SchedulerConfig { enable_prefix_caching: true, ..chunked.clone() };
     let tight = SchedulerConfig { num_blocks: 7, ..cached.clone() };
     let two = SchedulerConfig { max_loras: Some(1), ..tight.clone() };
     let mut others: Option<Vec<Vec<u32>>> = None;
-    for config in [knobs(), chunked, cached, tight, two] {
+    for config in [scheduler(), chunked, cached, tight, two] {
         let mut session = open("native", "llama-gqa");
         for adapter in [&adapter, &other] {
             session.lora().unwrap().load_adapter(adapter).unwrap();
@@ -811,7 +812,7 @@ fn outputs_served_under_a_schema_satisfy_it_and_others_are_left_alone() {
             ..Traffic::new(&plan, LoadMode::Open, 0..plan.len(), 256)
         };
         // Blocks for a few requests only: some are preempted, and their grammars go on where they were.
-        let tight = SchedulerConfig { num_blocks: 24, max_model_len: 300, ..knobs() };
+        let tight = SchedulerConfig { num_blocks: 24, max_model_len: 300, ..scheduler() };
         let constraints = Constraints::new(&compiled, plan.iter().map(|p| p.constrained).collect());
         let mut executor = SessionExecutor::new(session.as_mut(), Sampler::new(sampling))
             .with_constraints(Some(constraints));

@@ -205,16 +205,16 @@ impl PointSpec {
     /// # Errors
     /// When no request can be served, or there are too few for an objective.
     pub fn check(&self, plan: &[PlannedRequest], measured: &std::ops::Range<usize>) -> Result<(), PlanError> {
-        let knobs = &self.scheduler;
-        let of = |p: &PlannedRequest| Scheduler::check(knobs, p.prompt_len(), p.output_len);
+        let scheduler = &self.scheduler;
+        let of = |p: &PlannedRequest| Scheduler::check(scheduler, p.prompt_len(), p.output_len);
         if let Some(large) = plan.iter().find(|p| of(p) == Err(RejectReason::ExceedsPool)) {
             let (prompt, output) = (large.prompt_len(), large.output_len);
             return Err(PlanError::PoolTooSmall {
-                blocks: knobs.num_blocks,
-                block_size: knobs.block_size,
+                blocks: scheduler.num_blocks,
+                block_size: scheduler.block_size,
                 prompt,
                 output,
-                needed: (prompt + output - 1).div_ceil(knobs.block_size),
+                needed: (prompt + output - 1).div_ceil(scheduler.block_size),
             });
         }
         if let Some(Err(reason)) = plan.first().map(of)
@@ -224,8 +224,8 @@ impl PointSpec {
                 reason,
                 prompt: plan[0].prompt_len(),
                 output: plan[0].output_len,
-                context: knobs.max_model_len,
-                budget: knobs.max_num_batched_tokens,
+                context: scheduler.max_model_len,
+                budget: scheduler.max_num_batched_tokens,
             });
         }
         for clause in &self.slo.clauses {
@@ -282,9 +282,9 @@ impl PointSpec {
 
     /// Blocks that the plan fills at most, without prefix reuse.
     pub fn blocks_of(&self, plan: &[PlannedRequest]) -> usize {
-        let knobs = &self.scheduler;
-        let of = |p: &PlannedRequest| (p.prompt_len() + p.output_len).div_ceil(knobs.block_size);
-        plan.iter().map(of).sum::<usize>().min(knobs.num_blocks)
+        let scheduler = &self.scheduler;
+        let of = |p: &PlannedRequest| (p.prompt_len() + p.output_len).div_ceil(scheduler.block_size);
+        plan.iter().map(of).sum::<usize>().min(scheduler.num_blocks)
     }
 
     pub fn traffic<'a>(

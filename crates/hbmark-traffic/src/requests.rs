@@ -26,7 +26,7 @@ pub fn columns(records: &[Record]) -> Option<Requests> {
         prompt_tokens: counts(|r| r.prompt_tokens),
         output_tokens: counts(|r| r.output_tokens),
         cached_tokens: counts(|r| r.cached_tokens),
-        fate: records.iter().map(|r| r.outcome.name().into()).collect(),
+        outcome: records.iter().map(|r| r.outcome.name().into()).collect(),
     })
 }
 

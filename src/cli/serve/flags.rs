@@ -143,7 +143,7 @@ impl VirtualArgs {
     }
 }
 
-/// vLLM's knobs under vLLM's names.
+/// The scheduler's options under vLLM's names.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Scheduler")]
 struct SchedulerArgs {
@@ -358,7 +358,7 @@ impl ServingArgs {
             }
             None => (TrafficSource::Workload(Workload::open("chat")?), Offered::Rate(DEFAULT_RATE)),
         };
-        let (engine, knobs, sampling) = (&self.engine, &self.scheduler, &self.sampling);
+        let (engine, scheduler, sampling) = (&self.engine, &self.scheduler, &self.sampling);
         if self.clock.simulate && (engine.device.device.is_some() || engine.device.threads.is_some()) {
             crate::cli::say(
                 "virtual clock: --device and --threads change nothing; --gpu names the GPU of its step times",
@@ -380,18 +380,18 @@ impl ServingArgs {
             duration: None,
             max_requests,
             warmup: self.warmup_requests,
-            cold_twin: false,
-            knobs: SchedulerOptions {
-                max_num_seqs: knobs.max_num_seqs,
-                max_num_batched_tokens: knobs.max_num_batched_tokens,
-                gpu_memory_utilization: knobs.gpu_memory_utilization,
-                num_gpu_blocks_override: knobs.num_gpu_blocks_override,
-                block_size: knobs.block_size,
-                max_model_len: knobs.max_model_len,
-                enable_prefix_caching: knobs.enable_prefix_caching,
-                enable_chunked_prefill: knobs.enable_chunked_prefill,
-                scheduling: knobs.scheduling,
-                max_waiting: knobs.max_waiting,
+            cold_baseline: false,
+            scheduler: SchedulerOptions {
+                max_num_seqs: scheduler.max_num_seqs,
+                max_num_batched_tokens: scheduler.max_num_batched_tokens,
+                gpu_memory_utilization: scheduler.gpu_memory_utilization,
+                num_gpu_blocks_override: scheduler.num_gpu_blocks_override,
+                block_size: scheduler.block_size,
+                max_model_len: scheduler.max_model_len,
+                enable_prefix_caching: scheduler.enable_prefix_caching,
+                enable_chunked_prefill: scheduler.enable_chunked_prefill,
+                scheduling: scheduler.scheduling,
+                max_waiting: scheduler.max_waiting,
                 max_loras: self.lora.max_loras,
                 speculation: self.speculation.config(engine.model.seed, self.server.url.is_some())?,
             },
@@ -520,7 +520,7 @@ impl WorkloadArgs {
             {
                 let prefix = Some(SharedPrefix { tokens, share, groups });
                 *traffic = Workload { prefix, ..traffic.clone() }.checked()?;
-                config.cold_twin = true;
+                config.cold_baseline = true;
             }
         }
         Ok(config)

@@ -108,13 +108,11 @@ impl RopeTable {
             RopeScaling::None => (0..half).map(plain).collect(),
             RopeScaling::Linear { factor } => (0..half).map(|i| plain(i) / factor).collect(),
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
-                let scale = |frequency: f64| {
-                    let turns = original_max_positions as f64 * frequency / TAU;
-                    let kept =
-                        ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
-                    frequency * (kept + (1.0 - kept) / factor)
+                let bounds = (low_freq_factor, high_freq_factor);
+                let divisor = |frequency| {
+                    RopeScaling::llama3_divisor(frequency, factor, bounds, original_max_positions)
                 };
-                (0..half).map(|i| scale(plain(i))).collect()
+                (0..half).map(|i| plain(i) / divisor(plain(i))).collect()
             }
             RopeScaling::Yarn { factor, original_max_positions, shape } => {
                 magnitude = shape.attention_factor.unwrap_or_else(|| 0.1 * factor.max(1.0).ln() + 1.0);

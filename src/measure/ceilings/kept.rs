@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::machine::atomic_file::write_atomic;
 use crate::machine::environment::boot_id;
-use crate::measure::protocol::Depth;
+use crate::measure::protocol::ProtocolPreset;
 use hbmark_core::input;
 use hbmark_core::result::{Ceilings, Environment};
 
@@ -50,7 +50,12 @@ pub struct Conditions {
 
 impl Conditions {
     /// Those of a machine; `cores` are those that this process may use.
-    pub fn of(environment: &Environment, cores: Vec<usize>, threads: Option<usize>, depth: Depth) -> Self {
+    pub fn of(
+        environment: &Environment,
+        cores: Vec<usize>,
+        threads: Option<usize>,
+        preset: ProtocolPreset,
+    ) -> Self {
         let Environment { hostname, cpu, gpu, build, kernel, .. } = environment;
         let gpu = gpu.as_ref();
         Self {
@@ -72,7 +77,7 @@ impl Conditions {
             mig: gpu.and_then(|gpu| gpu.mig),
             mps: gpu.and_then(|gpu| gpu.mps),
             threads,
-            full: depth == Depth::Full,
+            full: preset == ProtocolPreset::Full,
         }
     }
 }
@@ -132,37 +137,37 @@ mod tests {
     use hbmark_core::result::Cause;
     use hbmark_report::samples;
 
-    fn conditions(threads: Option<usize>, depth: Depth) -> Conditions {
-        Conditions::of(&samples::report().environment, vec![0, 1], threads, depth)
+    fn conditions(threads: Option<usize>, preset: ProtocolPreset) -> Conditions {
+        Conditions::of(&samples::report().environment, vec![0, 1], threads, preset)
     }
 
     #[test]
     fn ceilings_are_kept_for_some_minutes_under_the_same_conditions_only() {
         let folder = tempfile::tempdir().unwrap();
         let (at, ceilings) = (folder.path().join("new"), samples::report().ceilings.unwrap());
-        let same = conditions(None, Depth::Full);
+        let same = conditions(None, ProtocolPreset::Full);
         assert_eq!(read(&at, &same, 1_000), None);
         write(&at, &same, &ceilings, 1_000);
         let kept = read(&at, &same, 1_240).unwrap();
         assert_eq!(kept, Ceilings { age_s: Some(240.0), ..ceilings.clone() });
         assert_eq!(read(&at, &same, 1_000 + MAX_AGE_S + 1), None, "too old");
         assert_eq!(read(&at, &same, 900), None, "the clock ran backwards");
-        for other in [conditions(Some(1), Depth::Full), conditions(None, Depth::Quick)] {
+        for other in [conditions(Some(1), ProtocolPreset::Full), conditions(None, ProtocolPreset::Quick)] {
             assert_eq!(read(&at, &other, 1_100), None, "{other:?}");
         }
         let mut rebuilt = samples::report().environment;
         rebuilt.build.git_revision = Some("another".into());
-        assert_eq!(read(&at, &Conditions::of(&rebuilt, vec![0, 1], None, Depth::Full), 1_100), None);
+        assert_eq!(read(&at, &Conditions::of(&rebuilt, vec![0, 1], None, ProtocolPreset::Full), 1_100), None);
     }
 
     #[test]
     fn ceilings_of_another_machine_of_the_same_kind_are_not_used() {
         let folder = tempfile::tempdir().unwrap();
-        let here = conditions(None, Depth::Full);
+        let here = conditions(None, ProtocolPreset::Full);
         write(folder.path(), &here, &samples::report().ceilings.unwrap(), 1_000);
         let mut there = samples::report().environment;
         there.hostname = Some("another".into());
-        let neighbour = Conditions::of(&there, vec![0, 1], None, Depth::Full);
+        let neighbour = Conditions::of(&there, vec![0, 1], None, ProtocolPreset::Full);
         let another = || Some("another".to_owned());
         // A container may have the hostname of one on another machine.
         for other in [
@@ -177,7 +182,7 @@ mod tests {
     #[test]
     fn disturbed_ceilings_are_neither_kept_nor_used() {
         let folder = tempfile::tempdir().unwrap();
-        let same = conditions(None, Depth::Full);
+        let same = conditions(None, ProtocolPreset::Full);
         let calm = samples::report().ceilings.unwrap();
         let disturbed = Ceilings { disturbed: vec![Cause::ForeignLoad { cores: 1.2 }], ..calm.clone() };
         write(folder.path(), &same, &disturbed, 1_000);

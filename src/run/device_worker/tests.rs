@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::engine::scripted::{Script, ScriptedSession};
 use crate::engine::{DeviceChoice, DeviceOptions};
-use crate::measure::protocol::{Depth, NoopMonitor};
+use crate::measure::protocol::{NoopMonitor, ProtocolPreset};
 use crate::run::RunError;
 use crate::run::config::RunConfig;
 use crate::run::device_worker::{DeviceJob, DeviceRequest, DeviceResponse, MachineInfo};
@@ -36,7 +36,7 @@ pub(crate) fn config(engine: &str, batches: &[usize], contexts: &[usize]) -> Run
         prompts: None,
         seed: 7,
         threads: None,
-        depth: Depth::Full,
+        preset: ProtocolPreset::Full,
         stopping: crate::measure::protocol::Stopping::default(),
         fresh_ceilings: true,
         device_options: DeviceOptions::default(),

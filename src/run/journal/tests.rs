@@ -254,7 +254,7 @@ fn a_journal_of_another_plan_is_not_gone_on_with() {
     let (bytes, _) = whole();
     let folder = folder(&bytes);
     let found = reopen(folder.path()).unwrap();
-    let other = RunConfig { depth: crate::measure::protocol::Depth::Quick, ..settings() };
+    let other = RunConfig { preset: crate::measure::protocol::ProtocolPreset::Quick, ..settings() };
     let mut worker =
         JournaledWorker::new(Box::new(Scripted::new(&other, steady(10.0))), found.journal, found.entries);
     let error = crate::run::benchmark(&mut worker, &other, &model(), "hbmark run", &mut NoopObserver)

@@ -3,7 +3,7 @@
 use super::{Check, Record};
 use crate::engine::DeviceChoice;
 use crate::measure::ceilings;
-use crate::measure::protocol::Depth;
+use crate::measure::protocol::ProtocolPreset;
 use hbmark_core::result::Ceilings;
 use hbmark_core::units::{BytesPerSecond, FlopsPerSecond};
 
@@ -12,7 +12,7 @@ const CACHE_FACTOR: f64 = 3.0;
 
 /// Measures the ceilings of a device and checks them.
 pub fn measured(device: DeviceChoice, record: &mut Record<'_>) {
-    match ceilings::measure(device, Depth::Quick, None) {
+    match ceilings::measure(device, ProtocolPreset::Quick, None) {
         Ok(Some(found)) => sane(&found, record),
         Ok(None) => {
             record(Check::failed("ceilings", "measured", format!("{device} has no probe in this build")));

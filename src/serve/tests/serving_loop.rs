@@ -19,7 +19,7 @@ use hbmark_traffic::scheduler::RejectReason;
 use hbmark_traffic::serving_loop::{LoadMode, RequestOutcome, Run, Traffic, run};
 use hbmark_traffic::workload::{PlannedRequest, PromptSegment, Workload};
 
-pub(super) fn knobs(max_num_seqs: usize) -> SchedulerConfig {
+pub(super) fn options(max_num_seqs: usize) -> SchedulerConfig {
     SchedulerConfig {
         max_num_seqs,
         max_num_batched_tokens: 8192,
@@ -72,7 +72,7 @@ fn single_server(
 ) -> (Vec<PlannedRequest>, Run) {
     let plan: Vec<PlannedRequest> =
         deadlines(Arrivals::Poisson, None, rate, count, seed).into_iter().map(one_token).collect();
-    let run = serve(&plan, LoadMode::Open, knobs(1), move |_| StepOutcome::Takes {
+    let run = serve(&plan, LoadMode::Open, options(1), move |_| StepOutcome::Takes {
         device: Nanos(service()),
         host: Nanos(0.0),
     });
@@ -105,7 +105,7 @@ fn every_wait_is_that_of_lindleys_recursion() {
 fn a_planted_stall_appears_in_p99_ttft_where_the_arithmetic_puts_it() {
     let plan: Vec<PlannedRequest> =
         deadlines(Arrivals::Constant, None, 100.0, 10_000, 0).into_iter().map(one_token).collect();
-    let run = serve(&plan, LoadMode::Open, knobs(256), |info| StepOutcome::Takes {
+    let run = serve(&plan, LoadMode::Open, options(256), |info| StepOutcome::Takes {
         device: Nanos(if info.index == 5_000 { 1.4e9 } else { 1e6 }),
         host: Nanos(0.0),
     });
@@ -126,7 +126,7 @@ fn a_closed_loop_hides_the_stall_that_an_open_one_shows() {
         device: Nanos(if info.index == 5_000 { 1.4e9 } else { 1e6 }),
         host: Nanos(0.0),
     };
-    let run = serve(&plan, LoadMode::Closed { concurrency: 1 }, knobs(256), script);
+    let run = serve(&plan, LoadMode::Closed { concurrency: 1 }, options(256), script);
     let seen = summarise(&run, &traffic(&plan, LoadMode::Closed { concurrency: 1 }), &Slo::default());
     assert!(seen.ttft_ns.unwrap().p99.unwrap().value() < 1.1e6, "one request in 10,000 met the stall");
     assert_eq!(seen.offered_per_s, None);
@@ -140,7 +140,7 @@ fn tokens_of_a_decode_have_the_times_of_its_steps() {
         output_len: 11,
         ..PlannedRequest::default()
     }];
-    let run = serve(&plan, LoadMode::Open, knobs(4), |info| StepOutcome::Takes {
+    let run = serve(&plan, LoadMode::Open, options(4), |info| StepOutcome::Takes {
         device: Nanos(if info.tokens > 1 { 50e6 } else { 10e6 }),
         host: Nanos(1e6),
     });
@@ -167,7 +167,7 @@ fn one_token_has_no_tpot_and_a_reject_is_infinitely_slow() {
     for request in &mut plan[..4] {
         request.output_len = 1_000_000;
     }
-    let run = serve(&plan, LoadMode::Open, knobs(4), |_| StepOutcome::Takes {
+    let run = serve(&plan, LoadMode::Open, options(4), |_| StepOutcome::Takes {
         device: Nanos(1e3),
         host: Nanos(0.0),
     });
@@ -219,7 +219,7 @@ fn a_short_overload_of_a_full_batch_is_called_saturated() {
         for request in &mut plan {
             request.output_len = 16;
         }
-        let run = serve(&plan, LoadMode::Open, knobs(16), |_| StepOutcome::Takes {
+        let run = serve(&plan, LoadMode::Open, options(16), |_| StepOutcome::Takes {
             device: Nanos(1e6),
             host: Nanos(0.0),
         });
@@ -246,7 +246,7 @@ fn a_short_stable_run_is_not_called_saturated() {
 #[test]
 fn requests_at_once_give_throughput_and_the_latency_of_that_many() {
     let plan = Workload::fixed(64, 8).unwrap().plan(None, Arrivals::Poisson, None, 50, 1);
-    let run = serve(&plan, LoadMode::Open, knobs(16), |_| StepOutcome::Takes {
+    let run = serve(&plan, LoadMode::Open, options(16), |_| StepOutcome::Takes {
         device: Nanos(1e6),
         host: Nanos(0.0),
     });
@@ -262,7 +262,7 @@ fn requests_at_once_give_throughput_and_the_latency_of_that_many() {
 #[test]
 fn an_engine_that_fails_once_fails_only_what_it_was_serving() {
     let plan: Vec<PlannedRequest> = (0..10_u32).map(|i| one_token(Nanos(f64::from(i) * 1e9))).collect();
-    let run = serve(&plan, LoadMode::Open, knobs(4), |info| {
+    let run = serve(&plan, LoadMode::Open, options(4), |info| {
         if info.index == 3 {
             StepOutcome::Fails(EngineError::Device { device: "scripted".into(), detail: "planted".into() })
         } else {
@@ -283,7 +283,7 @@ fn an_engine_that_fails_once_fails_only_what_it_was_serving() {
 #[test]
 fn an_engine_that_stays_broken_ends_the_run_and_the_rest_is_unfinished() {
     let plan: Vec<PlannedRequest> = (0..10_u32).map(|i| one_token(Nanos(f64::from(i) * 1e9))).collect();
-    let run = serve(&plan, LoadMode::Open, knobs(4), |_| {
+    let run = serve(&plan, LoadMode::Open, options(4), |_| {
         StepOutcome::Fails(EngineError::Device { device: "scripted".into(), detail: "planted".into() })
     });
     let seen = result(&run, &plan, "");
@@ -301,7 +301,7 @@ fn warm_up_and_cool_down_are_served_and_not_measured() {
     let mut session = ScriptedSession::new(architecture, inventory, &clock, Box::new(script));
     let mut executor = SessionExecutor::new(&mut session, Sampler::new(Sampling::GREEDY));
     let traffic = Traffic { measured: 10..60, ..traffic(&plan, LoadMode::Open) };
-    let run = run(&traffic, knobs(4), &mut executor, &mut clock.clone(), None, &mut |_| {}).unwrap();
+    let run = run(&traffic, options(4), &mut executor, &mut clock.clone(), None, &mut |_| {}).unwrap();
     let seen = summarise(&run, &traffic, &Slo::default());
     assert_eq!((seen.warmup_requests, seen.measured, seen.served), (10, 50, 50));
     assert!(seen.cooldown_requests > 0 && !run.plan_exhausted);

@@ -123,7 +123,6 @@ fn dimensions_roles_and_block_bytes_come_from_the_file() {
     assert_eq!((a.tied_head, a.qk_norm, a.biases), (true, false, Biases::default()));
     assert_eq!((a.rope.theta, a.rope.scaling), (500_000.0, RopeScaling::None));
     assert_eq!((a.native_dtype, a.eos_tokens.as_slice()), (Some(Dtype::Gguf), [2].as_slice()));
-    assert!(!model.has_rope_freqs);
     // 34 bytes for each 32 elements of q8_0.
     assert_eq!(model.inventory.bytes_of(Role::Embedding), Bytes(64 * 34));
     assert_eq!(model.inventory.bytes_of(Role::Matrix), Bytes((32 + 16 + 16 + 32 + 64 + 64 + 32 * 2) * 34));
@@ -246,16 +245,43 @@ fn an_untied_qwen2_with_biases_and_a_qwen3_with_qk_norm_are_told_apart() {
     assert!(model.architecture.qk_norm && model.architecture.family == Family::Qwen3);
 }
 
+/// A llama file with a table of what its rotary frequencies are divided by.
+fn with_divisors(mut w: Writer, divisors: &[f32]) -> Vec<u8> {
+    let at = w.data;
+    w.tensor("rope_freqs.weight", &[divisors.len() as u64], 0);
+    let (mut bytes, data) = (w.bytes(), w.data);
+    let begin = bytes.len() - data + at;
+    let table: Vec<u8> = divisors.iter().flat_map(|divisor| divisor.to_le_bytes()).collect();
+    bytes[begin..begin + table.len()].copy_from_slice(&table);
+    bytes
+}
+
+/// Divisors of Llama-3.2-1B's scaling for heads of 8 as llama.cpp's converter computes them: wavelengths of 6.28, 167, 4443 and 118,144 positions
+/// of an original context of 8192, between 2048 and 8192 a mean.
+const LLAMA3_DIVISORS: [f32; 4] = [1.0, 1.0, 3.292_262_1, 32.0];
+
 #[test]
-fn rotary_scaling_is_read_and_a_frequency_table_is_flagged() {
+fn rotary_scaling_is_read_and_a_table_of_divisors_is_llama_3_s_or_refused() {
     let mut w = llama();
     w.text("llama.rope.scaling.type", "linear");
     w.float("llama.rope.scaling.factor", 4.0);
-    w.tensor("rope_freqs.weight", &[4], 0);
-    let model = open(&w.bytes()).unwrap();
-    assert_eq!(model.architecture.rope.scaling, RopeScaling::Linear { factor: 4.0 });
-    assert!(model.has_rope_freqs);
+    assert_eq!(open(&w.bytes()).unwrap().architecture.rope.scaling, RopeScaling::Linear { factor: 4.0 });
+    let model = open(&with_divisors(llama(), &LLAMA3_DIVISORS)).unwrap();
+    let llama3 = RopeScaling::Llama3 {
+        factor: 32.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_positions: 8192,
+    };
+    assert_eq!(model.architecture.rope.scaling, llama3);
     assert_eq!(model.inventory.bytes_of(Role::Unused), Bytes(16));
+
+    let unlike = "rope_freqs.weight is a table of frequencies that are not scaled as Llama 3's";
+    for other in [[1.0, 1.0, 3.3, 32.0], [0.0; 4], [2.0, 2.0, 2.0, 2.0], [1.0, 1.0, 3.29, f32::MAX]] {
+        assert!(refused(&with_divisors(llama(), &other)).contains(unlike), "{other:?}");
+    }
+    assert!(refused(&with_divisors(w, &LLAMA3_DIVISORS)).contains(unlike), "two scalings");
+    assert!(refused(&with_divisors(llama(), &[1.0; 8])).contains("[8]"), "a table of another length");
 }
 
 /// Each case plants one wrong field in a valid file and expects it to be named.

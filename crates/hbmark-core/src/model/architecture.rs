@@ -4,6 +4,8 @@
 //! Leaves: [`Architecture`], which everything else derives from: the tensor inventory, the byte ledger, memory
 //! predictions, the stock engine's configuration and the native forward.
 
+use std::f64::consts::TAU;
+
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
@@ -90,8 +92,40 @@ pub enum RopeScaling {
 }
 
 impl RopeScaling {
+    /// The context of Llama 3 before its scaling, and the bounds of that in turns within it.
+    const LLAMA3: (f64, f64, usize) = (1.0, 4.0, 8192);
+    /// How far the divisors of a file may be from those of the formula: they are f32.
+    const SAME_DIVISOR: f64 = 1e-4;
+
     fn neutral() -> f64 {
         1.0
+    }
+
+    /// What [`RopeScaling::Llama3`] divides a frequency by, in radians per position.
+    pub fn llama3_divisor(frequency: f64, factor: f64, (low, high): (f64, f64), original: usize) -> f64 {
+        let turns = original as f64 * frequency / TAU;
+        let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+        1.0 / (kept + (1.0 - kept) / factor)
+    }
+
+    /// The scaling whose divisors a file has in place of its parameters (`rope_freqs.weight` of a GGUF file); `None` for others than Llama 3's.
+    pub fn of_divisors(divisors: &[f32], theta: f64) -> Option<Self> {
+        let (low, high, original) = Self::LLAMA3;
+        let factor = f64::from(divisors.iter().copied().reduce(f32::max)?);
+        let dims = 2 * divisors.len();
+        let is_its = |(i, divisor): (usize, &f32)| {
+            let frequency = theta.powf(-((2 * i) as f64) / dims as f64);
+            let wanted = Self::llama3_divisor(frequency, factor, (low, high), original);
+            (f64::from(*divisor) / wanted - 1.0).abs() <= Self::SAME_DIVISOR
+        };
+        (factor.is_finite() && factor >= 1.0 && divisors.iter().enumerate().all(is_its)).then_some(
+            Self::Llama3 {
+                factor,
+                low_freq_factor: low,
+                high_freq_factor: high,
+                original_max_positions: original,
+            },
+        )
     }
 
     /// As configs spell it.

@@ -42,7 +42,7 @@ pub use probe::{
     Asked, ClockCheck, Clue, DialectEvidence, Outcome, Probe, ProbedAddress, ProbedMetrics, Question,
     ServedModel,
 };
-pub use requests::{Fate, Requests, throughput_end};
+pub use requests::{Requests, SavedOutcome, throughput_end};
 pub use residuals::{Residual, Residuals};
 pub use scheduler::{DraftCounts, Policy, SchedulerConfig, SettingOutOfRange, SpeculativeConfig};
 pub use search::{Attempt, Search, SearchStage};

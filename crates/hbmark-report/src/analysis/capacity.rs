@@ -233,7 +233,7 @@ fn nearness(accepted: &Accepted<'_>, slo: &Slo) -> Vec<LimitUsage> {
         })
         .collect();
     // Of a live server neither is known.
-    let Some(knobs) = &point.scheduler else {
+    let Some(scheduler) = &point.scheduler else {
         near.sort_by(|a, b| b.used.total_cmp(&a.used));
         return near;
     };
@@ -246,7 +246,7 @@ fn nearness(accepted: &Accepted<'_>, slo: &Slo) -> Vec<LimitUsage> {
             result.preemptions
         ),
     });
-    let seats = knobs.max_num_seqs.max(1) as f64;
+    let seats = scheduler.max_num_seqs.max(1) as f64;
     near.push(LimitUsage {
         what: "sequences at once".into(),
         used: result.mean_running / seats,
@@ -363,16 +363,18 @@ fn caveats(
             "no headroom: one instance that fails or restarts, or one burst, breaks the objectives".into(),
         );
     }
-    let context = point.scheduler.as_ref().map(|knobs| knobs.max_model_len);
+    let context = point.scheduler.as_ref().map(|scheduler| scheduler.max_model_len);
     let context = context.or_else(|| report.server.as_ref()?.max_model_len);
     if let Some(most) = context.filter(|most| question.context.is_some_and(|c| c > *most as u64)) {
         all.push(format!("the instance takes contexts of at most {most} positions"));
     }
-    let knobs = point.scheduler.as_ref();
-    if let Some(knobs) = knobs.filter(|k| question.concurrency.is_some_and(|c| c > k.max_num_seqs as u64)) {
+    let scheduler = point.scheduler.as_ref();
+    if let Some(scheduler) =
+        scheduler.filter(|k| question.concurrency.is_some_and(|c| c > k.max_num_seqs as u64))
+    {
         all.push(format!(
             "the instance runs at most {} at once; the others wait",
-            counted(knobs.max_num_seqs, "sequence")
+            counted(scheduler.max_num_seqs, "sequence")
         ));
     }
     all.extend(report.warnings.iter().cloned());

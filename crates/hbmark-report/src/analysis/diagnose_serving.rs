@@ -498,13 +498,13 @@ fn kv_pressure(_: &ServeReport, point: &Point, result: &ServeResult) -> Option<S
     let share = evidence.preempted_requests as f64 / result.measured.max(1) as f64;
     // A pool without room for one more, beside a batch with room: it is blocks that requests wait for.
     let tokens = point.mean_prompt_tokens + point.mean_output_tokens;
-    let knobs = point.scheduler.as_ref()?;
-    let one_more = tokens / knobs.block_size as f64 / knobs.num_blocks as f64;
+    let scheduler = point.scheduler.as_ref()?;
+    let one_more = tokens / scheduler.block_size as f64 / scheduler.num_blocks as f64;
     let full = (1.0 - one_more).max(0.0);
     let waits = result.mean_waiting >= 1.0
         && result.max_kv_use >= full
         && result.mean_kv_use >= FULL * full
-        && result.mean_running < FULL_BATCH * knobs.max_num_seqs as f64;
+        && result.mean_running < FULL_BATCH * scheduler.max_num_seqs as f64;
     (share >= PREEMPTED || waits).then(|| {
         format!(
             "{} of {} were preempted, {:.1} % of their time was spent waiting to go on; the pool of {} blocks was {:.0} % full on \
@@ -512,7 +512,7 @@ fn kv_pressure(_: &ServeReport, point: &Point, result: &ServeResult) -> Option<S
             evidence.preempted_requests,
             counted(result.measured, "request"),
             evidence.preempted_share * 100.0,
-            knobs.num_blocks,
+            scheduler.num_blocks,
             result.mean_kv_use * 100.0,
             result.max_kv_use * 100.0
         )
@@ -590,9 +590,9 @@ fn long_prompts(_: &ServeReport, point: &Point, result: &ServeResult) -> Option<
         return None;
     }
     let chunked = match &point.scheduler {
-        Some(knobs) if knobs.enable_chunked_prefill => format!(
+        Some(scheduler) if scheduler.enable_chunked_prefill => format!(
             "chunked prefill is on with {} tokens a step: a smaller --max-num-batched-tokens, or priorities, let short ones pass",
-            knobs.max_num_batched_tokens
+            scheduler.max_num_batched_tokens
         ),
         Some(_) => "chunked prefill is off: turn it on".to_owned(),
         None => "see that the server has chunked prefill on".to_owned(),
@@ -618,13 +618,13 @@ fn saturated(_: &ServeReport, point: &Point, result: &ServeResult) -> Option<Str
         _ if running <= 0.0 => {
             "no step ended while they came, so that this point says nothing of the engine's speed".to_owned()
         }
-        Some(knobs) if running >= FULL_BATCH * knobs.max_num_seqs as f64 => {
-            format!("the batch is full: {running:.1} of {} sequences ran", knobs.max_num_seqs)
+        Some(scheduler) if running >= FULL_BATCH * scheduler.max_num_seqs as f64 => {
+            format!("the batch is full: {running:.1} of {} sequences ran", scheduler.max_num_seqs)
         }
-        Some(knobs) => {
+        Some(scheduler) => {
             format!(
                 "{running:.1} of {} sequences ran: the engine's own speed is the limit",
-                knobs.max_num_seqs
+                scheduler.max_num_seqs
             )
         }
         None => format!("{running:.1} sequences gave tokens at a time on average"),

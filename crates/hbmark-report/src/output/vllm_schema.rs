@@ -8,8 +8,8 @@
 use serde_json::{Map, Value};
 
 use hbmark_core::result::serving::{
-    Arrivals, Dialect, Fate, LEVELS, Offered, Point, Quantiles, Quantity, Requests, ServeReport, ServeResult,
-    SloMetric,
+    Arrivals, Dialect, LEVELS, Offered, Point, Quantiles, Quantity, Requests, SavedOutcome, ServeReport,
+    ServeResult, SloMetric,
 };
 use hbmark_core::stats;
 use hbmark_core::units::rounded;
@@ -103,7 +103,7 @@ pub fn bench_serve(report: &ServeReport, point: &Point, selection: &Selection) -
 }
 
 fn served(requests: &Requests) -> impl Iterator<Item = usize> {
-    (0..requests.fate.len()).filter(|i| requests.fate[*i] == Fate::Served)
+    (0..requests.outcome.len()).filter(|i| requests.outcome[*i] == SavedOutcome::Served)
 }
 
 /// A latency of every request that was served, ascending.
@@ -159,7 +159,8 @@ fn duration(requests: &Requests) -> Option<f64> {
 
 /// Prompt and output tokens of the requests that were served.
 fn tokens(requests: &Requests) -> (f64, f64) {
-    let served = |index: &usize| requests.fate.get(*index).is_some_and(|fate| *fate == Fate::Served);
+    let served =
+        |index: &usize| requests.outcome.get(*index).is_some_and(|outcome| *outcome == SavedOutcome::Served);
     let sum = |of: &[usize]| (0..of.len()).filter(served).map(|index| of[index] as f64).sum();
     (sum(&requests.prompt_tokens), sum(&requests.output_tokens))
 }
@@ -267,12 +268,12 @@ mod tests {
         let selection = Selection { percentiles: vec![90.0], ..Selection::default() };
         let result = report.points[0].result.as_mut().unwrap();
         let requests = result.requests.as_mut().unwrap();
-        requests.fate[0] = Fate::NotServed("status_503".into());
+        requests.outcome[0] = SavedOutcome::NotServed("status_503".into());
         (requests.first_token_ns[0], requests.last_token_ns[0]) = (None, None);
-        let mut ttft: Vec<f64> = (1..requests.fate.len())
+        let mut ttft: Vec<f64> = (1..requests.outcome.len())
             .map(|i| (requests.first_token_ns[i].unwrap() - requests.arrival_ns[i]) as f64 / 1e6)
             .collect();
-        let all = || (0..requests.fate.len()).map(|i| requests.latency(i, SloMetric::Ttft));
+        let all = || (0..requests.outcome.len()).map(|i| requests.latency(i, SloMetric::Ttft));
         result.ttft_ns = Some(Quantiles::of(all()));
         result.served -= 1;
         let written = bench_serve(&report, &report.points[0], &selection).unwrap();

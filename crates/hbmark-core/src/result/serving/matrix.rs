@@ -40,7 +40,7 @@ impl Row {
             Self::C => "C long decode",
             Self::D => "D mixed, beyond saturation",
             Self::E => "E shared prefix, warm",
-            Self::ECold => "E shared prefix, cold twin",
+            Self::ECold => "E shared prefix, cold baseline",
             Self::F => "F production mix",
         }
     }

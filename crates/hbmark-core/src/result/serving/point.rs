@@ -6,7 +6,7 @@ use super::adapters::AdapterCost;
 use super::arrivals::Arrivals;
 use super::latency::{GateName, ServeResult, Validity};
 use super::live::LiveResult;
-use super::requests::Fate;
+use super::requests::SavedOutcome;
 use super::residuals::Residuals;
 use super::scheduler::SchedulerConfig;
 use crate::result::{Cause, Limits};
@@ -115,8 +115,11 @@ impl Point {
     pub fn output_tokens(&self) -> f64 {
         let Some(result) = &self.result else { return self.mean_output_tokens };
         let made = result.requests.as_ref().map(|requests| {
-            let served =
-                requests.fate.iter().zip(&requests.output_tokens).filter(|(fate, _)| **fate == Fate::Served);
+            let served = requests
+                .outcome
+                .iter()
+                .zip(&requests.output_tokens)
+                .filter(|(outcome, _)| **outcome == SavedOutcome::Served);
             mean(&served.map(|(_, tokens)| *tokens as f64).collect::<Vec<_>>())
         });
         let by_rates = self.live.is_some().then(|| result.output_tokens_per_s / result.served_per_s);

@@ -24,13 +24,14 @@ pub struct Requests {
     pub cached_tokens: Vec<usize>,
     /// `served`, `unfinished`, or why it was rejected.
     #[cfg_attr(test, schemars(with = "Vec<String>"))]
-    pub fate: Vec<Fate>,
+    #[serde(alias = "fate")]
+    pub outcome: Vec<SavedOutcome>,
 }
 
 /// How a request ended. In files it is one word.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
-pub enum Fate {
+pub enum SavedOutcome {
     Served,
     /// On its way when the run ended.
     Unfinished,
@@ -41,7 +42,7 @@ pub enum Fate {
 const SERVED: &str = "served";
 const UNFINISHED: &str = "unfinished";
 
-impl From<String> for Fate {
+impl From<String> for SavedOutcome {
     fn from(word: String) -> Self {
         match word.as_str() {
             SERVED => Self::Served,
@@ -51,12 +52,12 @@ impl From<String> for Fate {
     }
 }
 
-impl From<Fate> for String {
-    fn from(fate: Fate) -> Self {
-        match fate {
-            Fate::Served => SERVED.to_owned(),
-            Fate::Unfinished => UNFINISHED.to_owned(),
-            Fate::NotServed(reason) => reason,
+impl From<SavedOutcome> for String {
+    fn from(outcome: SavedOutcome) -> Self {
+        match outcome {
+            SavedOutcome::Served => SERVED.to_owned(),
+            SavedOutcome::Unfinished => UNFINISHED.to_owned(),
+            SavedOutcome::NotServed(reason) => reason,
         }
     }
 }
@@ -88,15 +89,15 @@ impl Requests {
             (Some(from), Some(to)) => to.saturating_sub(from) as f64,
             _ => f64::INFINITY,
         };
-        let fate = &self.fate[i];
+        let outcome = &self.outcome[i];
         match metric {
             // What is on its way at the end has had its first token.
-            SloMetric::Ttft if matches!(fate, Fate::Served | Fate::Unfinished) => {
+            SloMetric::Ttft if matches!(outcome, SavedOutcome::Served | SavedOutcome::Unfinished) => {
                 Some(since(begin, self.first_token_ns[i]))
             }
-            SloMetric::E2e if *fate == Fate::Served => Some(since(begin, self.last_token_ns[i])),
+            SloMetric::E2e if *outcome == SavedOutcome::Served => Some(since(begin, self.last_token_ns[i])),
             SloMetric::Queue => Some(since(begin, self.started_ns[i])),
-            SloMetric::Tpot if *fate == Fate::Served => (self.output_tokens[i] > 1).then(|| {
+            SloMetric::Tpot if *outcome == SavedOutcome::Served => (self.output_tokens[i] > 1).then(|| {
                 since(self.first_token_ns[i], self.last_token_ns[i]) / (self.output_tokens[i] - 1) as f64
             }),
             SloMetric::Ttft | SloMetric::E2e | SloMetric::Tpot => Some(f64::INFINITY),

@@ -235,8 +235,8 @@ pub(super) fn kv_memory(
 ) -> Option<f64> {
     sums.part = CapacityPart::KvMemory;
     let (point, result) = accepted.longest();
-    let (knobs, model) = (point.scheduler.as_ref()?, report.model.as_ref()?);
-    let (blocks, size) = (knobs.num_blocks as f64, knobs.block_size as f64);
+    let (scheduler, model) = (point.scheduler.as_ref()?, report.model.as_ref()?);
+    let (blocks, size) = (scheduler.num_blocks as f64, scheduler.block_size as f64);
     let mean = point.prompt_tokens() + point.output_tokens();
     let context = question.context.map_or(mean, |c| c as f64);
     let concurrency = question.concurrency.map_or(result.mean_running, |c| c as f64);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::samples::{self, decided, sweep};
 use hbmark_core::model::{Architecture, Dtype, Quantization};
-use hbmark_core::result::serving::{Clause, Fate, Offered, Requests, Search, Validity};
+use hbmark_core::result::serving::{Clause, Offered, Requests, SavedOutcome, Search, Validity};
 use hbmark_core::result::{Cause, ModelSummary};
 
 /// Rates 2 and 8 held, 64 did not, 128 was not run; round numbers everywhere the arithmetic looks.
@@ -12,10 +12,10 @@ fn swept() -> ServeReport {
     for (point, rate) in report.points.iter_mut().zip([2.0, 8.0, 64.0, 128.0]) {
         point.mean_prompt_tokens = 1000.0;
         point.mean_output_tokens = 100.0;
-        let knobs = point.scheduler.as_mut().unwrap();
-        knobs.num_blocks = 1000;
-        knobs.block_size = 16;
-        knobs.max_num_seqs = 256;
+        let scheduler = point.scheduler.as_mut().unwrap();
+        scheduler.num_blocks = 1000;
+        scheduler.block_size = 16;
+        scheduler.max_num_seqs = 256;
         let Some(result) = &mut point.result else { continue };
         result.requests = None;
         result.offered_per_s = Some(rate);
@@ -171,7 +171,7 @@ fn tokens_that_were_not_made_are_not_sold() {
     for point in &mut report.points {
         let Some(result) = &mut point.result else { continue };
         result.requests = Some(Requests {
-            fate: vec![Fate::Served, Fate::Unfinished],
+            outcome: vec![SavedOutcome::Served, SavedOutcome::Unfinished],
             output_tokens: vec![60, 3],
             ..Requests::default()
         });

@@ -5,8 +5,8 @@
 
 use crate::analysis::words::{answer, precise};
 use hbmark_core::result::serving::{
-    ClauseResult, Fate, GateName, Offered, Point, Quantiles, Quantity, Requests, ServeKind, ServeReport,
-    ServeResult, SloMetric, Validity, throughput_end,
+    ClauseResult, GateName, Offered, Point, Quantiles, Quantity, Requests, SavedOutcome, ServeKind,
+    ServeReport, ServeResult, SloMetric, Validity, throughput_end,
 };
 use hbmark_core::result::{Cause, ConsistencyRule as Rule};
 
@@ -89,7 +89,7 @@ fn columns(requests: &Requests, result: &ServeResult) -> Option<Broken> {
         requests.prompt_tokens.len(),
         requests.output_tokens.len(),
         requests.cached_tokens.len(),
-        requests.fate.len(),
+        requests.outcome.len(),
         result.measured,
         // Known of all, or of none.
         if requests.sent_ns.is_empty() { n } else { requests.sent_ns.len() },
@@ -121,7 +121,7 @@ fn columns(requests: &Requests, result: &ServeResult) -> Option<Broken> {
 }
 
 fn served(requests: &Requests, i: usize) -> bool {
-    requests.fate[i] == Fate::Served
+    requests.outcome[i] == SavedOutcome::Served
 }
 
 /// Replaces what the requests say by what they say; the first that was another thing.
@@ -132,10 +132,10 @@ fn figures(requests: &Requests, result: &mut ServeResult, live: bool) -> Option<
     let mut note = |rule: Rule, detail: String| {
         broken.get_or_insert((rule, detail));
     };
-    let count = |fate: Fate| requests.fate.iter().filter(|own| **own == fate).count();
+    let count = |outcome: SavedOutcome| requests.outcome.iter().filter(|own| **own == outcome).count();
     for (what, stated, counted) in [
-        ("served", &mut result.served, count(Fate::Served)),
-        ("unfinished", &mut result.unfinished, count(Fate::Unfinished)),
+        ("served", &mut result.served, count(SavedOutcome::Served)),
+        ("unfinished", &mut result.unfinished, count(SavedOutcome::Unfinished)),
     ] {
         if *stated != counted {
             note(
@@ -263,8 +263,8 @@ fn window(requests: &Requests, result: &ServeResult, live: bool, offered: Offere
     }
     let until = first + stated * 1e9 + ROUNDING_NS;
     let begun = if live { &requests.first_token_ns } else { &requests.started_ns };
-    let services = begun.iter().zip(&requests.last_token_ns).zip(&requests.fate);
-    let services = services.filter(|(_, fate)| **fate == Fate::Served);
+    let services = begun.iter().zip(&requests.last_token_ns).zip(&requests.outcome);
+    let services = services.filter(|(_, outcome)| **outcome == SavedOutcome::Served);
     let services: Vec<(f64, f64)> =
         services.filter_map(|((begun, end), _)| Some(((*begun)? as f64, (*end)? as f64))).collect();
     let shares = services.iter().map(|(begun, end)| {

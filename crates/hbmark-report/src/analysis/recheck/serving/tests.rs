@@ -101,7 +101,7 @@ fn counts_and_columns_agree() {
         rule(|r| requests(r, &|q| q.last_token_ns[3] = Some(q.arrival_ns[3]))),
         Some(Rule::EndAfterFirstToken)
     );
-    assert_eq!(rule(|r| requests(r, &|q| q.fate[3] = Fate::Unfinished)), Some(Rule::RequestCount));
+    assert_eq!(rule(|r| requests(r, &|q| q.outcome[3] = SavedOutcome::Unfinished)), Some(Rule::RequestCount));
 }
 
 #[test]
