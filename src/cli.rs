@@ -42,6 +42,7 @@ use crate::worker::journal::FolderLock;
 use hbmark_core::ledger::ExpertRouting;
 use hbmark_core::units::Bytes;
 use hbmark_report::analysis::import::UserOverrides;
+use hbmark_report::analysis::opened::result_in;
 use hbmark_report::analysis::{FailOn, Opened, failures};
 use hbmark_report::output::{Format, Kind, Screen, render};
 
@@ -303,6 +304,13 @@ fn prepare_folder(folder: &Path, cells: usize) -> anyhow::Result<()> {
         .with_context(|| format!("cannot write into the output folder {}", folder.display()))?;
     let of_cells = (cells as u64).saturating_mul(BYTES_PER_CELL);
     Ok(crate::machine::atomic_file::check_free_space(folder, Bytes(MIN_FREE_BYTES.saturating_add(of_cells)))?)
+}
+
+/// Says that a folder has a finished result, which a new one replaces.
+fn say_replaced(folder: &Path) {
+    if result_in(folder).is_some() {
+        say(&format!("the result in {} will be replaced", folder.display()));
+    }
 }
 
 /// As [`prepare_folder`], and locks it for as long as the lock is kept.

@@ -143,7 +143,9 @@ pub(super) fn begin(
         }
     };
     let MachineInfo { started_at, environment, ceilings, warnings } = *begun;
-    let product = environment.gpu.as_ref().and_then(|gpu| gpu.name.as_deref());
+    // A slice has its GPU's name, and a part of what the GPU's sheet promises.
+    let whole = environment.gpu.as_ref().filter(|gpu| gpu.mig != Some(true));
+    let product = whole.and_then(|gpu| gpu.name.as_deref());
     let datasheet = product.and_then(|name| devices::find(name).ok()).cloned();
     Ok(Report {
         started_at: Some(started_at),

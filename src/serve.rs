@@ -184,7 +184,7 @@ pub enum ServeError {
 pub enum Completion {
     /// By itself.
     Whole,
-    /// Because no worker could go on.
+    /// Because no worker could go on, or a later point could not be run.
     Early,
     /// By a signal.
     Stopped(i32),
@@ -269,6 +269,18 @@ fn end_early(
             let warning = format!(
                 "the benchmark ended early: {reason}, and so was lost the worker before it; here is what was measured before"
             );
+            report.warnings.insert(0, warning);
+            Completion::Early
+        }
+        // A later point that cannot be run, of a length beyond the server's, takes nothing from those before it.
+        (
+            None,
+            ServeError::Refused { .. }
+            | ServeError::Point(_)
+            | ServeError::Plan(_)
+            | ServeError::Sweep { .. },
+        ) => {
+            let warning = format!("the benchmark ended early: {error}; here is what was measured before");
             report.warnings.insert(0, warning);
             Completion::Early
         }

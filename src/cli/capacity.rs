@@ -13,7 +13,7 @@ use hbmark_report::output::Format;
 
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Examples:\n  hbmark serve sweep 'rate=1..32*2' --slo ttft_p95=1s --out results/sweep\n  hbmark capacity results/sweep/serve.json --target-rate 200 --gpu-hour-price 2.50\n  hbmark capacity sweep.json --target-rate 200 --headroom 0.3 --gpus-per-instance 2 --context 8192 --concurrency 64\n\nThe rate of one instance is the highest that was run and met every objective, as every lower one did."
+    after_help = "Examples:\n  hbmark serve sweep 'rate=1..32*2' --slo ttft_p95=1s --out results/sweep\n  hbmark capacity results/sweep/serve.json --target-rate 200 --gpu-hour-price 2.50\n  hbmark capacity results/sweep/serve.json --target-rate 200 --headroom 0.3 --gpus-per-instance 2 --context 8192 --concurrency 64\n\nThe rate of one instance is the highest that was run and met every objective, as every lower one did."
 )]
 pub struct Args {
     /// A serve.json of a sweep over the rate, or of a search.

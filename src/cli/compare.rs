@@ -9,7 +9,7 @@ use clap::{Args as ClapArgs, FromArgMatches};
 use super::benchmark::command_line;
 use super::progress::Progress;
 use super::shared_args::first_line;
-use super::{Outcome, conclude, lock_folder, prepare_folder, print_result, save, say};
+use super::{Outcome, conclude, lock_folder, prepare_folder, print_result, save, say, say_replaced};
 use super::{run, serve};
 use crate::run::compare::PlacedStep;
 use crate::run::compare::{
@@ -28,6 +28,7 @@ use hbmark_core::result::comparison::{
 use hbmark_core::units::counted;
 use hbmark_report::analysis::compare::can_decide;
 use hbmark_report::analysis::compare::processes::MAX_A_SIDE;
+use hbmark_report::analysis::opened::result_in;
 use hbmark_report::analysis::{Opened, SideBySide, open, side_by_side};
 use hbmark_report::output::Format;
 
@@ -44,16 +45,17 @@ const KEYS: &[&str] = &[
     "batch",
     "context",
     "kv",
+    "kv-dtype",
+    "expert-routing",
+    "tensor-parallel-size",
 ];
 
 /// The largest number of rounds; beyond it a typing error is likelier than a wish.
 const MAX_ROUNDS: u64 = 10_000;
-/// What `--out` writes.
-const RESULT_FILES: [&str; 3] = ["result.json", "serve.json", "comparison.json"];
 
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Examples:\n  hbmark compare threads=1 threads=2 --both 'engine=native phase=decode batch=1'\n  hbmark compare 'engine=native dtype=bf16' 'engine=native dtype=int8' --aa --fail-on slower:2%\n  hbmark compare base.toml 'base.toml threads=2' --rounds 20\n  hbmark compare results/old/result.json results/new/result.json\n  hbmark compare baseline new --fail-on slower:5%\n  hbmark compare url=http://a:8000 url=http://b:8000 --both 'workload=chat rate=4 requests=200' --aa\n\nA side is a list of settings (key=value), a TOML file of them, or both, the later winning: model, revision, engine, device, threads, dtype, phase, draft-tokens, batch, context, kv. With settings of `hbmark serve` (url, rate, workload, max-num-seqs, ...) each process serves the same requests, others in every round, and latencies are compared; prefix caches are kept apart where the server can. Two saved results are put side by side, and what that cannot prove is said; folders with several of them, each of a run of its own, are decided."
+    after_help = "Examples:\n  hbmark compare threads=1 threads=2 --both 'engine=native phase=decode batch=1'\n  hbmark compare 'engine=native dtype=bf16' 'engine=native dtype=int8' --aa --fail-on slower:2%\n  hbmark compare base.toml 'base.toml threads=2' --rounds 20\n  hbmark compare results/old/result.json results/new/result.json\n  hbmark compare baseline new --fail-on slower:5%\n  hbmark compare url=http://a:8000 url=http://b:8000 --both 'workload=chat rate=4 requests=200' --aa\n\nA side is a list of settings (key=value), a TOML file of them, or both, the later winning: model, revision, engine, device, threads, dtype, phase, draft-tokens, batch, context, kv, kv-dtype, expert-routing, tensor-parallel-size. With settings of `hbmark serve` (url, rate, workload, max-num-seqs, ...) each process serves the same requests, others in every round, and latencies are compared; prefix caches are kept apart where the server can. Two saved results are put side by side, and what that cannot prove is said; folders with several of them, each of a run of its own, are decided."
 )]
 pub struct Args {
     /// The side that is compared against: settings, a TOML file of settings, a saved result, or a folder of several.
@@ -78,7 +80,7 @@ pub struct Args {
     fail_on: Vec<Gate>,
     /// The protocol of each process of `hbmark run` [default: quick].
     #[arg(long, value_enum)]
-    protocol: Option<DepthName>,
+    protocol: Option<PresetName>,
     /// Seed of the order within rounds, and of weights and prompts of both sides.
     #[arg(long, env = "HBMARK_SEED", default_value_t = 42)]
     seed: u64,
@@ -92,7 +94,7 @@ pub struct Args {
 
 /// How much of the protocol each process runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum DepthName {
+enum PresetName {
     /// As `hbmark run`.
     Full,
     /// As `hbmark run --quick`.
@@ -116,10 +118,14 @@ impl Gate {
     }
 }
 
-/// Reads `2%` or `2`, in percent, below 100.
+/// Reads `2%` or `2`, in percent, below 100. `0.75` may be meant for a share, and is refused without its sign.
 pub(super) fn parse_percent(given: &str) -> Result<f64, String> {
     let number = given.trim().trim_end_matches('%').trim_end();
+    let bare = number.len() == given.trim().len();
     match number.parse::<f64>() {
+        Ok(share) if bare && share > 0.0 && share < 1.0 => {
+            Err(format!("may be a share or a percentage: write {share}% or {}%", share * 100.0))
+        }
         Ok(percent) if percent.is_finite() && (0.0..100.0).contains(&percent) => Ok(percent / 100.0),
         Ok(_) => Err("wanted a percentage from 0 to below 100".into()),
         Err(_) => Err("wanted a percentage such as 2%".into()),
@@ -209,11 +215,6 @@ fn saved_path(given: &str) -> Option<&Path> {
     (ending("json") || path.is_dir() || (path.is_file() && !ending("toml"))).then_some(path)
 }
 
-/// The result that a folder holds.
-pub(super) fn result_in(folder: &Path) -> Option<PathBuf> {
-    RESULT_FILES.iter().map(|name| folder.join(name)).find(|file| file.is_file())
-}
-
 /// The results of a side: a file, that of a folder, or those of the folders in it.
 fn processes(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     if !path.is_dir() {
@@ -269,12 +270,15 @@ fn live(args: &Args, settings: Settings) -> anyhow::Result<Result<Ran, i32>> {
     let rounds = usize::try_from(args.rounds.unwrap_or(DEFAULT_ROUNDS as u64))?;
     let least = hbmark_core::stats::least_pairs(settings.alpha);
     anyhow::ensure!(
-        rounds >= least || args.protocol == Some(DepthName::Smoke),
+        rounds >= least || args.protocol == Some(PresetName::Smoke),
         "--rounds {rounds}: fewer than {least} rounds cannot show a difference at the {:.0} % level, however large; ask for {least} or more",
         settings.alpha * 100.0
     );
     let interrupts = Interrupts::listen().context("cannot listen for Ctrl-C")?;
     let claim = args.out.as_deref().map(lock_folder).transpose()?;
+    if let Some(out) = &args.out {
+        say_replaced(out);
+    }
     let folder = args.out.as_ref().map(|out| out.join("processes"));
     if let Some(folder) = &folder {
         prepare_folder(folder, 0)?;
@@ -385,10 +389,10 @@ struct Configured {
 impl Configured {
     fn new(side: char, settings: &BTreeMap<String, String>, args: &Args) -> anyhow::Result<Self> {
         let mut arguments = vec!["--seed".to_owned(), args.seed.to_string()];
-        match args.protocol.unwrap_or(DepthName::Quick) {
-            DepthName::Full => {}
-            DepthName::Quick => arguments.push("--quick".into()),
-            DepthName::Smoke => arguments.push("--smoke".into()),
+        match args.protocol.unwrap_or(PresetName::Quick) {
+            PresetName::Full => {}
+            PresetName::Quick => arguments.push("--quick".into()),
+            PresetName::Smoke => arguments.push("--smoke".into()),
         }
         // One argument each: a value that begins with a dash stays a value.
         arguments.extend(settings.iter().map(|(key, value)| format!("--{key}={value}")));
@@ -505,6 +509,8 @@ mod tests {
         assert!(!gate.closes(&found(ComparisonVerdict::Faster, 0.5)));
         assert!(parse_gate("faster").unwrap().closes(&found(ComparisonVerdict::Faster, 0.999)));
         assert!(parse_gate("inconclusive").unwrap().closes(&found(ComparisonVerdict::Inconclusive, 1.0)));
+        assert_eq!(parse_percent("0.5%"), Ok(0.005));
+        assert!(parse_percent("0.75").unwrap_err().contains("write 0.75% or 75%"));
         for wrong in ["slow", "slower:", "slower:x", "slower:-1%", "inconclusive:2%", "slower:NaN"] {
             assert!(parse_gate(wrong).is_err(), "{wrong}");
         }

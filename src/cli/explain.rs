@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
-use super::compare::result_in;
 use super::import::OverrideArgs;
 use super::{Outcome, print_result};
 use hbmark_report::analysis::import::Imported;
@@ -13,7 +12,7 @@ use hbmark_report::output::Format;
 
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Examples:\n  hbmark run --out results/1b && hbmark explain results/1b/result.json\n  hbmark serve sweep rate=1,2,4,8 --slo ttft_p95=1s --out results/s && hbmark explain results/s/serve.json"
+    after_help = "Examples:\n  hbmark run --out results/1b && hbmark explain results/1b/result.json\n  hbmark serve sweep rate=1,2,4,8 --slo ttft_p95=1s --out results/sweep && hbmark explain results/sweep/serve.json"
 )]
 pub struct Args {
     /// A saved result of any kind: of run, predict, serve or compare, the folder of one, or a result of a program that `hbmark import` reads.
@@ -39,7 +38,7 @@ fn positive(text: &str) -> Result<f64, String> {
 }
 
 pub fn execute(args: &Args) -> anyhow::Result<Outcome> {
-    let opened = open(&result_in(&args.file).unwrap_or_else(|| args.file.clone()))?;
+    let opened = open(&args.file)?;
     anyhow::ensure!(
         args.gpu_hour_price.is_none() || matches!(opened, Opened::Serving(_)),
         "--gpu-hour-price is for results of `hbmark serve`, and {} is {}",

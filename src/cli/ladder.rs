@@ -22,7 +22,7 @@ use hbmark_report::output::Format;
 
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Examples:\n  hbmark ladder --cell decode/native/bf16/b1/c1024 --result results/8b/result.json --external vllm.json --row c1\n  hbmark ladder --cell decode/ideal/bf16/b1/c1024 --model Llama-3.1-8B --gpu h100-pcie --dtype bf16 --external vllm.json\n\n  hbmark ladder --cell decode/native/bf16/b8/c1024 --model Llama-3.1-8B --gpu h200 --dtype bf16 --url http://localhost:8000\n\nWithout --result the ladder stands on the data sheet alone."
+    after_help = "Examples:\n  hbmark ladder --cell decode/native/bf16/b1/c1024 --result results/8b/result.json --external vllm.json --model Llama-3.1-8B --gpu h200 --dtype bf16 --row c1\n  hbmark ladder --cell decode/ideal/bf16/b1/c1024 --model Llama-3.1-8B --gpu h100-pcie --dtype bf16 --external vllm.json\n\n  hbmark ladder --cell decode/native/bf16/b8/c1024 --model Llama-3.1-8B --gpu h200 --dtype bf16 --url http://localhost:8000\n\nWithout --result the ladder stands on the data sheet alone."
 )]
 pub struct Args {
     /// The cell: `decode/ENGINE/DTYPE/bBATCH/cCONTEXT`, as results name it.

@@ -16,7 +16,7 @@ use hbmark_report::output::{markdown, record};
 
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Examples:\n  hbmark record results/1b/result.json\n  hbmark record results/sweep/serve.json --target-rate 200 --gpu-hour-price 2.50 --output decision.md\n  hbmark record comparison.json"
+    after_help = "Examples:\n  hbmark record results/1b/result.json\n  hbmark record results/sweep/serve.json --target-rate 200 --gpu-hour-price 2.50 --output decision.md\n  hbmark record results/compared/comparison.json"
 )]
 pub struct Args {
     /// A saved result of any kind: of run, predict, serve or compare, or of a program that `hbmark import` reads.

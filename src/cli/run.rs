@@ -8,7 +8,7 @@ use clap::parser::ValueSource;
 
 use super::benchmark::{FREE, Resumable, WorkerArgs, arguments_of, command_line, give_up, reopen};
 use super::shared_args::{DeviceArgs, ModelArgs, OutputArgs, parse_dtypes};
-use super::{Outcome, conclude, prepare_folder, print_result, save, say};
+use super::{Outcome, conclude, prepare_folder, print_result, save, say, say_replaced};
 use crate::engine::native::cpu::kernel_choice;
 use crate::engine::{DeviceOptions, ScriptedRouting};
 use crate::measure::protocol::{ProtocolPreset, Stopping};
@@ -319,9 +319,7 @@ fn start(args: &Args) -> anyhow::Result<Ready> {
     let journal = match &config.out {
         Some(folder) => {
             let plan = RunPlan::of(&config, &model);
-            if folder.join("result.json").exists() {
-                say(&format!("the result in {} will be replaced", folder.display()));
-            }
+            say_replaced(folder);
             prepare_folder(folder, plan.cells.len())?;
             Some((Journal::create(folder, &Header::new(&command, plan)?)?, Vec::new()))
         }
@@ -352,7 +350,7 @@ fn resume(args: &Args, folder: &Path) -> anyhow::Result<Ready> {
     journal::same(folder, "the plan", &plan.cells.join(" "), &is.cells.join(" "))?;
     let kernels = |plan: &RunPlan| plan.cpu_kernels.clone().unwrap_or_else(|| "unset".into());
     journal::same(folder, kernel_choice::FORCED, &kernels(&plan), &kernels(&is))?;
-    say(&format!("going on after {} of `{command}`", counted(steps.len(), "measured step")));
+    say(&format!("resuming `{command}` after {}", counted(steps.len(), "recorded measurement")));
     Ok(Ready { config, model, command, journal: Some((journal, steps)) })
 }
 

@@ -27,7 +27,7 @@ pub(super) use finish::{execute, work};
   hbmark serve --engine native --workload chat --rate 2 --requests 100
   hbmark serve sweep 'rate=0.5..8*2' --input-len 128 --output-len 32 --slo ttft_p95=2s
   hbmark serve search --slo ttft_p95=1s,tpot_p95=40ms
-  hbmark serve --trace azure.csv --requests 500 --rate 1
+  hbmark serve --trace AzureLLMInferenceTrace_conv.csv --requests 500 --rate 1
   hbmark serve --url http://localhost:8000 --workload chat --rate 2 --requests 200 --slo ttft_p95=1s,tpot_p95=40ms
   hbmark serve --virtual --gpu h100-sxm --model Llama-3.1-8B --workload chat --rate 10 --duration 1h
   hbmark serve --rate inf --enable-lora --lora-adapters 8 --lora-rank 16

@@ -206,9 +206,14 @@ impl Gpu {
         self.nvml.device_by_uuid(uuid.as_str()).ok()
     }
 
-    /// Energy spent since the driver was loaded.
+    /// Energy spent since the driver was loaded; of a slice nobody counts it.
     pub fn energy_millijoules(&self) -> Option<u64> {
-        self.device()?.total_energy_consumption().ok()
+        self.whole()?.total_energy_consumption().ok()
+    }
+
+    /// The device, where it is not divided: its energy and power are those of all slices.
+    fn whole(&self) -> Option<Device<'_>> {
+        self.device().filter(|_| self.slice.is_none())
     }
 
     /// Energy, clocks, power, temperature and other counters now, in this order.
@@ -217,10 +222,10 @@ impl Gpu {
         let violation =
             |policy| device.violation_status(policy).ok().map(|violation| violation.violation_time);
         GpuSample {
-            energy_millijoules: device.total_energy_consumption().ok(),
+            energy_millijoules: self.energy_millijoules(),
             sm_clock_mhz: device.clock_info(Clock::SM).ok(),
             memory_clock_mhz: device.clock_info(Clock::Memory).ok(),
-            power_watts: device.power_usage().ok().map(watts),
+            power_watts: self.whole().and_then(|device| device.power_usage().ok()).map(watts),
             temperature_celsius: device.temperature(TemperatureSensor::Gpu).ok().map(f64::from),
             throttle: throttle_bits(&device),
             thermal_violation: violation(PerformancePolicy::Thermal),
@@ -446,13 +451,13 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_has_its_own_memory_and_uuid_and_the_power_of_its_gpu() {
+    fn a_slice_has_its_own_memory_and_uuid_and_not_the_power_of_its_gpu() {
         let folder = tempfile::tempdir().unwrap();
         let slice = divided(folder.path(), "MIG-11bb").unwrap();
         let described = slice.describe().unwrap();
         assert_eq!((described.index, described.uuid.as_deref()), (0, Some("MIG-11bb")));
         assert_eq!((described.memory_bytes, slice.free_memory()), (Some(Bytes(12_000)), Some(Bytes(12_000))));
-        assert_eq!(slice.sample().power_watts, Some(1.0));
+        assert_eq!((slice.sample().power_watts, slice.energy_millijoules()), (None, None));
         let whole = divided(folder.path(), "1").unwrap();
         let described = whole.describe().unwrap();
         assert_eq!((described.index, described.uuid.as_deref()), (1, Some("GPU-89bb")));

@@ -5,10 +5,10 @@
 mod kept;
 
 use super::canary::{Canary, CpuCanary};
-use super::monitor::limits_of;
+use super::monitor::{limits_of, telemetry_of};
 use super::probe::{ProbeConfig, ProbeError, measure_cpu, usable_cores};
 use crate::engine::DeviceChoice;
-use crate::machine::telemetry::{HostTelemetry, Telemetry};
+use crate::machine::telemetry::verdict;
 use crate::measure::protocol::ProtocolPreset;
 use hbmark_core::result::{Ceilings, Environment, LinkCeilings};
 
@@ -39,12 +39,13 @@ pub fn measure(
     preset: ProtocolPreset,
     threads: Option<usize>,
 ) -> Result<Option<Ceilings>, ProbeError> {
-    let mut telemetry = HostTelemetry::new();
+    let mut telemetry = telemetry_of(device, 1);
     telemetry.before_block();
     let measured = probe(device, preset, threads)?;
-    telemetry.after_block();
-    let disturbed = telemetry.load(true).and_then(|load| load.reject(&limits_of(device)));
-    Ok(measured.map(|ceilings| Ceilings { disturbed: disturbed.into_iter().collect(), ..ceilings }))
+    let slowed = verdict(&telemetry.after_block()).reject;
+    let load = telemetry.load(true).and_then(|load| load.reject(&limits_of(device)));
+    let disturbed = slowed.into_iter().chain(load).collect();
+    Ok(measured.map(|ceilings| Ceilings { disturbed, ..ceilings }))
 }
 
 fn probe(

@@ -51,14 +51,18 @@ pub fn of_devices(
     count: usize,
     threads: Option<usize>,
 ) -> Result<Box<dyn Monitor>, ProbeError> {
-    let host = HostTelemetry::new();
-    let gpus: Vec<Gpu> = device.group(count).filter_map(|one| Gpu::of_cuda_ordinal(one.gpu()?)).collect();
-    let telemetry: Box<dyn Telemetry> =
-        if gpus.is_empty() { Box::new(host) } else { Box::new(NvmlTelemetry::new(gpus, count, host)) };
+    let telemetry = telemetry_of(device, count);
     let mut canary = ceilings::canary(device, threads)?;
     let baseline = canary.baseline(BASELINE_RUNS);
     let recent = device.gpu().is_none().then(VecDeque::new);
     Ok(Box::new(DeviceMonitor { telemetry, canary, baseline, limits: limits_of(device), recent }))
+}
+
+/// What is read of a device, or of so many from it on, beside a block.
+pub(super) fn telemetry_of(device: DeviceChoice, count: usize) -> Box<dyn Telemetry> {
+    let host = HostTelemetry::new();
+    let gpus: Vec<Gpu> = device.group(count).filter_map(|one| Gpu::of_cuda_ordinal(one.gpu()?)).collect();
+    if gpus.is_empty() { Box::new(host) } else { Box::new(NvmlTelemetry::new(gpus, count, host)) }
 }
 
 /// The disturbance that blocks of a device bear.
@@ -111,7 +115,7 @@ impl Monitor for DeviceMonitor {
         if self.recent.is_some() {
             own.clamp(CPU_TOLERANCE.0, CPU_TOLERANCE.1)
         } else {
-            own.max(GPU_TOLERANCE)
+            own.clamp(GPU_TOLERANCE, MAX_CANARY_TOLERANCE)
         }
     }
 

@@ -14,9 +14,9 @@ use crate::engine::Session;
 use crate::machine::telemetry::CpuLoad;
 use hbmark_core::result::{
     Block, BlockTelemetry, Cause, Cell, KvFill, Measured, Phase, ProtocolSummary, Status, accepted,
-    block_means, judged_times,
+    block_interval, block_means, judged_times,
 };
-use hbmark_core::stats::{self, CONFIDENCE};
+use hbmark_core::stats;
 use hbmark_core::units::{Bytes, BytesPerSecond};
 
 /// The parameters of the protocol. Results are published with [`Protocol::full`].
@@ -227,7 +227,9 @@ impl BlockContext {
         block.read_bytes_per_s = self.read_rate.map(|rate| rate.0);
         block.rejected = self.reject.or_else(|| {
             let ratio = self.canary_ratio?;
-            ((ratio - 1.0).abs() > canary_tolerance).then_some(Cause::Canary { ratio })
+            // A canary that failed is NaN, and vouches for nothing.
+            let steady = (ratio - 1.0).abs() <= canary_tolerance;
+            (!steady).then_some(Cause::Canary { ratio })
         });
         block.conditions = self.conditions;
         block.telemetry = self.telemetry;
@@ -410,7 +412,9 @@ impl State {
             |wanted: f64| looks.iter().copied().find(|look| *look as f64 >= wanted).unwrap_or(final_look);
         let in_time =
             (protocol.cell_max_seconds / self.work(protocol, 1, 0, 0).max(1e-9)).min(final_look as f64);
-        let width = stats::t_interval_log(&means, CONFIDENCE).map(|i| i.relative_half_width());
+        let interval =
+            block_interval(&measured.blocks, measured.merge, |b| judged_times(measured.cell.phase, b));
+        let width = interval.map(|i| i.relative_half_width());
         let (least, most) = match width.filter(|_| 2 * have >= looks[0]) {
             Some(width) => {
                 let wanted = |width: f64| have as f64 * (width / protocol.target_half_width).powi(2);
@@ -592,7 +596,8 @@ fn look(state: &mut State, protocol: &Protocol, target: usize) {
         measured.merge *= 2;
         return;
     }
-    let half_width = stats::t_interval_log(&means, CONFIDENCE).map(|i| i.relative_half_width());
+    let interval = block_interval(&measured.blocks, measured.merge, |b| judged_times(phase, b));
+    let half_width = interval.map(|i| i.relative_half_width());
     let reached = protocol.is_smoke() || half_width.is_some_and(|w| w <= protocol.target_half_width);
     if reached {
         state.finished = true;

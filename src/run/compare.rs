@@ -23,6 +23,8 @@ use hbmark_core::result::comparison::{
 use hbmark_core::stats;
 use hbmark_report::analysis::compare::{Findings, RAN_ONCE, judge};
 
+use matching::NoTime;
+
 pub use error::CompareError;
 pub use matching::{PlacedStep, places, series_of};
 pub use process::{Launched, Launcher, Processes, clear};
@@ -175,6 +177,7 @@ pub fn live(
         overall: found.overall.clone(),
         cells: cells(&plan.items, taken.pairs, found),
         remarks,
+        other_devices: false,
         limits: Vec::new(),
     };
     Ok(Compared { comparison, stopped })
@@ -287,6 +290,7 @@ impl Rounds<'_> {
             }
             Err(error) => {
                 self.lost.push(format!("{title} gave no result: {error}"));
+                times.iter_mut().for_each(|pair| *failed(pair, second_slot) = true);
                 return Ok(());
             }
         };
@@ -297,10 +301,13 @@ impl Rounds<'_> {
             match result.time(item, *side)? {
                 Ok(time) if second_slot => pair.b_ns = Some(time),
                 Ok(time) => pair.a_ns = Some(time),
-                Err(reason) => match without.iter_mut().find(|(_, known)| *known == reason) {
-                    Some((items, _)) => items.push(item.id()),
-                    None => without.push((vec![item.id()], reason)),
-                },
+                Err(NoTime { reason, own }) => {
+                    *failed(pair, second_slot) |= own;
+                    match without.iter_mut().find(|(_, known)| *known == reason) {
+                        Some((items, _)) => items.push(item.id()),
+                        None => without.push((vec![item.id()], reason)),
+                    }
+                }
             }
         }
         let lost = without.into_iter().map(|(items, reason)| match items.len() {
@@ -311,6 +318,10 @@ impl Rounds<'_> {
         known.get_or_insert(result);
         Ok(())
     }
+}
+
+fn failed(pair: &mut Pair, of_b: bool) -> &mut bool {
+    if of_b { &mut pair.b_failed } else { &mut pair.a_failed }
 }
 
 fn cells(items: &[ComparedItem], pairs: Vec<Vec<Pair>>, found: Findings) -> Vec<CellComparison> {

@@ -7,10 +7,12 @@ use super::detokenizer::TextPipeline;
 use super::executor::SessionExecutor;
 use super::structured_output::{CompiledGrammar, ConstraintCounts, Constraints};
 use crate::engine::{EngineError, Session};
+use crate::machine::environment::cores;
 use crate::machine::telemetry::{HostTelemetry, Telemetry};
 use crate::serve::clock::HostClock;
 use crate::weights::tokenizer::Tokenizer;
 use hbmark_client::point::Server;
+use hbmark_core::result::Limits;
 use hbmark_core::result::serving::{Point, ServeResult, StructuredCost};
 use hbmark_traffic::latency::summarise;
 use hbmark_traffic::point::{PlanError, PointSpec, simulate};
@@ -19,6 +21,9 @@ use hbmark_traffic::sampler::Sampler;
 use hbmark_traffic::serving_loop::{Progress, RunError, TextPath, run};
 use hbmark_traffic::step_model::StepModel;
 use hbmark_traffic::workload::PlannedRequest;
+
+/// The share of the time that a client may wait for a processor and count as never kept from one.
+const UNHINDERED: f64 = 0.02;
 
 /// What holding outputs to a grammar took.
 fn structured_cost(
@@ -120,8 +125,12 @@ impl ServingEngine {
                 point = server.measure(spec, observe)?;
                 host.after_block();
                 // The work of a server on this machine is no other's.
+                let waited = point.live.as_ref().and_then(|live| live.client_cpu_wait);
                 if let Some(result) = point.result.as_mut().filter(|_| !server.endpoint.is_local()) {
                     result.foreign_cores = host.load(true).and_then(|load| load.foreign_cores);
+                    // Work that never kept the client from a processor is in no latency.
+                    let unhindered = waited.is_some_and(|share| share <= UNHINDERED);
+                    result.foreign_cores_allowed = unhindered.then(|| cores() as f64);
                 }
             }
             Self::Engine { session, tokenizer, model, grammar, fault } => {
@@ -176,6 +185,8 @@ impl ServingEngine {
                 );
                 point.ideal_hit_rate = spec.ideal_hit_rate(&plan, &run);
                 result.foreign_cores = host.load(true).and_then(|load| load.foreign_cores);
+                let on_gpu = session.capabilities().on_gpu();
+                result.foreign_cores_allowed = on_gpu.then(|| Limits::beside_gpu(cores()).foreign_cores);
                 let share = spec.constrained.unwrap_or_default();
                 let counts = grammar.zip(executor.constraint_counts());
                 point.structured = counts.map(|(g, counts)| structured_cost(g, share, counts, &result));

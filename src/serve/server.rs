@@ -14,7 +14,8 @@ use hbmark_client::probe::probe;
 use hbmark_client::run::Limits;
 use hbmark_client::target::{Endpoint, Target, TargetError};
 use hbmark_core::result::serving::{
-    AdapterSummary, Dialect, LoraSummary, Probe, ServerIdentity, StructuredSummary,
+    AdapterSummary, Dialect, FetchFailure, LoraSummary, Outcome, Probe, Question, ServerIdentity,
+    StructuredSummary,
 };
 use hbmark_core::units::{Bytes, Nanos};
 use hbmark_traffic::adapters::AdapterMix;
@@ -100,6 +101,10 @@ pub enum ServerError {
     Header(#[from] HeaderError),
     #[error("nothing answers at {url}; start the server, or name the URL at which it listens (--url)")]
     NothingThere { url: String },
+    #[error(
+        "{url}/health answers 503: the model may still be loading; wait until `hbmark doctor --url {url}` says that it is ready"
+    )]
+    NotReady { url: String },
     #[error("{url} has no address; check the spelling of its name, and that its port is between 1 and 65535")]
     NoAddress { url: String },
     #[error("{url} lists no model; name the one to ask for (--served-model-name)")]
@@ -160,6 +165,10 @@ impl ServerConfig {
         }
         if !found.connects() {
             return Err(ServerError::NothingThere { url: found.root }.into());
+        }
+        let loading = Outcome::Failed(FetchFailure::Status(503));
+        if found.asked.iter().any(|asked| asked.question == Question::Health && asked.outcome == loading) {
+            return Err(ServerError::NotReady { url: found.root }.into());
         }
         let is_chat = self.endpoint.as_ref().is_some_and(|path| path.ends_with("/chat/completions"));
         let api = if is_chat { Api::Chat } else { Api::Completions };

@@ -141,12 +141,11 @@ fn stage(root: &Path) {
         path
     };
     for (from, to) in [
-        ("results/serve-sweep.json", "results/s/serve.json"),
         ("results/serve-sweep.json", "results/sweep/serve.json"),
         ("foreign/vllm-latency.json", "a.json"),
         ("foreign/sglang-one-batch.jsonl", "b.jsonl"),
         ("foreign/llama-bench.csv", "c.csv"),
-        ("traces/azure-conv.csv", "azure.csv"),
+        ("traces/azure-conv.csv", "AzureLLMInferenceTrace_conv.csv"),
         ("configs/qwen3-0.6b.json", "config-only/config.json"),
         ("models/llama-q8_0.gguf", "llama-q4km.gguf"),
         ("models/llama-tied/config.json", "my-llama/config.json"),
@@ -176,6 +175,9 @@ fn stage(root: &Path) {
             std::fs::write(make(&format!("{side}/{process}/result.json")), text).unwrap();
         }
     }
+    let predicted =
+        hbmark().args(["predict", "--model=Llama-3.1-8B", "--gpu=h200", "--format=json"]).output().unwrap();
+    std::fs::write(root.join("prediction.json"), predicted.stdout).unwrap();
     let nodes: Vec<String> = (0..8).map(|node| format!("{} {}", node_name(node), rack_name(node))).collect();
     std::fs::write(root.join("nodes.txt"), nodes.join("\n")).unwrap();
     std::fs::create_dir_all(root.join("var/lib/node_exporter/textfile")).unwrap();

@@ -35,7 +35,7 @@ fn a_killed_run_goes_on_to_what_an_uninterrupted_one_gives() {
     drop(journal);
     let output = resume(folder.path()).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    for said in ["11 bytes at the end are an unfinished line and were dropped", "going on after "] {
+    for said in ["11 bytes at the end are an unfinished line and were dropped", "resuming `"] {
         assert!(stderr(&output).contains(said), "{}", stderr(&output));
     }
     assert_eq!(essence(&report(&output)), essence(&report(&run().output().unwrap())));
@@ -233,7 +233,7 @@ fn what_strangers_wrote_does_nothing_to_a_terminal() {
     let (mut child, ..) = hanging(folder.path(), &["--format", "json", "--note", ACTS]);
     signal(child.id(), "KILL");
     child.wait().unwrap();
-    harmless(&resume(folder.path()).output().unwrap(), "going on after ");
+    harmless(&resume(folder.path()).output().unwrap(), "resuming `");
 }
 
 #[test]

@@ -266,6 +266,10 @@ fn bad_input_is_refused_before_anything_runs() {
     refused(&["--rate", "3", "--concurrency", "3"], "to a live server (--url)");
     refused(&["--prefix-share", "0.5"], "--prefix-tokens");
     refused(&["--gpu", "h100-sxm"], "--virtual");
+    refused(
+        &["--url", "http://127.0.0.1:9", "--slo", "queue_p95=1s"],
+        "a live server does not show how long requests queue",
+    );
     refused(&["--workload", "chat", "--trace", "x"], "cannot be used with");
     for (old, new) in [
         ("--sweep", "sweep VARIABLE=VALUES"),
@@ -388,6 +392,18 @@ fn adapters_grammars_and_tokenizers_that_cannot_be_are_refused_before_weights_ar
         "structured output needs the model's vocabulary: give --tokenizer PATH",
     );
     refused(&[&H100[..], &["--structured", "regex:a"]].concat(), "cannot be used with");
+}
+
+#[test]
+fn a_later_point_that_cannot_be_run_takes_nothing_from_those_before_it() {
+    let sweep =
+        ["sweep", "input-len=64,200000", "--requests", "100", "--output-len", "8", "--format", "json"];
+    let output = hbmark(&[&sweep[..], &H100].concat()).assert().code(1);
+    let report: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    assert_eq!(report["points"].as_array().unwrap().len(), 1);
+    let warning = report["warnings"][0].as_str().unwrap();
+    assert!(warning.starts_with("the benchmark ended early: "), "{warning}");
+    assert!(warning.ends_with("here is what was measured before"), "{warning}");
 }
 
 #[test]

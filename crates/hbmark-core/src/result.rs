@@ -21,7 +21,7 @@ mod schema;
 pub mod serving;
 pub mod validation;
 
-pub use block::{Block, BlockTelemetry, accepted, block_means, judged_times, load_rejects};
+pub use block::{Block, BlockTelemetry, accepted, block_interval, block_means, judged_times, load_rejects};
 pub use capabilities::{Capabilities, EngineDevice, EngineKind, MAX_RANKS, Ragged};
 pub use cause::{Cause, ConsistencyRule};
 pub use ceilings::{AllReduceTime, Ceilings, DeviceSpec, GpuCeilings, LinkCeilings, Spread};

@@ -13,7 +13,10 @@ mod series;
 mod summary;
 
 pub use hashing::{splitmix64, splitmix64_of_two};
-pub use intervals::{Interval, batch_error, chance_of_at_least, order_statistic_interval, t_interval_log};
+pub use intervals::{
+    Interval, batch_error, chance_of_at_least, order_statistic_interval, t_interval_log,
+    t_interval_log_of_groups,
+};
 pub use paired::{
     DRAWS, EXACT_PAIRS, OrderTest, balanced_order, least_a_side, least_order_p, least_pairs,
     minimum_detectable, order_effect, order_test, unpaired_ratio,

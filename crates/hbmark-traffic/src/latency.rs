@@ -102,6 +102,7 @@ pub fn summarise(run: &Run, traffic: &Traffic<'_>, slo: &Slo) -> ServeResult {
         warmup_requests: run.measured.start,
         cooldown_requests: run.records[run.measured.end..].iter().filter(|r| r.enqueued.is_some()).count(),
         foreign_cores: None,
+        foreign_cores_allowed: None,
         window_s: window.seconds(),
         offered_per_s: offered,
         served_per_s,

@@ -14,7 +14,7 @@ use super::{Args, Asked, Mode};
 use crate::cli::benchmark::{self, FREE, Resumable, WorkerArgs, arguments_of, command_line, give_up, reopen};
 use crate::cli::progress::Progress;
 use crate::cli::shared_args::OutputArgs;
-use crate::cli::{Cli, Command, Outcome, lock_folder, prepare_folder, print_result, save, say};
+use crate::cli::{Cli, Command, Outcome, lock_folder, prepare_folder, print_result, save, say, say_replaced};
 use crate::engine;
 use crate::engine::native::cpu::kernel_choice;
 use crate::serve::serving_job::{ServeJob, ServePlan, ServeResponse};
@@ -168,6 +168,7 @@ fn start(asked: Asked<'_>) -> anyhow::Result<Ready> {
     let (worker, output) = (asked.serving.worker, asked.serving.output.clone());
     let mut ready = ready(asked, worker, output, (std::env::args_os().skip(1).collect(), command_line()))?;
     if let Some(folder) = &ready.config.out {
+        say_replaced(folder);
         prepare_folder(folder, 0)?;
         let plan = plan(&ready.config, ready.model.as_deref(), ready.arguments.clone());
         let header = Header::new(&ready.command, plan)?;

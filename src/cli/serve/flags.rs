@@ -349,6 +349,11 @@ impl ServingArgs {
             };
             anyhow::bail!("--fail-on {} {needs}", crate::cli::name_of(*condition));
         }
+        if self.server.url.is_some() && slo.clauses.iter().any(|clause| clause.metric == SloMetric::Queue) {
+            anyhow::bail!(
+                "a live server does not show how long requests queue; give ttft_p... in place of queue_p..."
+            );
+        }
         let (requests, max_requests) = self.requests(&mode, requests.or(self.requests), slo)?;
         let (source, offered) = match &self.trace {
             Some(path) => {

@@ -96,7 +96,7 @@ pub(super) fn steps_of(report: &Report) -> Vec<PlacedStep> {
 ///
 /// An interval that missed its target or a warm-up without end does not matter here: how precise one process is is part of the spread
 /// between rounds.
-pub(super) fn typical(cell: &CellResult) -> Result<f64, String> {
+pub(super) fn typical(cell: &CellResult) -> Result<f64, NoTime> {
     let usable =
         cell.status == Status::Ok || (cell.status.is_doubtful() && cell.status != Status::Incomplete);
     let means = means(cell);
@@ -104,11 +104,21 @@ pub(super) fn typical(cell: &CellResult) -> Result<f64, String> {
         return Ok(stats::geometric_mean(&means));
     }
     let word = format!("{:?}", cell.status).to_lowercase();
-    Err(match &cell.reason {
+    let reason = match &cell.reason {
         Some(reason) => format!("{word}: {reason}"),
         None if usable => "no accepted block".to_owned(),
         None => word,
-    })
+    };
+    let own = matches!(cell.status, Status::Invalid | Status::Oom | Status::Failed);
+    Err(NoTime { reason, own })
+}
+
+/// Why a process has no time for an item.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct NoTime {
+    pub reason: String,
+    /// The side failed itself; otherwise the machine, or whoever stopped it, is why.
+    pub own: bool,
 }
 
 /// The means of a cell's accepted blocks.

@@ -1,16 +1,17 @@
 //! Saved results: two beside each other, or several processes a side decided, and what they cannot prove.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::matching::{self, places, steps_of};
-use super::{CompareError, Side, SideResult};
+use super::matching::{self, NoTime, places, steps_of};
+use super::{CompareError, Side, SideResult, failed};
 use hbmark_core::result::comparison::{
     COMPARISON_VERSION, CellComparison, ComparedCell, ComparedItem, Comparison, ComparisonKind, Effect,
     Method, Pair, Settings,
 };
 use hbmark_core::result::{Block, CellResult, Report, ReportKind};
 use hbmark_core::stats;
-use hbmark_report::analysis::compare::{ONE_PROCESS, RAN_ONCE, processes};
+use hbmark_report::analysis::compare::{ONE_PROCESS, OTHER_DEVICES, RAN_ONCE, processes};
 use hbmark_report::analysis::opened;
 
 /// Compares results that were saved before: one a side, or several of processes of their own.
@@ -58,6 +59,7 @@ pub fn saved(
         overall: None,
         cells: Vec::with_capacity(found.len()),
         read: Vec::new(),
+        other_devices: false,
         remarks: Vec::new(),
         limits: Vec::new(),
     };
@@ -102,8 +104,9 @@ fn of_processes(
                 match matching::typical(cell_of(side.letter(), report, id.clone())?) {
                     Ok(time) if side == Side::A => pairs[at].a_ns = Some(time),
                     Ok(time) => pairs[at].b_ns = Some(time),
-                    Err(reason) => {
+                    Err(NoTime { reason, own }) => {
                         comparison.remarks.push(format!("{}: {id}: {reason}", path.display()));
+                        *failed(&mut pairs[at], side == Side::B) |= own;
                     }
                 }
             }
@@ -115,11 +118,16 @@ fn of_processes(
         (!rates.is_empty()).then(|| 1e18 / stats::geometric_mean(&rates))
     };
     let of = |side: usize, at: usize| reports[side].get(at).copied().and_then(read);
-    comparison.read = (0..longest).map(|at| Pair { a_ns: of(0, at), b_ns: of(1, at) }).collect();
+    comparison.read =
+        (0..longest).map(|at| Pair { a_ns: of(0, at), b_ns: of(1, at), ..Pair::default() }).collect();
     let mut judged = processes::judge(&of_cells, &comparison.read, &comparison.settings);
     if reports.into_iter().flatten().any(|report| protocol(report).as_deref() == Some("smoke")) {
         comparison.protocol = Some("smoke".to_owned());
         judged.decides_nothing(RAN_ONCE);
+    }
+    comparison.other_devices = on_other_devices(reports, comparison.settings.alpha);
+    if comparison.other_devices {
+        judged.decides_nothing(OTHER_DEVICES);
     }
     comparison.overall = judged.overall;
     let decided = found.into_iter().zip(of_cells).zip(judged.cells);
@@ -130,6 +138,18 @@ fn of_processes(
     }));
     comparison.limits = limits_of_processes(reports);
     Ok(())
+}
+
+/// Whether no process of one side ran where one of the other did, on fewer devices a side than a test of processes needs: a difference of the devices
+/// is then no smaller in one process than in all.
+fn on_other_devices(sides: [&[&Report]; 2], alpha: f64) -> bool {
+    let devices = sides.map(|reports| {
+        let of = |report: &&Report| gpu(report).or(report.environment.hostname.as_ref()).cloned();
+        reports.iter().map(of).collect::<Option<BTreeSet<String>>>()
+    });
+    let [Some(a), Some(b)] = devices else { return false };
+    let few = |devices: &BTreeSet<String>| devices.len() < stats::least_a_side(alpha);
+    a.is_disjoint(&b) && (few(&a) || few(&b))
 }
 
 /// Refuses a side whose processes did not all run the same: they would be taken for the spread of one.
@@ -183,12 +203,12 @@ fn compare(
 ) -> CellComparison {
     let mut time = |side: char, cell: &CellResult| match matching::typical(cell) {
         Ok(time) => Some(time),
-        Err(reason) => {
+        Err(NoTime { reason, .. }) => {
             remarks.push(format!("{side}: {}: {reason}", cell.id));
             None
         }
     };
-    let pair = Pair { a_ns: time('A', a), b_ns: time('B', b) };
+    let pair = Pair { a_ns: time('A', a), b_ns: time('B', b), ..Pair::default() };
     let ratio = pair.a_ns.zip(pair.b_ns).filter(|(a, _)| *a > 0.0).map(|(a, b)| b / a);
     let within = ratio
         .and_then(|_| stats::unpaired_ratio(&matching::means(a), &matching::means(b), settings.confidence));

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use super::matching::NoTime;
 use super::{CompareError, ComparedItem, Side, matching, series_of};
 use hbmark_core::result::comparison::{Arm, ComparedCell, Difference, ServedTime};
 use hbmark_core::result::serving::{Offered, Point, ServeReport, Validity};
@@ -43,7 +44,7 @@ impl SideResult {
     }
 
     /// The time of an item, or why there is none.
-    pub(super) fn time(&self, item: &ComparedItem, side: Side) -> Result<Result<f64, String>, CompareError> {
+    pub(super) fn time(&self, item: &ComparedItem, side: Side) -> Result<Result<f64, NoTime>, CompareError> {
         match (self, item) {
             (Self::Steps(report), ComparedItem::Cell(place)) => {
                 let id = if side == Side::A { place.id_of_a() } else { place.id_of_b() };
@@ -202,19 +203,21 @@ impl SideResult {
     }
 }
 
-fn served_time(report: &ServeReport, metric: ServedTime) -> Result<f64, String> {
-    let point = point(report).ok_or("no point was measured")?;
+fn served_time(report: &ServeReport, metric: ServedTime) -> Result<f64, NoTime> {
+    let none = |reason: &str, own| Err(NoTime { reason: reason.to_owned(), own });
+    let Some(point) = point(report) else { return none("no point was measured", false) };
     let Some(result) = &point.result else {
-        return Err(point.not_run.as_ref().map_or_else(|| "not run".to_owned(), ToString::to_string));
+        let why = point.not_run.as_ref().map_or_else(|| "not run".to_owned(), ToString::to_string);
+        return none(&why, false);
     };
     if result.validity == Validity::Invalid {
         let reasons: Vec<String> = result.reasons.iter().map(ToString::to_string).collect();
-        return Err(format!("invalid: {}", reasons.join("; ")));
+        return none(&format!("invalid: {}", reasons.join("; ")), result.served < result.measured);
     }
     match metric.of(result) {
         Some(time) if time.is_finite() => Ok(time),
-        Some(_) => Err("too many requests were not served: it is infinite".to_owned()),
-        None => Err("not measured: no request has it, or there are too few".to_owned()),
+        Some(_) => none("too many requests were not served: it is infinite", true),
+        None => none("not measured: no request has it, or there are too few", false),
     }
 }
 

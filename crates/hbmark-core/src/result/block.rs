@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::cause::Cause;
 use super::cell::Phase;
 use super::environment::Limits;
-use crate::stats;
+use crate::stats::{self, CONFIDENCE, Interval};
 use crate::units::Bytes;
 
 /// One block of steps as measured.
@@ -144,4 +144,12 @@ pub fn block_means(blocks: &[Block], merge: usize, times: impl Fn(&Block) -> &[f
             stats::mean(&steps)
         })
         .collect()
+}
+
+/// The interval of what [`block_means`] has the values of. Blocks of one visit share the clock, the heat and the memory of that minute: where visits
+/// lie apart, the interval is that of the visits.
+pub fn block_interval(blocks: &[Block], merge: usize, times: impl Fn(&Block) -> &[f64]) -> Option<Interval> {
+    let accepted: Vec<&Block> = accepted(blocks).collect();
+    let visits: Vec<usize> = accepted.chunks_exact(merge.max(1)).map(|chunk| chunk[0].visit).collect();
+    stats::t_interval_log_of_groups(&block_means(blocks, merge, times), &visits, CONFIDENCE)
 }

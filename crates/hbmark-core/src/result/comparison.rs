@@ -180,11 +180,16 @@ impl ComparedItem {
     }
 }
 
-/// The medians of one round. A side without a usable time is null.
+/// The times of one round. A side without a usable time is null.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Pair {
     pub a_ns: Option<f64>,
     pub b_ns: Option<f64>,
+    /// A side has no time because it failed itself: it ran out of memory, its outputs were wrong, too many of its requests failed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub a_failed: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub b_failed: bool,
 }
 
 impl Pair {
@@ -218,8 +223,34 @@ pub struct Effect {
     pub minimum_detectable: Option<f64>,
     /// The relative difference that A against itself did not rule out; null where it was not measured.
     pub floor: Option<f64>,
+    /// Rounds, or processes, in which each side failed itself.
+    #[serde(default, skip_serializing_if = "Failures::none")]
+    pub failed: Failures,
     pub verdict: ComparisonVerdict,
     pub reason: String,
+}
+
+/// How often each side had no time because it failed itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failures {
+    pub a: usize,
+    pub b: usize,
+}
+
+impl Failures {
+    /// Of the rounds of one cell, or of several cells that stand together.
+    pub fn of(cells: &[&[Pair]]) -> Self {
+        let rounds = cells.iter().map(|pairs| pairs.len()).max().unwrap_or(0);
+        let count = |failed: fn(&Pair) -> bool| {
+            let in_any = |round: &usize| cells.iter().filter_map(|pairs| pairs.get(*round)).any(failed);
+            (0..rounds).filter(in_any).count()
+        };
+        Self { a: count(|pair| pair.a_failed), b: count(|pair| pair.b_failed) }
+    }
+
+    fn none(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 impl Effect {
@@ -237,6 +268,7 @@ impl Effect {
             p_adjusted: None,
             minimum_detectable: None,
             floor: None,
+            failed: Failures::default(),
             verdict: ComparisonVerdict::Inconclusive,
             reason: String::new(),
         }
@@ -332,6 +364,9 @@ pub struct Comparison {
     /// Of each saved process: nanoseconds in which the machine's memory read a gigabyte beside its steps.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub read: Vec<Pair>,
+    /// Saved processes of A ran on other GPUs, or other machines, than those of B, and not on so many that the test counts their differences.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub other_devices: bool,
     /// What happened on the way: lost rounds, cells without a time.
     pub remarks: Vec<String>,
     /// What this comparison cannot prove.

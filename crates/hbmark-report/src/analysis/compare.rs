@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::words::counted;
 use hbmark_core::result::comparison::{
-    CellComparison, ComparedItem, Comparison, ComparisonVerdict, Effect, Method, Pair, Settings,
+    CellComparison, ComparedItem, Comparison, ComparisonVerdict, Effect, Failures, Method, Pair, Settings,
 };
 use hbmark_core::stats;
 
@@ -43,9 +43,12 @@ pub fn judge(
     let tested = later.iter().filter(|of_cell| of_cell.iter().flatten().count() > 1).count();
     let tests = stats::order_test(&later, b_second, settings.seed);
     let effect = |index: usize, floor: Option<f64>| {
-        let found =
-            PairedStatistics { later: &later[index], b_second, test: tests[index], tests: tested, floor };
-        found.effect(settings)
+        let failed = match cells.get(index) {
+            Some(rounds) => Failures::of(&[rounds.as_slice()]),
+            None => Failures::of(&cells.iter().map(Vec::as_slice).collect::<Vec<_>>()),
+        };
+        let (later, test) = (&later[index], tests[index]);
+        PairedStatistics { later, b_second, test, tests: tested, floor, failed }.effect(settings)
     };
     let of_cells = cells.iter().enumerate().map(|(index, rounds)| {
         let floor = floor.map(|floor| floor.cells.get(index).map_or(f64::INFINITY, furthest));
@@ -101,6 +104,7 @@ struct PairedStatistics<'a> {
     tests: usize,
     /// The interval of A against A, if that was run; infinite where it could not be measured.
     floor: Option<f64>,
+    failed: Failures,
 }
 
 impl PairedStatistics<'_> {
@@ -131,6 +135,7 @@ impl PairedStatistics<'_> {
             p_adjusted: self.test.map(|test| test.p_adjusted),
             minimum_detectable: minimum.map(f64::exp_m1),
             floor: self.floor.filter(|floor| floor.is_finite()),
+            failed: self.failed,
             ..Effect::unknown()
         };
         (effect.verdict, effect.reason) = self.rule(&effect, settings);
@@ -150,7 +155,8 @@ impl PairedStatistics<'_> {
                 ),
             );
         };
-        if is_within_margin(low, high, settings) {
+        // The interval of three rounds holds what two modes of a process hide more often than it says.
+        if is_within_margin(low, high, settings) && effect.rounds >= stats::least_pairs(settings.alpha) {
             let reason = format!("the whole interval lies within ±{}", percent(settings.margin));
             return (ComparisonVerdict::Equivalent, reason);
         }
@@ -169,12 +175,24 @@ impl PairedStatistics<'_> {
             };
             return (ComparisonVerdict::Inconclusive, reason);
         }
+        if let Some(reason) = survived(effect, ratio, self.later.len()) {
+            return (ComparisonVerdict::Inconclusive, reason);
+        }
         if ratio < 1.0 {
             (ComparisonVerdict::Faster, format!("B takes {} less time", percent(1.0 - ratio)))
         } else {
             (ComparisonVerdict::Slower, format!("B takes {} more time", percent(ratio - 1.0)))
         }
     }
+}
+
+/// Why the side that takes less time is not called faster: the rounds that count are those that it survived.
+fn survived(effect: &Effect, ratio: f64, of: usize) -> Option<String> {
+    let (a, b) = (effect.failed.a, effect.failed.b);
+    let (side, failed, other) = if ratio < 1.0 { ("B", b, a) } else { ("A", a, b) };
+    (failed > other).then(|| {
+        format!("{side} takes less time where it gives one, and failed itself in {failed} of {of} rounds, the other in {other}")
+    })
 }
 
 /// Why a difference is not called.
@@ -209,7 +227,7 @@ fn is_within_margin(low: f64, high: f64, settings: &Settings) -> bool {
 /// Whether a difference, had there been one, could have been called.
 pub fn can_decide(comparison: &Comparison, effect: &Effect) -> bool {
     let alpha = comparison.settings.alpha;
-    if comparison.protocol.as_deref() == Some("smoke") {
+    if comparison.protocol.as_deref() == Some("smoke") || effect.failed.b > effect.failed.a {
         return false;
     }
     match comparison.method {
@@ -217,7 +235,8 @@ pub fn can_decide(comparison: &Comparison, effect: &Effect) -> bool {
         Method::SavedProcesses => {
             let least = stats::least_a_side(alpha);
             let known = |side: fn(&Pair) -> Option<f64>| comparison.read.iter().filter_map(side).count();
-            effect.rounds >= least && [known(|p| p.a_ns), known(|p| p.b_ns)].iter().all(|n| *n >= least)
+            let read = [known(|p| p.a_ns), known(|p| p.b_ns)];
+            effect.rounds >= least && read.iter().all(|n| *n >= least) && !comparison.other_devices
         }
         Method::PairedRounds => {
             let measured = comparison.floor.is_none() || effect.floor.is_some();
@@ -238,6 +257,9 @@ impl Findings {
 
 /// Why processes of the smoke protocol decide nothing.
 pub const RAN_ONCE: &str = "every cell ran once a process: the times mean nothing";
+/// Why processes of different machines decide nothing.
+pub const OTHER_DEVICES: &str =
+    "A and B ran on different devices, and on too few: equal products differ, too";
 /// Why two saved results decide nothing.
 pub const ONE_PROCESS: &str = "one process a side shows a ratio and not its cause";
 /// Pairs of times that are decided again in a moment.
@@ -258,6 +280,9 @@ pub(super) fn recheck_comparison(found: &mut Comparison) {
         };
         if found.protocol.as_deref() == Some("smoke") && found.method != Method::SavedResults {
             judged.decides_nothing(RAN_ONCE);
+        }
+        if found.other_devices && found.method == Method::SavedProcesses {
+            judged.decides_nothing(OTHER_DEVICES);
         }
         judged
     };
@@ -316,7 +341,9 @@ fn of_saved(cells: &[CellComparison]) -> Findings {
         let ratio = pair.log_ratio().map(f64::exp);
         let around = |low: &f64, high: &f64| ratio.is_some_and(|ratio| (*low..=*high).contains(&ratio));
         let interval = cell.effect.low.zip(cell.effect.high).filter(|(low, high)| around(low, high));
-        let effect = PairedStatistics { later: &[], b_second: &[], test: None, tests: 0, floor: None };
+        let failed = Failures::of(&[cell.pairs.as_slice()]);
+        let effect =
+            PairedStatistics { later: &[], b_second: &[], test: None, tests: 0, floor: None, failed };
         Effect {
             rounds: usize::from(ratio.is_some()),
             a_ns: pair.a_ns,
@@ -394,13 +421,16 @@ mod tests {
                 let side = noise / 2f64.sqrt();
                 let a = 1e7 * (machine + side * normal()).exp();
                 let b = 1e7 * (machine + effect.ln_1p() + side * normal()).exp();
-                Pair { a_ns: Some(a), b_ns: Some(b) }
+                Pair { a_ns: Some(a), b_ns: Some(b), ..Pair::default() }
             })
             .collect()
     }
 
     fn of_ratios(ratios: &[f64]) -> Vec<Pair> {
-        ratios.iter().map(|ratio| Pair { a_ns: Some(1e6), b_ns: Some(1e6 * ratio) }).collect()
+        ratios
+            .iter()
+            .map(|ratio| Pair { a_ns: Some(1e6), b_ns: Some(1e6 * ratio), ..Pair::default() })
+            .collect()
     }
 
     /// Twice each, in turns.
@@ -414,6 +444,46 @@ mod tests {
 
     fn one(rounds: Vec<Pair>) -> Effect {
         judged(&[rounds], None).cells.remove(0)
+    }
+
+    /// B is 3 % faster where it works, and dies in three rounds of ten: what is left are the rounds that it survived.
+    #[test]
+    fn a_side_that_fails_itself_more_often_is_never_faster_for_it() {
+        let mut random = ChaCha8Rng::seed_from_u64(6);
+        let mut called = |failed: [usize; 2]| {
+            let faster = (0..200).filter(|_| {
+                let mut pairs = rounds(&mut random, -0.03, 0.005, ROUNDS);
+                for (at, pair) in pairs.iter_mut().enumerate() {
+                    if at < failed[1] {
+                        *pair = Pair { b_ns: None, b_failed: true, ..*pair };
+                    } else if at < failed[0] + failed[1] {
+                        *pair = Pair { a_ns: None, a_failed: true, ..*pair };
+                    }
+                }
+                one(pairs).verdict == ComparisonVerdict::Faster
+            });
+            faster.count()
+        };
+        assert_eq!(called([0, 4]), 0);
+        assert_eq!(called([1, 2]), 0);
+        assert!(called([0, 0]) > 190);
+        assert!(called([2, 1]) > 150, "A failed more often, and is the slower one");
+        let mut pairs = rounds(&mut random, -0.03, 0.001, ROUNDS);
+        pairs[3] = Pair { b_ns: None, b_failed: true, ..pairs[3] };
+        let effect = one(pairs);
+        assert_eq!(effect.failed, Failures { a: 0, b: 1 });
+        assert_eq!(
+            effect.reason,
+            "B takes less time where it gives one, and failed itself in 1 of 12 rounds, the other in 0"
+        );
+    }
+
+    /// Each launch is in one of two modes 4 % apart, and B is 2 % slower: three rounds that happen to agree show nothing.
+    #[test]
+    fn fewer_rounds_than_a_verdict_needs_are_not_equivalent_either() {
+        assert_eq!(one(of_ratios(&[1.0, 1.001, 0.999])).verdict, ComparisonVerdict::Inconclusive);
+        let many = [1.0, 1.001, 0.999, 1.0, 1.001, 0.999, 1.0];
+        assert_eq!(one(of_ratios(&many)).verdict, ComparisonVerdict::Equivalent);
     }
 
     #[test]
@@ -678,7 +748,7 @@ mod tests {
             ratios in prop::collection::vec(0.8f64..1.25, 2..14),
         ) {
             let turned: Vec<Pair> =
-                of_ratios(&ratios).iter().map(|p| Pair { a_ns: p.b_ns, b_ns: p.a_ns }).collect();
+                of_ratios(&ratios).iter().map(|p| Pair { a_ns: p.b_ns, b_ns: p.a_ns, ..*p }).collect();
             let (one_way, other_way) = (one(of_ratios(&ratios)), one(turned));
             prop_assert!((one_way.ratio.unwrap() * other_way.ratio.unwrap() - 1.0).abs() < 1e-9);
             prop_assert!((one_way.p.unwrap() - other_way.p.unwrap()).abs() < 1e-12);

@@ -9,9 +9,10 @@ use hbmark_core::ledger::{CEILING_IMPOSSIBLE, EXPLAINED_SHARE, FitPoint, Floor, 
 use hbmark_core::model::Dtype;
 use hbmark_core::result::{
     Block, Bound, Cause, Ceilings, Cell, CellResult, DeviceSpec, FittedModel, GpuEnvironment, LaunchCost,
-    Measured, Phase, ProtocolSummary, Report, Status, TimeSummary, accepted, block_means, judged_times,
+    Measured, Phase, ProtocolSummary, Report, Status, TimeSummary, accepted, block_interval, block_means,
+    judged_times,
 };
-use hbmark_core::stats::{self, CONFIDENCE};
+use hbmark_core::stats::{self, CONFIDENCE, Interval};
 use hbmark_core::units::{Flops, Nanos};
 
 /// A result with everything but times: what a skipped cell shows, and what a measured one starts from.
@@ -115,11 +116,12 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
     let means = block_means(&cell.blocks, cell.block_merge, |b| judged_times(cell.phase, b));
     let spans: Vec<f64> = accepted(&cell.blocks).flat_map(|b| &b.step_ns).copied().collect();
     let span_means = block_means(&cell.blocks, cell.block_merge, |b| &b.step_ns);
-    cell.step_ns = Some(summarise(&spans, &span_means, accepted(&cell.blocks).count()));
+    let of_spans = block_interval(&cell.blocks, cell.block_merge, |b| &b.step_ns);
+    cell.step_ns = Some(summarise(&spans, &span_means, of_spans, accepted(&cell.blocks).count()));
     // A prefill has none of these, whatever the file holds.
     (cell.tpot_ns, cell.tpot_ci_low_ns, cell.tpot_ci_high_ns, cell.host_bubble_ns) = (None, None, None, None);
     // The cell's typical time: the interval between step ends over a cache, the device span for prefill.
-    let typical = stats::t_interval_log(&means, CONFIDENCE);
+    let typical = block_interval(&cell.blocks, cell.block_merge, |b| judged_times(cell.phase, b));
     let center = stats::geometric_mean(&means);
     if cell.phase.is_over_cache() {
         cell.tpot_ns = Some(center);
@@ -132,7 +134,9 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
     }
     // A probe that read slower than the machine does now is doubtful here, though it was steady then.
     let shifted = ceilings.and_then(|known| {
-        let cause = shift(&cell.blocks)?;
+        let read = known.read_bytes_per_s.median;
+        let beat = rate.filter(|rate| rate * ROSE > read);
+        let cause = shift(&cell.blocks).or(beat.map(|rate| Cause::BandwidthShifted { ratio: read / rate }))?;
         let mut known = known.clone();
         known.disturbed.push(cause);
         Some(known)
@@ -177,8 +181,8 @@ fn energy_per_step(cell: &CellResult) -> Option<f64> {
     (steps > 0 && (!on_gpu || seconds >= LEAST_ENERGY_S)).then(|| joules / steps as f64)
 }
 
-/// The usual rate at which memory was read beside the accepted blocks, and the usual share of it that a block's steps took: each block is held
-/// against the rate beside it, so that memory whose rate changes over a run changes neither.
+/// The rate at which memory was read beside the accepted blocks, and the share of it that their steps took: each block is held against the rate
+/// beside it, so that memory whose rate changes over a run changes neither. Geometric means, as the time of the cell is one.
 fn beside(cell: &CellResult) -> Option<(f64, f64)> {
     let shares: (Vec<f64>, Vec<f64>) = accepted(&cell.blocks)
         .filter_map(|block| {
@@ -187,8 +191,11 @@ fn beside(cell: &CellResult) -> Option<(f64, f64)> {
             Some((rate, cell.bytes.ideal().per(step).0 / rate))
         })
         .unzip();
-    stats::known_median(&shares.0).zip(stats::known_median(&shares.1))
+    (!shares.0.is_empty()).then(|| (stats::geometric_mean(&shares.0), stats::geometric_mean(&shares.1)))
 }
+
+/// The ceiling as a share of the rate beside the blocks, below which that one rose: by a third.
+const ROSE: f64 = 0.75;
 
 /// That the machine read faster beside a block than when the ceilings were measured.
 fn shift(blocks: &[Block]) -> Option<Cause> {
@@ -236,14 +243,13 @@ pub fn fits(report: &Report) -> Vec<FittedModel> {
 }
 
 /// Statistics over single steps and block means.
-fn summarise(steps: &[f64], block_means: &[f64], blocks: usize) -> TimeSummary {
+fn summarise(steps: &[f64], block_means: &[f64], interval: Option<Interval>, blocks: usize) -> TimeSummary {
     let mut sorted = steps.to_vec();
     sorted.sort_by(f64::total_cmp);
     let median = stats::percentile(&sorted, 0.5);
     let honest = |p| stats::percentile_if_enough(&sorted, p);
     let mean = stats::mean(steps);
     let sd = stats::sd(steps);
-    let interval = stats::t_interval_log(block_means, CONFIDENCE);
     let around_median = stats::order_statistic_interval(&sorted, 0.5, CONFIDENCE);
     TimeSummary {
         typical: (!block_means.is_empty()).then(|| stats::geometric_mean(block_means)),
@@ -322,7 +328,7 @@ mod tests {
             cell.fraction_of_read_beside
         );
         assert!(
-            (cell.read_beside_bytes_per_s.unwrap() - 7.5e9).abs() < 1.0,
+            (cell.read_beside_bytes_per_s.unwrap() - 1e10 / 2f64.sqrt()).abs() < 1.0,
             "{:?}",
             cell.read_beside_bytes_per_s
         );
@@ -347,7 +353,8 @@ mod tests {
         // Blocks without a rate are not counted; without any there is no share.
         report.cells[0].blocks[4].read_bytes_per_s = None;
         recompute(&mut report);
-        assert!((first(&report).read_beside_bytes_per_s.unwrap() - 1e10).abs() < 1.0);
+        let of_three = 1e10 / 2f64.cbrt();
+        assert!((first(&report).read_beside_bytes_per_s.unwrap() - of_three).abs() < 1.0);
         report.cells[0].blocks.iter_mut().for_each(|block| block.read_bytes_per_s = None);
         recompute(&mut report);
         assert_eq!(

@@ -40,7 +40,13 @@ pub fn launch_cost(eager: &CellResult, cells: &[CellResult]) -> Option<LaunchCos
             && RungKind::of_engine(&cell.engine) == RungKind::StockGraph
     };
     let eager_kind = RungKind::of_engine(&eager.engine);
-    let replayed_ns = cells.iter().find(same).and_then(trusted_tpot)?;
+    let replayed = cells.iter().find(same)?;
+    // Memory that was slower beside one of them is no launch.
+    let rates = eager.read_beside_bytes_per_s.zip(replayed.read_beside_bytes_per_s);
+    if rates.is_some_and(|(eager, replayed)| differ(eager, replayed)) {
+        return None;
+    }
+    let replayed_ns = trusted_tpot(replayed)?;
     let cost_ns = eager_ns - replayed_ns;
     (eager_kind == RungKind::Stock).then_some(LaunchCost {
         eager_ns,
@@ -129,7 +135,9 @@ impl<'a> Measured<'a> {
         };
         let roof = report.ceilings.as_ref().map(|c| Roof::measured(c, cell.dtype));
         // A rate that the steps themselves beat says nothing of them.
-        let rate = cell.read_beside_bytes_per_s.filter(|_| cell.fraction_of_read_beside.is_some());
+        // A GPU's memory is its own, and its canary one pattern of those among which a ceiling is the fastest.
+        let on_host = report.environment.gpu.is_none();
+        let rate = cell.read_beside_bytes_per_s.filter(|_| on_host && cell.fraction_of_read_beside.is_some());
         let beside = roof.as_ref().zip(rate).map(|(roof, rate)| {
             floor(RungKind::ReadBeside, Roof { bandwidth: BytesPerSecond(rate), ..roof.clone() })
         });

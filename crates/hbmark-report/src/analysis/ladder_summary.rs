@@ -122,7 +122,8 @@ fn dtype_part(measured: &Measured<'_>, floor: KnownFloor, lowest: &CellResult) -
 
 /// The rate that memory had beside an engine's blocks, where it was not the ceiling's.
 fn other_rate(measured: &Measured<'_>) -> Option<String> {
-    let rate = measured.cell.read_beside_bytes_per_s.filter(|_| measured.memory_change_ns != Some(0.0));
+    let changed = measured.memory_change_ns.is_some_and(|change| change != 0.0);
+    let rate = measured.cell.read_beside_bytes_per_s.filter(|_| changed);
     rate.map(|rate| format!("{} read beside {}", BytesPerSecond(rate), measured.cell.engine))
 }
 
@@ -222,7 +223,9 @@ fn compare(lower: &Measured<'_>, upper: &Measured<'_>) -> Option<String> {
         let noise = if lower.low_ns <= upper.high_ns { ", which is within their intervals" } else { "" };
         return Some(format!("{name} is {percent:.1} % slower than {other}{noise}"));
     }
-    let (loses, other_loses) = lower.over_floor().zip(upper.over_floor())?;
+    let known = |m: &Measured<'_>| m.memory_change_ns.is_some();
+    let alike = known(lower) == known(upper);
+    let (loses, other_loses) = lower.over_floor().zip(upper.over_floor()).filter(|_| alike)?;
     (loses > other_loses).then(|| {
         format!(
             "{name} is faster by its {} alone: over its own floor it loses more than {other}",

@@ -3,7 +3,8 @@
 //! Enters: a path. Leaves: a run or prediction, a serving result or a comparison, each judged again from its own samples, or the results of
 //! another program. A file is told by its content.
 
-use std::path::Path;
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
 
 use super::import::{self, ForeignResult, ImportError};
 use super::recheck::recheck_serving;
@@ -45,6 +46,19 @@ impl Opened {
     }
 }
 
+/// What `--out` writes.
+const RESULT_FILES: [&str; 3] = ["result.json", "serve.json", "comparison.json"];
+
+/// The result that a folder holds.
+pub fn result_in(folder: &Path) -> Option<PathBuf> {
+    RESULT_FILES.iter().map(|name| folder.join(name)).find(|file| file.is_file())
+}
+
+/// A file, or that of the folder.
+fn file_of(path: &Path) -> Cow<'_, Path> {
+    result_in(path).map_or(Cow::Borrowed(path), Cow::Owned)
+}
+
 /// What a saved run or prediction can show its reader, and what not.
 pub fn unsigned(kind: ReportKind) -> &'static str {
     match kind {
@@ -57,12 +71,12 @@ pub fn unsigned(kind: ReportKind) -> &'static str {
     }
 }
 
-/// Reads a run or a prediction, judged again from its raw blocks.
+/// Reads a run or a prediction, from its file or the folder of that, judged again from its raw blocks.
 ///
 /// # Errors
 /// As [`saved::read`].
 pub fn report(path: &Path) -> Result<Report, ReportError> {
-    let mut report = saved::read(path)?;
+    let mut report = saved::read(&file_of(path))?;
     judge::recompute(&mut report);
     recheck(&mut report);
     judge::relate(&mut report);
@@ -74,7 +88,7 @@ pub fn report(path: &Path) -> Result<Report, ReportError> {
 /// # Errors
 /// As [`serving::read`].
 pub fn serving(path: &Path) -> Result<Option<ServeReport>, ReportError> {
-    let mut report = serving::read(path)?;
+    let mut report = serving::read(&file_of(path))?;
     report.iter_mut().for_each(recheck_serving);
     Ok(report)
 }
@@ -92,7 +106,7 @@ pub fn rows(path: &Path) -> Result<Vec<ForeignResult>, ImportError> {
 
 /// Reads a comparison, decided again from its rounds; `None` where the file is of another kind.
 fn comparison(path: &Path) -> Result<Option<Comparison>, ReportError> {
-    let mut found = comparison::read(path)?;
+    let mut found = comparison::read(&file_of(path))?;
     found.iter_mut().for_each(recheck_comparison);
     Ok(found)
 }
@@ -139,7 +153,6 @@ pub fn open(path: &Path) -> Result<Opened, OpenedError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::PathBuf;
 
     fn fixture(name: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
@@ -159,6 +172,9 @@ mod tests {
             let opened = open(&fixture(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
             assert_eq!(opened.kind(), kind, "{name}");
         }
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::copy(fixture("results/serve-single.json"), folder.path().join("serve.json")).unwrap();
+        assert_eq!(open(folder.path()).unwrap().kind(), "a serving result", "the folder of one");
     }
 
     #[test]

@@ -12,9 +12,8 @@ use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::{Architecture, Dtype};
 use hbmark_core::result::{
     Block, Cause, CellResult, ConsistencyRule as Rule, EngineKind, Limits, Phase, ProtocolSummary, Report,
-    ReportKind, Status, accepted, block_means, judged_times,
+    ReportKind, Status, accepted, block_interval, block_means, judged_times,
 };
-use hbmark_core::stats::{self, CONFIDENCE};
 
 /// No live run tolerates a canary that is further off, on any device.
 const CANARY_TOLERANCE: f64 = 0.25;
@@ -160,7 +159,7 @@ fn sampling(cell: &CellResult, protocol: &ProtocolSummary) -> Option<(Status, Ca
     if blocks < protocol.min_blocks || blocks < 2 {
         return Some((Status::NotConverged, Cause::TooFewBlocks { blocks }));
     }
-    let half_width = stats::t_interval_log(&means, CONFIDENCE)
+    let half_width = block_interval(&cell.blocks, cell.block_merge, |block| judged_times(cell.phase, block))
         .map_or(f64::INFINITY, |interval| interval.relative_half_width());
     let sampled_s = cell.blocks.iter().map(|block| block.wall_ns / 1e9).sum();
     (half_width > protocol.target_half_width * (1.0 + ROUNDING)).then_some((

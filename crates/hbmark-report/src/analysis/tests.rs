@@ -126,6 +126,10 @@ fn each_engine_of_a_ladder_has_the_memory_of_its_own_blocks() {
         "{}",
         ladder.story
     );
+    // An engine whose rate is not known keeps its floor, and no rate is named for it.
+    let unknown = CellResult { fraction_of_read_beside: None, ..beside(native(54.4), 5.0) };
+    let story = only(vec![unknown, beside(stock(50.0), 10.0)]).story;
+    assert!(!story.contains("read beside native"), "{story}");
     // Compute does not wait for memory.
     let prefill = |cell: CellResult| CellResult { flops: 1e12, phase: Phase::Prefill, ..cell };
     let at_peak = only(vec![prefill(beside(native(5_000.0), 5.0))]);

@@ -322,6 +322,9 @@ pub struct ServeResult {
     /// CPU cores that other processes kept busy over the run; not measured where time is virtual.
     #[serde(default)]
     pub foreign_cores: Option<f64>,
+    /// As many may be busy without a disturbance; null for the fifth of a core that a CPU's steps allow.
+    #[serde(default)]
+    pub foreign_cores_allowed: Option<f64>,
     /// The span over which throughput is taken.
     pub window_s: f64,
     pub offered_per_s: Option<f64>,

@@ -130,10 +130,16 @@ impl Point {
 
     /// What disturbed the machine while the point was measured; empty where nothing did, or nobody looked.
     pub fn disturbances(&self) -> Vec<String> {
-        let foreign = self.result.as_ref().and_then(|result| result.foreign_cores);
-        let foreign = foreign.filter(|cores| *cores > Limits::default().foreign_cores);
+        let foreign = self.foreign_load();
         let foreign = foreign.map(|cores| format!("other processes kept {cores:.1} cores busy over the run"));
         foreign.into_iter().chain(self.drifted()).collect()
+    }
+
+    /// The cores that other processes kept busy, where these are more than may be.
+    pub fn foreign_load(&self) -> Option<f64> {
+        let result = self.result.as_ref()?;
+        let allowed = result.foreign_cores_allowed.unwrap_or(Limits::default().foreign_cores);
+        result.foreign_cores.filter(|cores| *cores > allowed)
     }
 
     /// How the engine's own steps differ between before and after the point, where they do.

@@ -195,7 +195,7 @@ fn a_comparison_needs_rounds_that_can_decide() {
     assert_eq!(of(&found, "paired rounds"), Failed);
     found.method = Method::PairedRounds;
     for cell in &mut found.cells {
-        cell.pairs = vec![Pair { a_ns: Some(1e6), b_ns: Some(1e6) }; 12];
+        cell.pairs = vec![Pair { a_ns: Some(1e6), b_ns: Some(1e6), ..Pair::default() }; 12];
         cell.effect.rounds = 12;
     }
     assert_eq!(of(&found, "paired rounds"), Passed);

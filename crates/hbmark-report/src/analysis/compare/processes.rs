@@ -6,9 +6,9 @@
 //! The sides were run at other times, so that a machine which changed meanwhile looks like a change of B: only what lies beyond the
 //! interval of the machine's own ratio is called.
 
-use super::{Findings, is_shown, is_within_margin, percent};
+use super::{Findings, is_shown, is_within_margin, percent, survived};
 use crate::analysis::words::counted;
-use hbmark_core::result::comparison::{ComparisonVerdict, Effect, Pair, Settings};
+use hbmark_core::result::comparison::{ComparisonVerdict, Effect, Failures, Pair, Settings};
 use hbmark_core::stats::{self, Interval};
 
 /// Processes of one side, at most.
@@ -25,7 +25,7 @@ pub fn judge(cells: &[Vec<Pair>], read: &[Pair], settings: &Settings) -> Finding
     let tests = stats::order_test(&logs, &labels.is_b, settings.seed);
     let times_read = labels.sides(&labels.logs(read));
     let machine = enough(&times_read, settings).then(|| interval(&times_read, settings)).flatten();
-    let effects = logs.iter().zip(tests).map(|(logs, test)| {
+    let effects = logs.iter().zip(tests).enumerate().map(|(index, (logs, test))| {
         let sides = labels.sides(logs);
         let [a_ns, b_ns] =
             sides.each_ref().map(|times| (!times.is_empty()).then(|| stats::geometric_mean(times)));
@@ -40,6 +40,10 @@ pub fn judge(cells: &[Vec<Pair>], read: &[Pair], settings: &Settings) -> Finding
             p: test.map(|test| test.p),
             p_exact: test.map(|test| test.exact),
             p_adjusted: test.map(|test| test.p_adjusted),
+            failed: match cells.get(index) {
+                Some(pairs) => Failures::of(&[pairs.as_slice()]),
+                None => Failures::of(&cells.iter().map(Vec::as_slice).collect::<Vec<_>>()),
+            },
             ..Effect::unknown()
         };
         (effect.verdict, effect.reason) = rule(&effect, &sides, machine, settings);
@@ -134,6 +138,10 @@ fn rule(
     }
     if !is_shown(low, high, p, settings) {
         return inconclusive("no difference shown".to_owned());
+    }
+    let processes = sides.iter().map(Vec::len).max().unwrap_or(0) + effect.failed.a.max(effect.failed.b);
+    if let Some(reason) = survived(effect, ratio, processes) {
+        return inconclusive(reason);
     }
     if ratio < 1.0 && high < machine.low.min(1.0) {
         (ComparisonVerdict::Faster, format!("B takes {} less time", percent(1.0 - ratio)))

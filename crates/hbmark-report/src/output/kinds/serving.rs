@@ -10,12 +10,12 @@ use crate::output::document::{Column, Document, Line, Value, measured, numbers, 
 use crate::output::kinds::headline;
 use crate::output::kinds::run::parameters;
 use crate::output::metrics::{SERVING, Shown, Unit};
+use hbmark_core::result::ModelSummary;
 use hbmark_core::result::cause::joined;
 use hbmark_core::result::serving::{
     Attempt, Breakdown, ColdPhase, ColdStart, GateName, Offered, Point, Quantiles, Quantity, Residual,
     RowVerdict, STEADY_DRIFT, Search, SearchStage, ServeKind, ServeReport, ServeResult, Validity,
 };
-use hbmark_core::result::{Limits, ModelSummary};
 use hbmark_core::units::{Nanos, PerSecond};
 
 impl Kind for ServeReport {
@@ -337,8 +337,7 @@ pub fn reasons(point: &Point) -> Vec<String> {
             _ => format!("{}: {c}", met(c.met)),
         }
     }));
-    let limit = Limits::default().foreign_cores;
-    lines.extend(result.foreign_cores.filter(|cores| *cores > limit).map(|cores| {
+    lines.extend(point.foreign_load().map(|cores| {
         format!("disturbed: other processes kept {cores:.1} cores busy over the run; its latencies are theirs, too")
     }));
     let goes_by = if point.predicted.is_some() { "; the prediction goes by their mean" } else { "" };
