@@ -267,7 +267,7 @@ impl<'a> Client<'a> {
             output_tokens: 0,
             token_gaps: Thinned::default(),
             swept: 0,
-            started: Cost::now(),
+            started: Cost::default(),
             live,
             job,
         })
@@ -290,6 +290,7 @@ impl<'a> Client<'a> {
         let priority = Priority::raise();
         self.live.realtime = priority.is_granted();
         // Time begins when everything is ready.
+        self.started = Cost::now();
         self.origin = clock::now();
         (self.live.origin, self.live.started) = (self.origin, std::time::Instant::now());
         loop {

@@ -388,6 +388,32 @@ fn a_server_that_is_not_there_is_refused() {
 }
 
 #[test]
+fn the_client_s_processor_time_counts_from_the_start_of_the_run() {
+    const BEFORE: u64 = 300_000_000;
+    let mock = Mock::start(Server::new(Script::Stream(fast()))).unwrap();
+    let endpoint = Endpoint::resolve(Target::new(&mock.url(), None).unwrap()).unwrap();
+    let plan = plan(1, Duration::ZERO, 3);
+    let spent = |from: Cost| Cost::now().since(from);
+    let job = Job {
+        endpoint: &endpoint,
+        path: "/v1/completions",
+        traffic: &traffic(&plan, LoadMode::Open),
+        cap: None,
+        limits: PATIENT,
+        id: "t",
+        keep_events: false,
+        // Requests are made before the clock starts.
+        bodies: &mut |_, body| {
+            let from = Cost::now();
+            while spent(from).known && spent(from).processor < BEFORE {}
+            body.extend_from_slice(request(3).as_bytes());
+        },
+    };
+    let live = run(job, &mut |_| {}).unwrap();
+    assert!(live.cost.processor < BEFORE, "{:?}", live.cost);
+}
+
+#[test]
 fn an_endless_run_ends_at_its_time_limit_and_what_was_under_way_is_unfinished() {
     let mock =
         Mock::start(Server::new(Script::Stream(Tokens { token_gap: Duration::from_millis(50), ..fast() })))
