@@ -660,7 +660,11 @@ impl<'a> Client<'a> {
             }
             let failure = match stream.phase {
                 Phase::Free | Phase::Idle => continue,
-                Phase::Connecting if over(stream.begun, limits.connect) => Failure::ConnectTimeout,
+                Phase::Connecting if over(stream.begun, limits.connect) => {
+                    let words = format!("no connection within {} s", limits.connect.as_secs_f64());
+                    self.connect_failed(slot, None, &io::Error::new(io::ErrorKind::TimedOut, words));
+                    continue;
+                }
                 _ if over(stream.dispatched, limits.total) => Failure::TotalTimeout,
                 Phase::Connecting => continue,
                 _ if !stream.answer.has_head() && over(stream.dispatched, limits.headers) => {

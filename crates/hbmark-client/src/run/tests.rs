@@ -388,6 +388,33 @@ fn a_server_that_is_not_there_is_refused() {
 }
 
 #[test]
+fn an_address_that_drops_packets_is_left_for_the_next_one() {
+    use nix::sys::socket::{Backlog, listen};
+    let mock = Mock::start(Server::new(Script::Stream(fast()))).unwrap();
+    let full = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listen(&full, Backlog::new(0).unwrap()).unwrap();
+    let address = full.local_addr().unwrap();
+    // Room for one, which nobody accepts: the kernel answers no other.
+    let patience = Duration::from_millis(200);
+    let waiting: Vec<_> =
+        (0..4).map_while(|_| std::net::TcpStream::connect_timeout(&address, patience).ok()).collect();
+    assert!(waiting.len() < 4, "the listener is full");
+    let mut endpoint = Endpoint::resolve(Target::new(&mock.url(), None).unwrap()).unwrap();
+    let limits = Limits { connect: Duration::from_millis(300), ..PATIENT };
+    let plan = plan(4, Duration::ZERO, 3);
+    endpoint.addresses.insert(0, address);
+    let live = drive_to(&endpoint, limits, &traffic(&plan, LoadMode::Closed { concurrency: 1 }), None, 3);
+    assert!(live.run.records.iter().all(|r| r.outcome == RequestOutcome::Served), "{:?}", live.messages);
+    assert_eq!((live.opened, live.reused), (2, 3), "the address that answers is kept");
+    // Where no other is left the failure is that it took too long.
+    endpoint.addresses.truncate(1);
+    let live = drive_to(&endpoint, limits, &traffic(&plan, LoadMode::Closed { concurrency: 4 }), None, 3);
+    assert!(live.exchanges.iter().all(|e| e.failure == Some(Failure::ConnectTimeout)), "{:?}", live.messages);
+    assert_eq!(live.messages[0].1, "no connection within 0.3 s");
+    drop(waiting);
+}
+
+#[test]
 fn the_client_s_processor_time_counts_from_the_start_of_the_run() {
     const BEFORE: u64 = 300_000_000;
     let mock = Mock::start(Server::new(Script::Stream(fast()))).unwrap();
