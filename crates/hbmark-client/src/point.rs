@@ -18,7 +18,7 @@ use crate::dialect::{Backend, RequestField};
 use crate::event::Finish;
 use crate::exchange::Exchange;
 use crate::metrics::scraper::{Scraper, Source};
-use crate::run::{Job, Limits, LiveRun, run};
+use crate::run::{Job, Limits, LiveRun, TooFewFiles, check_open_files, run};
 use crate::target::Endpoint;
 use hbmark_core::result::serving::{
     GateName, LiveResult, Point, Quantiles, Quantity, ServeResult, ServerIdentity, StampSource,
@@ -113,6 +113,8 @@ pub enum MeasureError {
     Body(#[from] BodyError),
     #[error("cannot create the client's event queue, timer or thread: {0}")]
     System(#[from] io::Error),
+    #[error(transparent)]
+    OpenFiles(#[from] TooFewFiles),
 }
 
 /// The bodies of a plan.
@@ -244,6 +246,7 @@ impl Server {
         for planned in plan.first().into_iter().chain(odd) {
             bodies.body(planned, cache)?;
         }
+        check_open_files(&traffic, self.cap)?;
         let scraper = self
             .metrics
             .as_ref()

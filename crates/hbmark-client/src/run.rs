@@ -31,6 +31,8 @@ use crate::exchange::Exchange;
 use crate::target::Endpoint;
 use crate::thinned::Thinned;
 pub use cost::Cost;
+pub use descriptors::TooFewFiles;
+pub(crate) use descriptors::check_open_files;
 use hbmark_core::result::serving::Failure;
 use hbmark_core::units::{Nanos, whole};
 use hbmark_traffic::scheduler::SchedulerLoad;
@@ -510,7 +512,13 @@ impl<'a> Client<'a> {
             _ if is_tls(error) => Failure::Tls,
             _ => Failure::Unreachable,
         };
-        self.note(failure, &error.to_string());
+        let advice = match error.raw_os_error() {
+            Some(libc::EMFILE) => {
+                "; raise the limit (ulimit -n), or cap the requests in flight (--max-concurrency)"
+            }
+            _ => "",
+        };
+        self.note(failure, &format!("{error}{advice}"));
         self.finish(slot, Some(failure));
     }
 
