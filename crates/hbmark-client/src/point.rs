@@ -14,14 +14,14 @@ use sha2::{Digest, Sha256};
 
 pub use crate::body::{BodyError, Constraint};
 use crate::body::{Cache, Prompt, RequestSpec, Sampling};
-use crate::dialect::{Backend, RequestField};
+use crate::dialect::{Api, Backend, RequestField, server};
 use crate::event::Finish;
 use crate::exchange::Exchange;
 use crate::metrics::scraper::{Scraper, Source};
-use crate::run::{Job, Limits, LiveRun, TooFewFiles, check_open_files, run};
+use crate::run::{FIRST_REQUESTS, Job, Limits, LiveRun, TooFewFiles, check_open_files, run};
 use crate::target::Endpoint;
 use hbmark_core::result::serving::{
-    GateName, LiveResult, Point, Quantiles, Quantity, ServeResult, ServerIdentity, StampSource,
+    Failure, GateName, LiveResult, Point, Quantiles, Quantity, ServeResult, ServerIdentity, StampSource,
 };
 use hbmark_core::units::{Nanos, rounded};
 use hbmark_traffic::latency::summarise;
@@ -115,6 +115,44 @@ pub enum MeasureError {
     System(#[from] io::Error),
     #[error(transparent)]
     OpenFiles(#[from] TooFewFiles),
+    /// With what the server said of the first one.
+    #[error(
+        "none of the first {FIRST_REQUESTS} requests to {address} was served: {failure}{}{}",
+        after(": ", words),
+        after("; ", hint)
+    )]
+    NothingServed { address: String, failure: String, words: String, hint: String },
+}
+
+/// A text behind what joins it to the one before; nothing where there is none.
+fn after(separator: &str, text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!("{separator}{text}") }
+}
+
+/// What to do about a server that serves no request; empty where its own words have to do.
+fn hint(failure: Failure, words: &str, backend: Backend, model: &str, path: &str) -> String {
+    let words = words.to_lowercase();
+    let is_chat = backend.api == Api::Chat || path.ends_with("/chat/completions");
+    let kind = server(backend.dialect).name;
+    match failure {
+        Failure::Status(400..=499) if !is_chat && words.contains("chat") => {
+            format!("ask it for chat completions (--backend {kind}-chat)")
+        }
+        Failure::Status(404) if words.contains("model") => {
+            format!("name a model that it has, in place of {model} (--served-model-name)")
+        }
+        Failure::Status(404 | 405) if !is_chat => {
+            format!(
+                "it may know chat completions alone (--backend {kind}-chat), or have another path (--endpoint /v1/chat/completions)"
+            )
+        }
+        Failure::Status(404 | 405) => "name the path of its requests (--endpoint)".to_owned(),
+        Failure::Status(401 | 403) => {
+            "give it a key, in OPENAI_API_KEY or in the variable that --api-key-env names".to_owned()
+        }
+        Failure::NotAStream => "it did not stream; name a path at which it does (--endpoint)".to_owned(),
+        _ => String::new(),
+    }
 }
 
 /// The bodies of a plan.
@@ -204,10 +242,25 @@ impl Server {
         }
     }
 
+    /// Why the first requests failed, as the server says it.
+    fn nothing_served(&self, live: &LiveRun) -> MeasureError {
+        let first = live.exchanges[..FIRST_REQUESTS].iter().find_map(|exchange| exchange.failure);
+        let failure = first.unwrap_or(Failure::Aborted);
+        let said = live.messages.iter().find(|(of, _)| *of == failure);
+        let words = said.map(|(_, words)| plain(words)).unwrap_or_default();
+        let ServerIdentity { path, model, .. } = &self.identity;
+        MeasureError::NothingServed {
+            address: format!("{}{path}", self.endpoint.target.root()),
+            failure: failure.name(),
+            hint: hint(failure, &words, self.backend, model, path),
+            words,
+        }
+    }
+
     /// Measures a point.
     ///
     /// # Errors
-    /// When the point cannot be asked for at all. Requests that fail are results.
+    /// When the point cannot be asked for at all, and when none of its first requests is served. Other requests that fail are results.
     pub fn measure(
         &self,
         spec: &PointSpec,
@@ -272,6 +325,9 @@ impl Server {
         let PlannedBodies { hash, failure, .. } = bodies;
         if let Some(failure) = failure {
             return Err(failure.into());
+        }
+        if live.gave_up {
+            return Err(self.nothing_served(&live));
         }
         let mut result = summarise(&live.run, &traffic, &spec.slo);
         if let Some(requests) = &mut result.requests {
@@ -463,6 +519,113 @@ fn gates(result: &mut ServeResult, live: &LiveResult) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mock::{Answer, Mock, Script, Stream};
+    use crate::target::Target;
+    use hbmark_core::result::serving::{
+        Arrivals, Dialect, Offered, SchedulerConfig, ServerMetrics, Slo, Validity,
+    };
+    use hbmark_traffic::point::TrafficSource;
+    use hbmark_traffic::sampler::Sampling as Greedy;
+    use hbmark_traffic::workload::Workload;
+
+    const VLLM: Backend = Backend { dialect: Dialect::Vllm, api: Api::Completions };
+
+    /// A scripted server as a point asks it.
+    fn asked(mock: &Mock, max_model_len: Option<usize>) -> Server {
+        Server {
+            endpoint: Endpoint::resolve(Target::new(&mock.url(), None).unwrap()).unwrap(),
+            backend: VLLM,
+            identity: ServerIdentity {
+                url: mock.url(),
+                dialect: VLLM.dialect,
+                path: VLLM.endpoint().path.to_owned(),
+                model: "mock".to_owned(),
+                version: None,
+                max_model_len,
+            },
+            limits: Limits::default(),
+            cap: None,
+            prompts: Prompts::ids(30_000),
+            salt: None,
+            extra: None,
+            constraint: None,
+            adapters: Vec::new(),
+            metrics: Some(("/metrics".to_owned(), Duration::from_millis(20))),
+        }
+    }
+
+    /// Requests of 30 prompt tokens, and outputs of so many.
+    fn spec(requests: usize, output: usize) -> PointSpec {
+        PointSpec {
+            label: "rate 500".to_owned(),
+            source: TrafficSource::Workload(Workload::fixed(30, output).unwrap()),
+            offered: Offered::Rate(500.0),
+            arrivals: Arrivals::Poisson,
+            burst: None,
+            requests,
+            max_requests: 0,
+            warmup: 0,
+            settles: false,
+            scheduler: SchedulerConfig::UNLIMITED,
+            sampling: Greedy::GREEDY,
+            stop_at_eos: false,
+            seed: 3,
+            prompt_set: 0,
+            cold: false,
+            slo: Slo::default(),
+            time_limit: None,
+            adapters: None,
+            constrained: None,
+            is_remote: true,
+        }
+    }
+
+    fn measured(mock: &Mock, max_model_len: Option<usize>, spec: &PointSpec) -> Result<Point, MeasureError> {
+        asked(mock, max_model_len).measure(spec, &mut |_| {})
+    }
+
+    #[test]
+    fn a_server_that_serves_none_of_the_first_requests_is_an_error_with_its_words_and_what_to_do() {
+        let words = r#"{"detail":"Not Found"}"#;
+        let mock = Mock::start(Script::new(Answer::status(404, "application/json", "", words))).unwrap();
+        let error = measured(&mock, None, &spec(200, 4)).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            format!(
+                "none of the first 8 requests to {}/v1/completions was served: status_404: {words}; it may know chat completions alone \
+                 (--backend vllm-chat), or have another path (--endpoint /v1/chat/completions)",
+                mock.url()
+            )
+        );
+        assert!(mock.requests().len() < 100, "it was given up early");
+        // Too few to tell are a result.
+        let few = measured(&mock, None, &spec(4, 4)).unwrap();
+        assert_eq!(few.result.unwrap().validity, Validity::Invalid);
+        let busy = Mock::start(Script::new(Answer::status(429, "application/json", "", "{}"))).unwrap();
+        assert!(measured(&busy, None, &spec(40, 4)).is_ok(), "load is a result");
+    }
+
+    #[test]
+    fn what_is_wrong_decides_the_hint() {
+        let chat = Backend { api: Api::Chat, ..VLLM };
+        let of = |status, words: &str, backend: Backend| {
+            hint(Failure::Status(status), words, backend, "llama", backend.endpoint().path)
+        };
+        for (given, flag) in [
+            (of(404, "This is a chat model, not in v1/completions", VLLM), "--backend vllm-chat)"),
+            (of(404, "The model `llama` does not exist.", VLLM), "in place of llama (--served-model-name)"),
+            (of(404, "Not Found", VLLM), "--endpoint /v1/chat/completions"),
+            (of(405, "Method Not Allowed", VLLM), "--backend vllm-chat"),
+            (of(404, "no route /v1/chat/completions", chat), "(--endpoint)"),
+            (of(401, "no key", VLLM), "--api-key-env"),
+            (of(403, "", chat), "--api-key-env"),
+            (hint(Failure::NotAStream, "<html>", VLLM, "llama", "/x"), "it did not stream"),
+        ] {
+            assert!(given.contains(flag), "{given} has no {flag}");
+        }
+        assert_eq!(of(500, "chat", VLLM) + &hint(Failure::Refused, "", VLLM, "llama", "/x"), "");
+    }
+
 
     #[test]
     fn an_answer_that_only_reasons_has_no_time_of_its_content() {

@@ -388,6 +388,31 @@ fn a_server_that_is_not_there_is_refused() {
 }
 
 #[test]
+fn a_run_is_given_up_where_none_of_the_first_requests_is_served() {
+    let says = |status: u16| Script::status(status, "application/json", "", r#"{"detail":"no"}"#);
+    let plan = plan(60, Duration::from_millis(1), 3);
+    let driven = |answer: Script, kind: LoadMode| {
+        let mock = Mock::start(Server::new(answer)).unwrap();
+        let live = drive(&mock.url(), "", &traffic(&plan, kind), None, 3);
+        (live.gave_up, mock.requests().len())
+    };
+    let closed = LoadMode::Closed { concurrency: 2 };
+    let (gave_up, sent) = driven(says(404), closed);
+    assert!(gave_up && sent < FIRST_REQUESTS + 3, "{sent}");
+    assert!(driven(says(404), LoadMode::Open).0);
+    // Load is no reason to stop, and neither are single failures.
+    for status in [429, 503, 504] {
+        assert_eq!(driven(says(status), closed), (false, 60), "{status}");
+    }
+    let late = Script::InTurn([vec![says(404); FIRST_REQUESTS - 1], vec![Script::Stream(fast())]].concat());
+    assert_eq!(driven(late, closed), (false, 60));
+    // Others are refused before the first one is served.
+    let slow = Tokens { first_token: Duration::from_millis(300), ..fast() };
+    let early = Script::InTurn(vec![Script::Stream(slow), says(404)]);
+    assert_eq!(driven(early, LoadMode::Closed { concurrency: 60 }), (false, 60));
+}
+
+#[test]
 fn an_address_that_drops_packets_is_left_for_the_next_one() {
     use nix::sys::socket::{Backlog, listen};
     let mock = Mock::start(Server::new(Script::Stream(fast()))).unwrap();
