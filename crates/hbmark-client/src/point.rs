@@ -341,11 +341,21 @@ impl Server {
         let to = counted.iter().filter_map(|record| record.last_token).fold(from, |to, at| to.max(at.0));
         let moment = |ns: f64| live.started + Duration::from_secs_f64(ns.max(0.0) / 1e9);
         seen.server = readings.and_then(|readings| readings.window(moment(from), moment(to)));
+        if let Some(computed) = computed_per_s(&seen) {
+            result.prompt_tokens_per_s = computed;
+        }
         point.ideal_hit_rate = spec.ideal_hit_rate(&plan, &live.run);
         point.result = Some(result);
         point.live = Some(seen);
         Ok(point)
     }
+}
+
+/// Prompt tokens that the server computed, by its own counters, where its answers do not say how many of them were cached.
+fn computed_per_s(live: &LiveResult) -> Option<f64> {
+    let server = live.server.as_ref().filter(|_| live.cached_share.is_none())?;
+    let seconds = server.window_ns / 1e9;
+    server.computed_prompt_tokens.filter(|_| seconds > 0.0).map(|tokens| tokens as f64 / seconds)
 }
 
 /// From sending a request until a moment of its answer: infinite where it failed, as TTFT and E2E are, and `without` where its answer has no such moment.
@@ -626,6 +636,24 @@ mod tests {
         assert_eq!(of(500, "chat", VLLM) + &hint(Failure::Refused, "", VLLM, "llama", "/x"), "");
     }
 
+    #[test]
+    fn prompt_tokens_whose_cached_share_is_unknown_are_those_that_the_server_computed() {
+        let mock = Mock::start(Script::new(Answer::Stream(Stream::default()))).unwrap();
+        let mut live = measured(&mock, None, &spec(20, 4)).unwrap().live.unwrap();
+        let server = live.server.take().unwrap();
+        let counted = |computed| {
+            Some(ServerMetrics { window_ns: 2e9, computed_prompt_tokens: computed, ..server.clone() })
+        };
+        let with = |cached_share, server| LiveResult { cached_share, server, ..live.clone() };
+        assert_eq!(computed_per_s(&with(None, counted(Some(300)))), Some(150.0));
+        assert_eq!(computed_per_s(&with(None, counted(None))), None);
+        assert_eq!(
+            computed_per_s(&with(Some(0.5), counted(Some(300)))),
+            None,
+            "its answers say it themselves"
+        );
+        assert_eq!(computed_per_s(&with(None, None)), None);
+    }
 
     #[test]
     fn an_answer_that_only_reasons_has_no_time_of_its_content() {

@@ -177,6 +177,12 @@ pub(super) fn lines(live: &LiveResult, result: &ServeResult) -> Vec<String> {
             "the server found {:.1} % of the prompt tokens in its prefix cache",
             share * 100.0
         ));
+    } else if live.server.as_ref().is_some_and(|server| server.computed_prompt_tokens.is_some()) {
+        lines.push(
+            "prompt tokens per second are those that the server's own counters call computed".to_owned(),
+        );
+    } else {
+        lines.push("cached prompt tokens are not known and count as computed".to_owned());
     }
     lines
 }

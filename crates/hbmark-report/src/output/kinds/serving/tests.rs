@@ -79,6 +79,18 @@ fn infinity_survives_json_and_null_stays_null() {
     assert_eq!(serde_json::from_str::<Quantiles>(&text).unwrap(), quantiles);
 }
 
+#[test]
+fn prompt_tokens_of_which_nobody_says_whether_they_were_cached_are_said_to_count() {
+    let mut report = single();
+    let said = |report: &ServeReport| point_lines(&report.points[0]).pop().unwrap_or_default();
+    let unknown = "cached prompt tokens are not known and count as computed";
+    let lines = |report: &ServeReport| point_lines(&report.points[0]);
+    report.points[0].live = Some(samples::live());
+    assert!(lines(&report).iter().any(|line| line == unknown), "{}", said(&report));
+    report.points[0].live.as_mut().unwrap().cached_share = Some(0.0);
+    assert!(lines(&report).iter().all(|line| line != unknown));
+}
+
 /// A page as text.
 fn page_of(report: &ServeReport) -> String {
     render(report, Format::Html, false).unwrap()
