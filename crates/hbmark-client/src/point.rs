@@ -242,6 +242,11 @@ impl Server {
         }
     }
 
+    /// Whether a request needs more positions than the server has for one.
+    fn is_beyond_context(&self, planned: &PlannedRequest) -> bool {
+        self.identity.max_model_len.is_some_and(|most| planned.prompt_len() + planned.output_len > most)
+    }
+
     /// Why the first requests failed, as the server says it.
     fn nothing_served(&self, live: &LiveRun) -> MeasureError {
         let first = live.exchanges[..FIRST_REQUESTS].iter().find_map(|exchange| exchange.failure);
@@ -273,8 +278,9 @@ impl Server {
         traffic.prompt_vocab.clone_from(&self.prompts.vocabulary);
         let endpoint = self.backend.endpoint();
         let forced = !spec.stop_at_eos && endpoint.has(RequestField::ForcedLength);
-        if !forced || plan.iter().any(|planned| planned.constrained) {
-            // The server ends outputs where it will.
+        let is_longer = |planned: &PlannedRequest| self.is_beyond_context(planned);
+        if !forced || plan.iter().any(|planned| planned.constrained || is_longer(planned)) {
+            // The server ends outputs where it will, or where its context ends.
             traffic.stop_tokens = vec![u32::MAX];
         }
         // Points share nothing with one another.
@@ -341,6 +347,8 @@ impl Server {
         let to = counted.iter().filter_map(|record| record.last_token).fold(from, |to, at| to.max(at.0));
         let moment = |ns: f64| live.started + Duration::from_secs_f64(ns.max(0.0) / 1e9);
         seen.server = readings.and_then(|readings| readings.window(moment(from), moment(to)));
+        seen.beyond_context =
+            plan[live.run.measured.clone()].iter().filter(|planned| is_longer(planned)).count();
         if let Some(computed) = computed_per_s(&seen) {
             result.prompt_tokens_per_s = computed;
         }
@@ -441,6 +449,7 @@ fn seen(live: &LiveRun, traffic: &Traffic<'_>, bodies_sha256: String) -> LiveRes
         cached_share: cached_tokens.filter(|_| server_tokens > 0.0).map(|cached| cached / server_tokens),
         bodies_sha256,
         server: None,
+        beyond_context: 0,
     }
 }
 
@@ -634,6 +643,22 @@ mod tests {
             assert!(given.contains(flag), "{given} has no {flag}");
         }
         assert_eq!(of(500, "chat", VLLM) + &hint(Failure::Refused, "", VLLM, "llama", "/x"), "");
+    }
+
+    #[test]
+    fn requests_beyond_the_context_of_the_server_are_counted_and_may_end_early() {
+        // Of four tokens asked for the server makes three.
+        let mock = Mock::start(Script::new(Answer::plain())).unwrap();
+        let failed = |point: &Point| {
+            let gates = &point.result.as_ref().unwrap().gates;
+            gates.iter().any(|gate| gate.name == GateName::TokenCount && gate.passed == Some(false))
+        };
+        let cut = measured(&mock, Some(33), &spec(20, 4)).unwrap();
+        assert_eq!((cut.live.as_ref().unwrap().beyond_context, failed(&cut)), (20, false));
+        for context in [Some(34), None] {
+            let fits = measured(&mock, context, &spec(20, 4)).unwrap();
+            assert_eq!((fits.live.as_ref().unwrap().beyond_context, failed(&fits)), (0, true));
+        }
     }
 
     #[test]

@@ -202,6 +202,7 @@ pub fn live() -> LiveResult {
         cached_share: None,
         bodies_sha256: String::new(),
         server: None,
+        beyond_context: 0,
     }
 }
 

@@ -283,6 +283,9 @@ pub fn explain_serving(report: &ServeReport, cost: Option<Cost>) -> Vec<Finding>
             continue;
         }
         let mut finding = rule.finding(&found);
+        if report.server.is_some() {
+            of_live_server(&mut finding);
+        }
         if rule.name == SATURATION {
             finding.evidence.splice(0..0, edge(report, &points));
         } else if rule.kind == Kind::Regime {
@@ -322,6 +325,24 @@ pub fn explain_serving(report: &ServeReport, cost: Option<Cost>) -> Vec<Finding>
         .collect();
     findings.extend(unexplained(&rest));
     findings
+}
+
+/// Other words where the engine is another program: none of its parts can be checked from here.
+fn of_live_server(finding: &mut Finding) {
+    match finding.rule.as_str() {
+        "wrong_token_count" => {
+            "a server that does other work than it was asked for".clone_into(&mut finding.regime);
+            "one request by hand: the tokens asked for beside those of its usage"
+                .clone_into(&mut finding.next);
+            "use no figure of this point; see that the server knows ignore_eos (--backend), and that requests fit its context"
+                .clone_into(&mut finding.response);
+        }
+        "early_end" => {
+            "the same point with a --backend that knows ignore_eos, or with --ignore-eos, and with requests that fit the server's context"
+                .clone_into(&mut finding.next);
+        }
+        _ => {}
+    }
 }
 
 /// How much an effect can matter: where every point that shows it meets its objectives, it is worth knowing and no more.
@@ -793,6 +814,20 @@ mod tests {
         let judged = swept(&[(20.0, Some(true))]);
         assert!(!regimes(&judged)[2]);
         assert!(regimes(&judged)[..2].contains(&true));
+    }
+
+    #[test]
+    fn a_live_server_is_not_told_to_verify_an_engine() {
+        let mut report = samples::single();
+        let result = report.points[0].result.as_mut().unwrap();
+        result.gate(GateName::TokenCount, Some(false), "2 of 100 requests".to_owned());
+        let next = |report: &ServeReport| {
+            let found = explain_serving(report, None);
+            found.into_iter().find(|finding| finding.rule == "wrong_token_count").unwrap().next
+        };
+        assert_eq!(next(&report), "hbmark verify");
+        report.server = Some(samples::server());
+        assert!(next(&report).starts_with("one request by hand"), "{}", next(&report));
     }
 
     #[test]

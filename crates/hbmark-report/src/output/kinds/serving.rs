@@ -46,7 +46,7 @@ impl Kind for ServeReport {
         // The steps of a search say what decided each point.
         let points = if self.search.is_some() { &[] } else { self.points.as_slice() };
         let lines = points.iter().flat_map(named).chain(self.search.iter().flat_map(search_steps));
-        document.list(lines.chain(self.matrix.iter().map(matrix_lines)).chain(self.warnings.iter().cloned()));
+        document.list(lines.chain(self.matrix.iter().map(matrix_lines)).chain(warnings(self)));
         document.sheet = Some(self.cold_start.as_ref().map_or_else(|| sheet(&self.points), cold_sheet));
         document
     }
@@ -344,6 +344,27 @@ pub fn reasons(point: &Point) -> Vec<String> {
     let goes_by = if point.predicted.is_some() { "; the prediction goes by their mean" } else { "" };
     lines.extend(point.drifted().map(|drifted| format!("disturbed: {drifted}{goes_by}")));
     lines
+}
+
+/// What a person should know of the whole result.
+fn warnings(report: &ServeReport) -> impl Iterator<Item = String> + '_ {
+    beyond_context(report).into_iter().chain(report.warnings.iter().cloned())
+}
+
+/// That requests were planned for which the server has too few positions.
+fn beyond_context(report: &ServeReport) -> Option<String> {
+    let context = report.server.as_ref()?.max_model_len?;
+    let lives =
+        || report.points.iter().filter_map(|point| Some((point.live.as_ref()?, point.result.as_ref()?)));
+    let beyond: usize = lives().map(|(live, _)| live.beyond_context).sum();
+    let planned: usize = lives().map(|(_, result)| result.measured).sum();
+    (beyond > 0).then(|| {
+        format!(
+            "{beyond} of {} {} longer than the server's context of {context}: it refuses or cuts them",
+            counted(planned, "planned request"),
+            if beyond == 1 { "is" } else { "are" }
+        )
+    })
 }
 
 /// What is known of a point beside its verdict.
