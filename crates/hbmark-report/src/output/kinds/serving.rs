@@ -127,21 +127,22 @@ pub fn latencies(name: &str, point: &Point, result: &ServeResult) -> Vec<Column>
     let column = |title: &str, unit: Unit, of: &dyn Fn(&Quantiles) -> Value| {
         measured(title, unit, all.iter().map(|(_, q)| q.map_or(Value::Word("not reported"), of)))
     };
-    let percentile = |title: &str, of: fn(&Quantiles) -> Option<Quantity>| {
+    let percentile = |title: &str, p: f64, of: fn(&Quantiles) -> Option<Quantity>| {
         // Of fewer values than a percentile needs nothing is said but the largest, which may lie below it or above. Requests that failed are
-        // infinitely late, and known to be.
-        let infinite = |q: &Quantiles| q.max.filter(|most| most.value().is_infinite());
+        // infinitely late, and where they are more than lie above the percentile it is known to be.
+        let beyond = |q: &Quantiles| q.infinite as f64 > (1.0 - p) * q.n as f64 + 1e-9;
+        let infinite = |q: &Quantiles| beyond(q).then(|| Quantity::from(f64::INFINITY));
         column(title, Unit::Nanoseconds, &|q| of(q).or_else(|| infinite(q)).into()).each_alone()
     };
     let disturbed = vec![!point.disturbances().is_empty(); all.len()];
     let columns = vec![
         words(name, all.iter().map(|(name, _)| (*name).to_owned())),
-        percentile("p50", |q| q.p50),
-        percentile("p75", |q| q.p75),
-        percentile("p90", |q| q.p90),
-        percentile("p95", |q| q.p95),
-        percentile("p99", |q| q.p99),
-        percentile("p99.9", |q| q.p99_9),
+        percentile("p50", 0.5, |q| q.p50),
+        percentile("p75", 0.75, |q| q.p75),
+        percentile("p90", 0.9, |q| q.p90),
+        percentile("p95", 0.95, |q| q.p95),
+        percentile("p99", 0.99, |q| q.p99),
+        percentile("p99.9", 0.999, |q| q.p99_9),
         column("max", Unit::Nanoseconds, &|q| q.max.into()).each_alone(),
         column("n", Unit::Count, &|q| Value::Finite(q.n as f64)),
         column("failed", Unit::Count, &|q| Value::Finite(q.infinite as f64)),

@@ -1,6 +1,7 @@
 //! Every format of a serving result, from the virtual clock, so that it never changes.
 
 use super::*;
+use crate::output::document::Cells;
 use crate::output::{Format, render};
 use crate::samples::{self, single, sweep};
 
@@ -77,6 +78,31 @@ fn infinity_survives_json_and_null_stays_null() {
     let text = serde_json::to_string(&quantiles).unwrap();
     assert!(text.contains("\"max\":\"infinite\"") && text.contains("\"p99\":null"), "{text}");
     assert_eq!(serde_json::from_str::<Quantiles>(&text).unwrap(), quantiles);
+}
+
+#[test]
+fn a_percentile_that_the_sample_cannot_carry_is_infinite_only_where_enough_requests_failed() {
+    let shown = |n: usize, failed: usize| {
+        let mut report = single();
+        let point = &mut report.points[0];
+        let values = (0..n).map(|at| Some(if at < n - failed { 1e6 } else { f64::INFINITY }));
+        let mut result = point.result.take().unwrap();
+        result.ttft_ns = Some(Quantiles::of(values));
+        let columns = latencies("", point, &result);
+        let cell = |title: &str| {
+            let column = columns.iter().find(|column| column.title == title).unwrap();
+            let Cells::Measured { values, .. } = &column.cells else { panic!("{title} is measured") };
+            values[0]
+        };
+        ["p90", "p99", "p99.9", "max"].map(cell)
+    };
+    let [p90, p99, p99_9, max] = shown(100, 1);
+    assert!(matches!(p90, Value::Finite(_)), "{p90:?}");
+    assert_eq!((p99, p99_9, max), (Value::Null, Value::Infinite, Value::Infinite));
+    assert_eq!(shown(100, 2)[1], Value::Infinite);
+    // One of ten is the tenth: the ninth is the p90.
+    assert_eq!(shown(10, 1)[0], Value::Null);
+    assert_eq!(shown(10, 2)[0], Value::Infinite);
 }
 
 #[test]
