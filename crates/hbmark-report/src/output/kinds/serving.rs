@@ -45,7 +45,7 @@ impl Kind for ServeReport {
         };
         // The steps of a search say what decided each point.
         let points = if self.search.is_some() { &[] } else { self.points.as_slice() };
-        let lines = points.iter().flat_map(named).chain(self.search.iter().flat_map(search_steps));
+        let lines = points.iter().flat_map(named).chain(steps_of_search(self));
         document.list(lines.chain(self.matrix.iter().map(matrix_lines)).chain(warnings(self)));
         document.sheet = Some(self.cold_start.as_ref().map_or_else(|| sheet(&self.points), cold_sheet));
         document
@@ -322,9 +322,11 @@ pub fn reasons(point: &Point) -> Vec<String> {
             counted(result.measured, "measured request")
         ));
     }
+    let said = |reason| point.live.as_ref().and_then(|live| live.messages.get(reason));
     for (reason, count) in &result.rejected {
+        let words = said(reason).map_or_else(String::new, |words| format!("; the first one: {words}"));
         lines.push(format!(
-            "not served: {count} of {}: {reason}",
+            "not served: {count} of {}: {reason}{words}",
             counted(result.measured, "measured request")
         ));
     }
@@ -632,6 +634,22 @@ fn not_held_at(search: &Search, median: f64) -> String {
         }
         _ => "which a longer run did not hold".to_owned(),
     }
+}
+
+/// The steps of a search, and what a live server said with the first failure of each kind.
+fn steps_of_search(report: &ServeReport) -> Vec<String> {
+    let Some(search) = &report.search else { return Vec::new() };
+    let mut lines: Vec<String> = search_steps(search).collect();
+    let mut named = Vec::new();
+    for point in &report.points {
+        for (failure, words) in point.live.iter().flat_map(|live| &live.messages) {
+            if !named.contains(&failure) {
+                named.push(failure);
+                lines.push(format!("{}: the first {failure}: {words}", point.label));
+            }
+        }
+    }
+    lines
 }
 
 /// What was tried.

@@ -141,7 +141,9 @@ pub(super) fn lines(live: &LiveResult, result: &ServeResult) -> Vec<String> {
         let of = words::counted(result.measured, "request");
         lines.push(format!("failed: {} of {of}", counted(result.rejected.clone())));
     }
-    lines.extend(live.messages.iter().map(|(failure, words)| format!("the first {failure}: {words}")));
+    // Those of measured requests are said with the reasons.
+    let others = live.messages.iter().filter(|(failure, _)| !result.rejected.contains_key(*failure));
+    lines.extend(others.map(|(failure, words)| format!("the first {failure}: {words}")));
     if live.short_outputs + live.long_outputs > 0 {
         lines.push(format!(
             "{} outputs are shorter and {} longer than asked for ({}): tokens per second are those of the outputs that came",

@@ -4,6 +4,7 @@ use super::*;
 use crate::output::document::Cells;
 use crate::output::{Format, render};
 use crate::samples::{self, single, sweep};
+use hbmark_core::result::serving::LiveResult;
 
 #[test]
 fn the_table_of_a_point_shows_every_latency_and_gate() {
@@ -103,6 +104,40 @@ fn a_percentile_that_the_sample_cannot_carry_is_infinite_only_where_enough_reque
     // One of ten is the tenth: the ninth is the p90.
     assert_eq!(shown(10, 1)[0], Value::Null);
     assert_eq!(shown(10, 2)[0], Value::Infinite);
+}
+
+#[test]
+fn the_words_of_a_server_are_said_of_sweeps_and_searches_too() {
+    let words = "maximum context length is 2048";
+    let failing = |mut point: Point| {
+        let messages = [("status_400".to_owned(), words.to_owned())].into();
+        point.live = Some(LiveResult { messages, ..samples::live() });
+        point.result.as_mut().unwrap().rejected = [("status_400".to_owned(), 3)].into();
+        point
+    };
+    let mut report = single();
+    report.server = Some(samples::server());
+    report.points[0] = failing(report.points[0].clone());
+    report.points[0].live.as_mut().unwrap().beyond_context = 2;
+    let measured = report.points[0].result.as_ref().unwrap().measured;
+    let line = format!("not served: 3 of {measured} measured requests: status_400; the first one: {words}");
+    let warning = format!(
+        "2 of {measured} planned requests are longer than the server's context of 2048: it refuses or cuts them"
+    );
+    let table = |report: &ServeReport| render(report, Format::Table, false).unwrap();
+    let single = table(&report);
+    assert!(single.contains(&line) && single.matches(words).count() == 1, "{single}");
+    assert!(single.contains(&warning), "{single}");
+    assert!(page_of(&report).contains("it refuses or cuts them"));
+    report.points.push(Point { label: "rate 9".to_owned(), ..report.points[0].clone() });
+    let swept = table(&report);
+    assert!(swept.contains(&format!("rate 9: {line}")), "{swept}");
+    assert_eq!(swept.matches("it refuses or cuts them").count(), 1, "{swept}");
+    report.search = Some(Search::default());
+    let searched = table(&report);
+    assert!(searched.contains(&format!("the first status_400: {words}")), "{searched}");
+    assert_eq!(searched.matches(words).count(), 1, "{searched}");
+    assert!(page_of(&report).contains(words));
 }
 
 #[test]
