@@ -3,8 +3,8 @@
 //! Enters: points of load with their results. Leaves: the document, and the page with plots. What is null is shown as a dash, what is infinite
 //! as such, and a percentile that the sample is too small for as the largest value with a `≥`.
 
-use crate::analysis::explain_serving;
 use crate::analysis::words::{answer, counted};
+use crate::analysis::{cached_before, explain_serving};
 use crate::output::Kind;
 use crate::output::document::{Column, Document, Line, Value, measured, numbers, words};
 use crate::output::kinds::headline;
@@ -346,6 +346,7 @@ pub fn reasons(point: &Point) -> Vec<String> {
     }));
     let goes_by = if point.predicted.is_some() { "; the prediction goes by their mean" } else { "" };
     lines.extend(point.drifted().map(|drifted| format!("disturbed: {drifted}{goes_by}")));
+    lines.extend(cached_before(point, result).map(|found| format!("cached before: {found}")));
     lines
 }
 
