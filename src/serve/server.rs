@@ -234,6 +234,7 @@ impl ServerConfig {
             extra,
             metrics: page.filter(|_| !interval.is_zero()).map(|page| (page, interval)),
         };
+        warnings.extend(server.endpoint.several_addresses());
         if self.cache_salt.is_some() {
             warnings.extend(isolation_warning(server.isolation()));
         }

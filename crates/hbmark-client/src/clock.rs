@@ -1,7 +1,7 @@
 //! Time on this machine: one monotonic clock, and the kernel's receive stamps brought onto it.
 //!
 //! Enters: nothing. Leaves: nanoseconds of `CLOCK_MONOTONIC`. The kernel stamps packets by `CLOCK_REALTIME`; the offset between both is read
-//! again every second, and a step of the real-time clock is noticed, counted and not believed.
+//! again every second, and at once where a stamp is not near the present; a step of the real-time clock is noticed, counted and not believed.
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -14,6 +14,8 @@ const REFRESH: u64 = 1_000_000_000;
 const MAX_DRIFT: i64 = 2_000_000;
 /// A stamp that lies further ahead of the present than this is not of this clock.
 const MAX_AHEAD: i64 = 1_000_000;
+/// A stamp that lies further behind the present than this was read late, or the clock was set back.
+const MAX_BEHIND: i64 = 50_000_000;
 
 fn read(clock: ClockId) -> u64 {
     let time = clock_gettime(clock);
@@ -77,9 +79,12 @@ impl RealTime {
         }
         let moment = stamp.cast_signed() - self.offset;
         let ahead = moment - present.cast_signed();
-        if ahead > MAX_AHEAD {
+        if !(-MAX_BEHIND..=MAX_AHEAD).contains(&ahead) {
+            let before = self.steps;
             self.refresh(Offset::read().ahead, present);
-            return None;
+            if ahead > MAX_AHEAD || self.steps > before {
+                return None;
+            }
         }
         // An offset is read with an error of a fraction of a microsecond.
         u64::try_from(moment).ok().map(|moment| moment.min(present))
@@ -110,6 +115,23 @@ mod tests {
         let after = now();
         let moment = real.moment(stamp, after).unwrap();
         assert!(moment + 1_000_000 >= before && moment <= after, "{before} {moment} {after}");
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_is_noticed_at_the_first_stamp() {
+        let mut real = RealTime::default();
+        let present = now();
+        // As far ahead as it was before the clock was set back by five seconds.
+        real.offset += 5_000_000_000;
+        assert_eq!(real.moment(read(ClockId::Realtime), present), None);
+        assert_eq!(real.steps(), 1);
+        let stamp = read(ClockId::Realtime);
+        let moment = real.moment(stamp, now()).unwrap();
+        assert!(moment + 1_000_000 >= present, "{moment} {present}");
+        // One that was read late is what it says.
+        let late = now() + 200_000_000;
+        let moment = real.moment(stamp, late).unwrap();
+        assert!(moment + 150_000_000 < late && real.steps() == 1, "{moment} {late}");
     }
 
     #[test]

@@ -14,14 +14,14 @@ use sha2::{Digest, Sha256};
 
 pub use crate::body::{BodyError, Constraint};
 use crate::body::{Cache, Prompt, RequestSpec, Sampling};
-use crate::dialect::{Backend, RequestField};
+use crate::dialect::{Api, Backend, RequestField, server};
 use crate::event::Finish;
 use crate::exchange::Exchange;
 use crate::metrics::scraper::{Scraper, Source};
-use crate::run::{Job, Limits, LiveRun, run};
+use crate::run::{FIRST_REQUESTS, Job, Limits, LiveRun, TooFewFiles, check_open_files, run};
 use crate::target::Endpoint;
 use hbmark_core::result::serving::{
-    GateName, LiveResult, Point, Quantiles, Quantity, ServeResult, ServerIdentity, StampSource,
+    Failure, GateName, LiveResult, Point, Quantiles, Quantity, ServeResult, ServerIdentity, StampSource,
 };
 use hbmark_core::units::{Nanos, rounded};
 use hbmark_traffic::latency::summarise;
@@ -113,6 +113,46 @@ pub enum MeasureError {
     Body(#[from] BodyError),
     #[error("cannot create the client's event queue, timer or thread: {0}")]
     System(#[from] io::Error),
+    #[error(transparent)]
+    OpenFiles(#[from] TooFewFiles),
+    /// With what the server said of the first one.
+    #[error(
+        "none of the first {FIRST_REQUESTS} requests to {address} was served: {failure}{}{}",
+        after(": ", words),
+        after("; ", hint)
+    )]
+    NothingServed { address: String, failure: String, words: String, hint: String },
+}
+
+/// A text behind what joins it to the one before; nothing where there is none.
+fn after(separator: &str, text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!("{separator}{text}") }
+}
+
+/// What to do about a server that serves no request; empty where its own words have to do.
+fn hint(failure: Failure, words: &str, backend: Backend, model: &str, path: &str) -> String {
+    let words = words.to_lowercase();
+    let is_chat = backend.api == Api::Chat || path.ends_with("/chat/completions");
+    let kind = server(backend.dialect).name;
+    match failure {
+        Failure::Status(400..=499) if !is_chat && words.contains("chat") => {
+            format!("ask it for chat completions (--backend {kind}-chat)")
+        }
+        Failure::Status(404) if words.contains("model") => {
+            format!("name a model that it has, in place of {model} (--served-model-name)")
+        }
+        Failure::Status(404 | 405) if !is_chat => {
+            format!(
+                "it may know chat completions alone (--backend {kind}-chat), or have another path (--endpoint /v1/chat/completions)"
+            )
+        }
+        Failure::Status(404 | 405) => "name the path of its requests (--endpoint)".to_owned(),
+        Failure::Status(401 | 403) => {
+            "give it a key, in OPENAI_API_KEY or in the variable that --api-key-env names".to_owned()
+        }
+        Failure::NotAStream => "it did not stream; name a path at which it does (--endpoint)".to_owned(),
+        _ => String::new(),
+    }
 }
 
 /// The bodies of a plan.
@@ -202,10 +242,30 @@ impl Server {
         }
     }
 
+    /// Whether a request needs more positions than the server has for one.
+    fn is_beyond_context(&self, planned: &PlannedRequest) -> bool {
+        self.identity.max_model_len.is_some_and(|most| planned.prompt_len() + planned.output_len > most)
+    }
+
+    /// Why the first requests failed, as the server says it.
+    fn nothing_served(&self, live: &LiveRun) -> MeasureError {
+        let first = live.exchanges[..FIRST_REQUESTS].iter().find_map(|exchange| exchange.failure);
+        let failure = first.unwrap_or(Failure::Aborted);
+        let said = live.messages.iter().find(|(of, _)| *of == failure);
+        let words = said.map(|(_, words)| plain(words)).unwrap_or_default();
+        let ServerIdentity { path, model, .. } = &self.identity;
+        MeasureError::NothingServed {
+            address: format!("{}{path}", self.endpoint.target.root()),
+            failure: failure.name(),
+            hint: hint(failure, &words, self.backend, model, path),
+            words,
+        }
+    }
+
     /// Measures a point.
     ///
     /// # Errors
-    /// When the point cannot be asked for at all. Requests that fail are results.
+    /// When the point cannot be asked for at all, and when none of its first requests is served. Other requests that fail are results.
     pub fn measure(
         &self,
         spec: &PointSpec,
@@ -218,8 +278,9 @@ impl Server {
         traffic.prompt_vocab.clone_from(&self.prompts.vocabulary);
         let endpoint = self.backend.endpoint();
         let forced = !spec.stop_at_eos && endpoint.has(RequestField::ForcedLength);
-        if !forced || plan.iter().any(|planned| planned.constrained) {
-            // The server ends outputs where it will.
+        let is_longer = |planned: &PlannedRequest| self.is_beyond_context(planned);
+        if !forced || plan.iter().any(|planned| planned.constrained || is_longer(planned)) {
+            // The server ends outputs where it will, or where its context ends.
             traffic.stop_tokens = vec![u32::MAX];
         }
         // Points share nothing with one another.
@@ -244,6 +305,7 @@ impl Server {
         for planned in plan.first().into_iter().chain(odd) {
             bodies.body(planned, cache)?;
         }
+        check_open_files(&traffic, self.cap)?;
         let scraper = self
             .metrics
             .as_ref()
@@ -270,6 +332,9 @@ impl Server {
         if let Some(failure) = failure {
             return Err(failure.into());
         }
+        if live.gave_up {
+            return Err(self.nothing_served(&live));
+        }
         let mut result = summarise(&live.run, &traffic, &spec.slo);
         if let Some(requests) = &mut result.requests {
             let sent = live.exchanges[live.run.measured.clone()].iter().map(|exchange| exchange.dispatched);
@@ -282,11 +347,23 @@ impl Server {
         let to = counted.iter().filter_map(|record| record.last_token).fold(from, |to, at| to.max(at.0));
         let moment = |ns: f64| live.started + Duration::from_secs_f64(ns.max(0.0) / 1e9);
         seen.server = readings.and_then(|readings| readings.window(moment(from), moment(to)));
+        seen.beyond_context =
+            plan[live.run.measured.clone()].iter().filter(|planned| is_longer(planned)).count();
+        if let Some(computed) = computed_per_s(&seen) {
+            result.prompt_tokens_per_s = computed;
+        }
         point.ideal_hit_rate = spec.ideal_hit_rate(&plan, &live.run);
         point.result = Some(result);
         point.live = Some(seen);
         Ok(point)
     }
+}
+
+/// Prompt tokens that the server computed, by its own counters, where its answers do not say how many of them were cached.
+fn computed_per_s(live: &LiveResult) -> Option<f64> {
+    let server = live.server.as_ref().filter(|_| live.cached_share.is_none())?;
+    let seconds = server.window_ns / 1e9;
+    server.computed_prompt_tokens.filter(|_| seconds > 0.0).map(|tokens| tokens as f64 / seconds)
 }
 
 /// From sending a request until a moment of its answer: infinite where it failed, as TTFT and E2E are, and `without` where its answer has no such moment.
@@ -372,6 +449,7 @@ fn seen(live: &LiveRun, traffic: &Traffic<'_>, bodies_sha256: String) -> LiveRes
         cached_share: cached_tokens.filter(|_| server_tokens > 0.0).map(|cached| cached / server_tokens),
         bodies_sha256,
         server: None,
+        beyond_context: 0,
     }
 }
 
@@ -460,6 +538,147 @@ fn gates(result: &mut ServeResult, live: &LiveResult) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mock::{Answer, Mock, Script, Stream};
+    use crate::target::Target;
+    use hbmark_core::result::serving::{
+        Arrivals, Dialect, Offered, SchedulerConfig, ServerMetrics, Slo, Validity,
+    };
+    use hbmark_traffic::point::TrafficSource;
+    use hbmark_traffic::sampler::Sampling as Greedy;
+    use hbmark_traffic::workload::Workload;
+
+    const VLLM: Backend = Backend { dialect: Dialect::Vllm, api: Api::Completions };
+
+    /// A scripted server as a point asks it.
+    fn asked(mock: &Mock, max_model_len: Option<usize>) -> Server {
+        Server {
+            endpoint: Endpoint::resolve(Target::new(&mock.url(), None).unwrap()).unwrap(),
+            backend: VLLM,
+            identity: ServerIdentity {
+                url: mock.url(),
+                dialect: VLLM.dialect,
+                path: VLLM.endpoint().path.to_owned(),
+                model: "mock".to_owned(),
+                version: None,
+                max_model_len,
+            },
+            limits: Limits::default(),
+            cap: None,
+            prompts: Prompts::ids(30_000),
+            salt: None,
+            extra: None,
+            constraint: None,
+            adapters: Vec::new(),
+            metrics: Some(("/metrics".to_owned(), Duration::from_millis(20))),
+        }
+    }
+
+    /// Requests of 30 prompt tokens, and outputs of so many.
+    fn spec(requests: usize, output: usize) -> PointSpec {
+        PointSpec {
+            label: "rate 500".to_owned(),
+            source: TrafficSource::Workload(Workload::fixed(30, output).unwrap()),
+            offered: Offered::Rate(500.0),
+            arrivals: Arrivals::Poisson,
+            burst: None,
+            requests,
+            max_requests: 0,
+            warmup: 0,
+            settles: false,
+            scheduler: SchedulerConfig::UNLIMITED,
+            sampling: Greedy::GREEDY,
+            stop_at_eos: false,
+            seed: 3,
+            prompt_set: 0,
+            cold: false,
+            slo: Slo::default(),
+            time_limit: None,
+            adapters: None,
+            constrained: None,
+            is_remote: true,
+        }
+    }
+
+    fn measured(mock: &Mock, max_model_len: Option<usize>, spec: &PointSpec) -> Result<Point, MeasureError> {
+        asked(mock, max_model_len).measure(spec, &mut |_| {})
+    }
+
+    #[test]
+    fn a_server_that_serves_none_of_the_first_requests_is_an_error_with_its_words_and_what_to_do() {
+        let words = r#"{"detail":"Not Found"}"#;
+        let mock = Mock::start(Script::new(Answer::status(404, "application/json", "", words))).unwrap();
+        let error = measured(&mock, None, &spec(200, 4)).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            format!(
+                "none of the first 8 requests to {}/v1/completions was served: status_404: {words}; it may know chat completions alone \
+                 (--backend vllm-chat), or have another path (--endpoint /v1/chat/completions)",
+                mock.url()
+            )
+        );
+        assert!(mock.requests().len() < 100, "it was given up early");
+        // Too few to tell are a result.
+        let few = measured(&mock, None, &spec(4, 4)).unwrap();
+        assert_eq!(few.result.unwrap().validity, Validity::Invalid);
+        let busy = Mock::start(Script::new(Answer::status(429, "application/json", "", "{}"))).unwrap();
+        assert!(measured(&busy, None, &spec(40, 4)).is_ok(), "load is a result");
+    }
+
+    #[test]
+    fn what_is_wrong_decides_the_hint() {
+        let chat = Backend { api: Api::Chat, ..VLLM };
+        let of = |status, words: &str, backend: Backend| {
+            hint(Failure::Status(status), words, backend, "llama", backend.endpoint().path)
+        };
+        for (given, flag) in [
+            (of(404, "This is a chat model, not in v1/completions", VLLM), "--backend vllm-chat)"),
+            (of(404, "The model `llama` does not exist.", VLLM), "in place of llama (--served-model-name)"),
+            (of(404, "Not Found", VLLM), "--endpoint /v1/chat/completions"),
+            (of(405, "Method Not Allowed", VLLM), "--backend vllm-chat"),
+            (of(404, "no route /v1/chat/completions", chat), "(--endpoint)"),
+            (of(401, "no key", VLLM), "--api-key-env"),
+            (of(403, "", chat), "--api-key-env"),
+            (hint(Failure::NotAStream, "<html>", VLLM, "llama", "/x"), "it did not stream"),
+        ] {
+            assert!(given.contains(flag), "{given} has no {flag}");
+        }
+        assert_eq!(of(500, "chat", VLLM) + &hint(Failure::Refused, "", VLLM, "llama", "/x"), "");
+    }
+
+    #[test]
+    fn requests_beyond_the_context_of_the_server_are_counted_and_may_end_early() {
+        // Of four tokens asked for the server makes three.
+        let mock = Mock::start(Script::new(Answer::plain())).unwrap();
+        let failed = |point: &Point| {
+            let gates = &point.result.as_ref().unwrap().gates;
+            gates.iter().any(|gate| gate.name == GateName::TokenCount && gate.passed == Some(false))
+        };
+        let cut = measured(&mock, Some(33), &spec(20, 4)).unwrap();
+        assert_eq!((cut.live.as_ref().unwrap().beyond_context, failed(&cut)), (20, false));
+        for context in [Some(34), None] {
+            let fits = measured(&mock, context, &spec(20, 4)).unwrap();
+            assert_eq!((fits.live.as_ref().unwrap().beyond_context, failed(&fits)), (0, true));
+        }
+    }
+
+    #[test]
+    fn prompt_tokens_whose_cached_share_is_unknown_are_those_that_the_server_computed() {
+        let mock = Mock::start(Script::new(Answer::Stream(Stream::default()))).unwrap();
+        let mut live = measured(&mock, None, &spec(20, 4)).unwrap().live.unwrap();
+        let server = live.server.take().unwrap();
+        let counted = |computed| {
+            Some(ServerMetrics { window_ns: 2e9, computed_prompt_tokens: computed, ..server.clone() })
+        };
+        let with = |cached_share, server| LiveResult { cached_share, server, ..live.clone() };
+        assert_eq!(computed_per_s(&with(None, counted(Some(300)))), Some(150.0));
+        assert_eq!(computed_per_s(&with(None, counted(None))), None);
+        assert_eq!(
+            computed_per_s(&with(Some(0.5), counted(Some(300)))),
+            None,
+            "its answers say it themselves"
+        );
+        assert_eq!(computed_per_s(&with(None, None)), None);
+    }
 
     #[test]
     fn an_answer_that_only_reasons_has_no_time_of_its_content() {

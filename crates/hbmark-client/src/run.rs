@@ -6,6 +6,7 @@
 //! Arrivals are absolute moments, fixed before the start; a timer of the kernel wakes the loop shortly before, and the last
 //! microseconds are spun. Where requests in flight are capped, a request at the cap waits from its arrival on.
 //! A request is sent again only where a kept connection was closed before any byte of an answer came: its time goes on, and it is counted.
+//! The run is given up where none of its first requests is served, and load is not the cause: the others would fail as those did.
 
 mod cost;
 mod descriptors;
@@ -31,6 +32,8 @@ use crate::exchange::Exchange;
 use crate::target::Endpoint;
 use crate::thinned::Thinned;
 pub use cost::Cost;
+pub use descriptors::TooFewFiles;
+pub(crate) use descriptors::check_open_files;
 use hbmark_core::result::serving::Failure;
 use hbmark_core::units::{Nanos, whole};
 use hbmark_traffic::scheduler::SchedulerLoad;
@@ -48,6 +51,8 @@ const TURN: Moment = 1_000_000;
 const OVER: Duration = Duration::from_millis(200);
 /// Largest piece that is read at a time.
 const BUFFER: usize = 64 << 10;
+/// A run is given up when as many requests as these, the first ones, have failed.
+pub(crate) const FIRST_REQUESTS: usize = 8;
 /// Connections of one run.
 const MAX_STREAMS: usize = 65_536;
 
@@ -119,6 +124,8 @@ pub struct LiveRun {
     pub cost: Cost,
     /// This thread went before all ordinary ones.
     pub realtime: bool,
+    /// None of the first requests was served, and the others were not sent.
+    pub gave_up: bool,
     /// The first words of each kind of failure: what the server said.
     pub messages: Vec<(Failure, String)>,
     /// The start of the run, on both clocks that are asked for it.
@@ -201,6 +208,8 @@ struct Client<'a> {
     in_system: usize,
     /// Measured requests without an outcome.
     left: usize,
+    /// Of the first requests those that failed for something else than load.
+    first_failed: usize,
     origin: Moment,
     real: RealTime,
     output_tokens: usize,
@@ -236,6 +245,7 @@ impl<'a> Client<'a> {
             clock_steps: 0,
             cost: Cost::default(),
             realtime: false,
+            gave_up: false,
             messages: Vec::new(),
             origin: clock::now(),
             started: std::time::Instant::now(),
@@ -262,12 +272,13 @@ impl<'a> Client<'a> {
             busy: 0,
             in_system: 0,
             left: traffic.measured.len(),
+            first_failed: 0,
             origin: clock::now(),
             real: RealTime::default(),
             output_tokens: 0,
             token_gaps: Thinned::default(),
             swept: 0,
-            started: Cost::now(),
+            started: Cost::default(),
             live,
             job,
         })
@@ -290,6 +301,7 @@ impl<'a> Client<'a> {
         let priority = Priority::raise();
         self.live.realtime = priority.is_granted();
         // Time begins when everything is ready.
+        self.started = Cost::now();
         self.origin = clock::now();
         (self.live.origin, self.live.started) = (self.origin, std::time::Instant::now());
         loop {
@@ -303,6 +315,7 @@ impl<'a> Client<'a> {
             }
             if self.job.traffic.time_limit.is_some_and(|limit| now > limit.0)
                 || self.left == 0 && !self.extend(now)
+                || self.gives_up()
                 || self.busy == 0 && self.waiting.is_empty() && self.next_due().is_none()
             {
                 break;
@@ -330,6 +343,7 @@ impl<'a> Client<'a> {
                 self.dispatch_due();
             }
         }
+        self.live.gave_up = self.gives_up();
         self.live.run.end = self.since(clock::now());
         observe(self.progress(self.live.run.end));
         Ok(())
@@ -346,9 +360,14 @@ impl<'a> Client<'a> {
         }
     }
 
+    /// Whether the first requests show that no other will be served either.
+    fn gives_up(&self) -> bool {
+        self.first_failed >= FIRST_REQUESTS
+    }
+
     /// When the next request is due, since the start.
     fn next_due(&self) -> Option<f64> {
-        let planned = self.job.traffic.plan.get(self.next)?;
+        let planned = self.job.traffic.plan.get(self.next).filter(|_| !self.gives_up())?;
         match self.job.traffic.kind {
             LoadMode::Open => Some(planned.arrival.0),
             LoadMode::Closed { .. } => self.openings.front().copied(),
@@ -509,7 +528,13 @@ impl<'a> Client<'a> {
             _ if is_tls(error) => Failure::Tls,
             _ => Failure::Unreachable,
         };
-        self.note(failure, &error.to_string());
+        let advice = match error.raw_os_error() {
+            Some(libc::EMFILE) => {
+                "; raise the limit (ulimit -n), or cap the requests in flight (--max-concurrency)"
+            }
+            _ => "",
+        };
+        self.note(failure, &format!("{error}{advice}"));
         self.finish(slot, Some(failure));
     }
 
@@ -659,7 +684,11 @@ impl<'a> Client<'a> {
             }
             let failure = match stream.phase {
                 Phase::Free | Phase::Idle => continue,
-                Phase::Connecting if over(stream.begun, limits.connect) => Failure::ConnectTimeout,
+                Phase::Connecting if over(stream.begun, limits.connect) => {
+                    let words = format!("no connection within {} s", limits.connect.as_secs_f64());
+                    self.connect_failed(slot, None, &io::Error::new(io::ErrorKind::TimedOut, words));
+                    continue;
+                }
                 _ if over(stream.dispatched, limits.total) => Failure::TotalTimeout,
                 Phase::Connecting => continue,
                 _ if !stream.answer.has_head() && over(stream.dispatched, limits.headers) => {
@@ -700,6 +729,9 @@ impl<'a> Client<'a> {
             self.close(slot);
             self.free.push(slot);
         }
+        // Later ones may fail sooner than the first are served.
+        let no_load = failure.is_some_and(|failure| !failure.may_be_overload());
+        self.first_failed += usize::from(no_load && key < FIRST_REQUESTS);
         self.busy -= 1;
         self.in_system -= 1;
         self.live.run.population.push((now, self.in_system));

@@ -218,6 +218,21 @@ impl Endpoint {
         Ok(Self { target, addresses, tls })
     }
 
+    /// That a name stands for several machines, of which one is measured; `None` where it does not.
+    pub fn several_addresses(&self) -> Option<String> {
+        let beyond = self.addresses.iter().filter(|address| !address.ip().is_loopback());
+        let (of_v4, of_v6): (Vec<&SocketAddr>, Vec<&SocketAddr>) =
+            beyond.partition(|address| address.is_ipv4());
+        let count = of_v4.len().max(of_v6.len());
+        (count > 1).then(|| {
+            format!(
+                "{} has {count} addresses; all requests go to the first that answers, {} before the others",
+                self.target.host(),
+                self.addresses[0].ip()
+            )
+        })
+    }
+
     /// Whether the server, or what forwards to it, is on this machine: its address is where packets to it would come from. None is sent.
     pub fn is_local(&self) -> bool {
         self.addresses.iter().any(|address| {
@@ -250,6 +265,22 @@ fn tls_config(target: &Target) -> Result<Arc<ClientConfig>, rustls::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_with_several_addresses_of_one_family_is_said() {
+        let mut endpoint = Endpoint::resolve(Target::new("http://127.0.0.1:8000", None).unwrap()).unwrap();
+        let mut with = |addresses: &[&str]| {
+            endpoint.addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+            endpoint.several_addresses()
+        };
+        let four = with(&["10.0.1.7:80", "10.0.1.8:80", "10.0.1.9:80", "10.0.2.1:80", "[fd00::1]:80"]);
+        assert_eq!(
+            four.unwrap(),
+            "127.0.0.1 has 4 addresses; all requests go to the first that answers, 10.0.1.7 before the others"
+        );
+        assert_eq!(with(&["10.0.1.7:80", "[fd00::1]:80"]), None, "one machine with an address of each kind");
+        assert_eq!(with(&["127.0.0.1:80", "127.0.1.1:80", "[::1]:80"]), None);
+    }
 
     #[test]
     fn a_server_on_this_machine_is_told_from_one_elsewhere() {

@@ -31,6 +31,7 @@ pub use checklist::{
 };
 pub use collection::{Collection, CollectionError};
 pub use diagnose::{explain, rule_names};
+pub(crate) use diagnose_serving::cached_before;
 pub use diagnose_serving::{Cost, explain_serving, serving_rule_names};
 pub use explain_import::explain_import;
 pub use fail_on::{FailOn, failures, serving_failures};

@@ -2,7 +2,9 @@
 
 use hbmark_core::ledger::{Ledger, StepShape};
 use hbmark_core::model::{Dtype, test_shapes};
-use hbmark_core::result::serving::{Gate, GateName, Point, ServeResult, Validity};
+use hbmark_core::result::serving::{
+    Dialect, Gate, GateName, LiveResult, Point, Quantiles, ServeResult, ServerIdentity, StampSource, Validity,
+};
 use hbmark_core::result::{
     Block, BlockTelemetry, Cause, Ceilings, CellResult, Crossover, CrossoverKind, Finding, ModelSummary,
     Phase, ProtocolSummary, Report, ReportKind, Spread, Status,
@@ -154,6 +156,54 @@ pub fn single() -> hbmark_core::result::serving::ServeReport {
 /// A sweep over the rate on the virtual clock.
 pub fn sweep() -> hbmark_core::result::serving::ServeReport {
     saved("serve-sweep")
+}
+
+/// A live server.
+pub fn server() -> ServerIdentity {
+    ServerIdentity {
+        url: "http://127.0.0.1:8000".to_owned(),
+        dialect: Dialect::Vllm,
+        path: "/v1/completions".to_owned(),
+        model: "m".to_owned(),
+        version: None,
+        max_model_len: Some(2048),
+    }
+}
+
+/// What a client saw of a run in which nothing is remarkable.
+pub fn live() -> LiveResult {
+    LiveResult {
+        stamps: StampSource::Kernel,
+        evidence: std::collections::BTreeMap::new(),
+        ttft_from_dispatch_ns: Quantiles::default(),
+        e2e_from_dispatch_ns: Quantiles::default(),
+        client_queue_ns: Quantiles::default(),
+        connect_ns: Quantiles::default(),
+        headers_ns: Quantiles::default(),
+        ttft_content_ns: Quantiles::default(),
+        event_gap_ns: Quantiles::default(),
+        events: 0,
+        tokens_per_event: None,
+        client_delay_ns: Quantiles::default(),
+        shared_stamps: None,
+        client_cpu: None,
+        client_cpu_wait: None,
+        client_realtime: false,
+        connections_opened: 1,
+        connections_reused: 0,
+        retried: 0,
+        clock_steps: 0,
+        messages: std::collections::BTreeMap::new(),
+        finish_reasons: std::collections::BTreeMap::new(),
+        short_outputs: 0,
+        long_outputs: 0,
+        disagreeing_counts: 0,
+        prompt_tokens_ratio: None,
+        cached_share: None,
+        bodies_sha256: String::new(),
+        server: None,
+        beyond_context: 0,
+    }
 }
 
 /// A point's result with another judgement of whether it keeps up: that it does, does not, or that it is open.

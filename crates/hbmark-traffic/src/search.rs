@@ -4,7 +4,8 @@
 //! holds where a run shows that the system keeps up and that the interval of every objective's percentile is within its limit; a run that
 //! cannot tell does not hold, and the note says so. The search brackets and bisects, does so again near the answer with fresh seeds, takes the
 //! median of their rates, and lowers it until a longer run holds it. Where the first rate fails, a few requests are sent one at a time: the
-//! search ends where requests that have the server to themselves miss an objective.
+//! search ends where requests that have the server to themselves miss an objective, or are not served. It ends early where several runs in a
+//! row serve nothing: at lower rates they would only take longer.
 
 use hbmark_core::result::cause::joined;
 use hbmark_core::result::serving::{
@@ -42,6 +43,9 @@ pub enum Trial {
 
 /// Requests that are sent one at a time: the first and the last of them may have company, and ten that all miss a median are not luck.
 const ALONE: usize = 14;
+
+/// After so many runs in a row that served nothing, with no rate known to hold, a search ends: a server that is gone serves no lower rate either.
+const MAX_UNSERVED: usize = 3;
 
 /// What keeps a run from going on until it can tell, and what to do about it.
 fn remedy(point: &Point, result: &ServeResult, recorded: Option<usize>) -> &'static str {
@@ -109,8 +113,8 @@ impl Silent {
 /// Why a search has no more to do.
 enum End<E> {
     Failed(E),
-    /// A point has no result.
-    NoResult,
+    /// A point has no result, or nothing is served any more.
+    Early,
 }
 
 /// The state of a search.
@@ -123,12 +127,26 @@ struct Walk<'a, M> {
     held: Option<f64>,
     /// Why no rate below that of the last run can hold.
     missed: Option<String>,
+    /// Runs in a row, up to the last one, that served none of their requests.
+    unserved: usize,
     silent: Silent,
     search: Search,
 }
 
 /// Above this chance of seeing as many misses by luck, requests are not said to miss an objective.
 const LUCK: f64 = 0.001;
+
+/// That requests sent one at a time were not served, and why: at no lower rate are they either.
+fn unserved_alone(point: &Point, result: &ServeResult) -> Option<String> {
+    let said = |kind: &String| point.live.as_ref().and_then(|live| live.messages.get(kind));
+    let kinds = result.rejected.keys();
+    let kinds = kinds.map(|kind| said(kind).map_or_else(|| kind.clone(), |words| format!("{kind}: {words}")));
+    let why: Vec<String> = kinds.collect();
+    let why = if why.is_empty() { joined(&result.reasons) } else { why.join("; ") };
+    let sent = result.measured;
+    (sent > 0 && result.served == 0)
+        .then(|| format!("no rate holds: of {sent} requests sent one at a time none was served: {why}"))
+}
 
 /// An objective that requests miss which have the server to themselves: at no lower rate are they faster.
 fn missed_alone(requests: &Requests, slo: &Slo) -> Option<String> {
@@ -174,6 +192,7 @@ impl<E, M: FnMut(Trial, u64) -> Result<Point, E>> Walk<'_, M> {
         }
         self.missed = None;
         if let Some(result) = &mut point.result {
+            self.unserved = if result.served == 0 { self.unserved + 1 } else { 0 };
             // Of a run that is invalid the latencies are, too.
             let counts = met != Some(true) && result.validity != Validity::Invalid;
             let requests = result.requests.as_ref().filter(|_| counts);
@@ -184,18 +203,28 @@ impl<E, M: FnMut(Trial, u64) -> Result<Point, E>> Walk<'_, M> {
         let lost = point.result.is_none();
         self.search.attempts.push(Attempt { stage, rate, seed: self.seed, met, why });
         self.points.push(point);
-        if lost { Err(End::NoResult) } else { Ok(met == Some(true)) }
+        if lost { Err(End::Early) } else { Ok(met == Some(true)) }
     }
 
     /// Whether no rate below that of the last run can hold. At the first rate of all, where few requests are alone, some are sent one at a time.
     fn ends_below(&mut self) -> Result<bool, End<E>> {
         if self.missed.is_none() && self.search.attempts.len() == 1 {
             let point = (self.measure)(Trial::Alone(ALONE), self.seed).map_err(End::Failed)?;
-            let result = point.result.filter(|result| result.validity != Validity::Invalid);
-            let requests = result.and_then(|result| result.requests);
-            self.missed = requests.and_then(|requests| missed_alone(&requests, &self.search.slo));
+            if point.result.as_ref().is_some_and(|result| result.served > 0) {
+                self.unserved = 0;
+            }
+            self.missed = point.result.as_ref().and_then(|result| {
+                let valid = result.requests.as_ref().filter(|_| result.validity != Validity::Invalid);
+                unserved_alone(&point, result)
+                    .or_else(|| valid.and_then(|requests| missed_alone(requests, &self.search.slo)))
+            });
         }
         Ok(self.missed.is_some())
+    }
+
+    /// Ends the search where one run after the other served nothing.
+    fn check_served(&self) -> Result<(), End<E>> {
+        if self.unserved >= MAX_UNSERVED { Err(End::Early) } else { Ok(()) }
     }
 
     /// The highest rate that holds, from a rate to begin with: by ever longer steps until one holds and one does not, then halved.
@@ -203,6 +232,8 @@ impl<E, M: FnMut(Trial, u64) -> Result<Point, E>> Walk<'_, M> {
         let SearchConfig { lowest, highest, precision, .. } = *self.config;
         let (mut rate, mut step) = (start.clamp(lowest, highest), step);
         let (mut good, mut bad): (Option<f64>, Option<f64>) = (None, None);
+        // Rates far above what holds may serve nothing, too.
+        self.unserved = 0;
         let (mut low, mut high) = loop {
             if self.holds(first, rate)? {
                 (good, self.held) = (Some(rate), Some(rate));
@@ -213,6 +244,9 @@ impl<E, M: FnMut(Trial, u64) -> Result<Point, E>> Walk<'_, M> {
                 bad = Some(rate);
                 if rate <= lowest || good.is_none() && self.ends_below()? {
                     return Ok(None);
+                }
+                if good.is_none() {
+                    self.check_served()?;
                 }
             }
             match (good, bad) {
@@ -261,6 +295,7 @@ impl<E, M: FnMut(Trial, u64) -> Result<Point, E>> Walk<'_, M> {
         let recorded = longest(self.points);
         let mut rate = median(&self.search.rate_by_seed);
         let mut step = 1.0 + precision / 2.0;
+        self.unserved = 0;
         // A short run cannot show a queue that grows slowly.
         while !self.holds(SearchStage::Sustain, rate)? {
             self.search.sustained = Some(false);
@@ -271,6 +306,7 @@ impl<E, M: FnMut(Trial, u64) -> Result<Point, E>> Walk<'_, M> {
                 );
                 return Ok(());
             }
+            self.check_served()?;
             rate = (rate / step).max(lowest);
             step *= step;
         }
@@ -308,12 +344,13 @@ pub fn find_max_rate<E>(
         points,
         held: None,
         missed: None,
+        unserved: 0,
         silent: Silent::default(),
         search,
     };
     let mut search = match walk.run() {
         Ok(()) => walk.search,
-        Err(End::NoResult) => walk.search.ended_early(walk.held),
+        Err(End::Early) => walk.search.ended_early(walk.held),
         Err(End::Failed(error)) => return Err(error),
     };
     let notes = [search.note, walk.silent.note()];

@@ -235,8 +235,8 @@ fn of_runs() -> Vec<Plant> {
 #[expect(clippy::too_many_lines, reason = "a table: one entry a plant")]
 fn of_serving() -> Vec<Plant> {
     use super::serve::ServeFault::{
-        Breaks, Bursts, Cold, Crowd, EndsEarly, Foreign, Host, LateClient, LateInjector, LongPrompts,
-        LostBlocks, OtherLengths, Pool, Prefixes, Sequences, Stall, Unchunked,
+        Breaks, Bursts, CachedBefore, Cold, Crowd, EndsEarly, Foreign, Host, LateClient, LateInjector,
+        LongPrompts, LostBlocks, OtherLengths, Pool, Prefixes, Sequences, Stall, Unchunked,
     };
     let load = |faults: Vec<super::serve::ServeFault>| ServeScenario::new(SEED, faults);
     let one = |load: ServeScenario| Scene::Serve(vec![load], None);
@@ -248,6 +248,7 @@ fn of_serving() -> Vec<Plant> {
     };
     let (wide, narrow) = ([60.0, 150.0, 600.0], [60.0, 150.0]);
     let blocked = |tokens| served(vec![Unchunked, LongPrompts { every: 25, tokens }]);
+    let cached = |share| served(vec![Prefixes { groups: 4, tokens: 256 }, CachedBefore(share)]);
     let slo = "ttft_p90=100ms,tpot_p50=5ms";
     let dear = Cost { price_per_hour: 36.0, limit_per_million_output_tokens: 0.5 };
     let cheap = Cost { limit_per_million_output_tokens: 500.0, ..dear };
@@ -270,6 +271,8 @@ fn of_serving() -> Vec<Plant> {
         plant("engine_failed", served(vec![Breaks { at: 200, times: 1 }]), clean(), "planted"),
         plant("kv_block_leak", served(vec![LostBlocks(3)]), clean(), "3 KV blocks"),
         plant("wrong_token_count", served(vec![OtherLengths]), clean(), "forced"),
+        // These requests share two thirds of their tokens.
+        plant("cached_before", cached(0.95), cached(0.75), "95.0 % of the prompt tokens were found"),
         plant(
             "host_bound_step",
             served(vec![Host(ms(1.0))]),

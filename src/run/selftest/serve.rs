@@ -72,6 +72,8 @@ pub enum ServeFault {
     Foreign(f64),
     /// The plan has other output lengths than were requested.
     OtherLengths,
+    /// An earlier run left so large a share of the prompts in the cache.
+    CachedBefore(f64),
     /// Of the vocabulary, one token in so many ends an output.
     EndsEarly(u32),
     /// Requests have one token of prompt and one of output, and arrive evenly.
@@ -243,6 +245,8 @@ impl ServeScenario {
             check_delay(&mut result, Delay { p99: Some(delay), exact_stamps: false });
         }
         result.foreign_cores = planted!(self.faults, ServeFault::Foreign(cores) => *cores);
+        let found = planted!(self.faults, ServeFault::CachedBefore(share) => *share);
+        result.prefix_hit_rate = found.or(result.prefix_hit_rate);
         let counted =
             plan.iter().enumerate().map(|(index, request)| (request, run.measured.contains(&index)));
         Point {

@@ -388,6 +388,84 @@ fn a_server_that_is_not_there_is_refused() {
 }
 
 #[test]
+fn a_run_is_given_up_where_none_of_the_first_requests_is_served() {
+    let says = |status: u16| Script::status(status, "application/json", "", r#"{"detail":"no"}"#);
+    let plan = plan(60, Duration::from_millis(1), 3);
+    let driven = |answer: Script, kind: LoadMode| {
+        let mock = Mock::start(Server::new(answer)).unwrap();
+        let live = drive(&mock.url(), "", &traffic(&plan, kind), None, 3);
+        (live.gave_up, mock.requests().len())
+    };
+    let closed = LoadMode::Closed { concurrency: 2 };
+    let (gave_up, sent) = driven(says(404), closed);
+    assert!(gave_up && sent < FIRST_REQUESTS + 3, "{sent}");
+    assert!(driven(says(404), LoadMode::Open).0);
+    // Load is no reason to stop, and neither are single failures.
+    for status in [429, 503, 504] {
+        assert_eq!(driven(says(status), closed), (false, 60), "{status}");
+    }
+    let late = Script::InTurn([vec![says(404); FIRST_REQUESTS - 1], vec![Script::Stream(fast())]].concat());
+    assert_eq!(driven(late, closed), (false, 60));
+    // Others are refused before the first one is served.
+    let slow = Tokens { first_token: Duration::from_millis(300), ..fast() };
+    let early = Script::InTurn(vec![Script::Stream(slow), says(404)]);
+    assert_eq!(driven(early, LoadMode::Closed { concurrency: 60 }), (false, 60));
+}
+
+#[test]
+fn an_address_that_drops_packets_is_left_for_the_next_one() {
+    use nix::sys::socket::{Backlog, listen};
+    let mock = Mock::start(Server::new(Script::Stream(fast()))).unwrap();
+    let full = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listen(&full, Backlog::new(0).unwrap()).unwrap();
+    let address = full.local_addr().unwrap();
+    // Room for one, which nobody accepts: the kernel answers no other.
+    let patience = Duration::from_millis(200);
+    let waiting: Vec<_> =
+        (0..4).map_while(|_| std::net::TcpStream::connect_timeout(&address, patience).ok()).collect();
+    assert!(waiting.len() < 4, "the listener is full");
+    let mut endpoint = Endpoint::resolve(Target::new(&mock.url(), None).unwrap()).unwrap();
+    let limits = Limits { connect: Duration::from_millis(300), ..PATIENT };
+    let plan = plan(4, Duration::ZERO, 3);
+    endpoint.addresses.insert(0, address);
+    let live = drive_to(&endpoint, limits, &traffic(&plan, LoadMode::Closed { concurrency: 1 }), None, 3);
+    assert!(live.run.records.iter().all(|r| r.outcome == RequestOutcome::Served), "{:?}", live.messages);
+    assert_eq!((live.opened, live.reused), (2, 3), "the address that answers is kept");
+    // Where no other is left the failure is that it took too long.
+    endpoint.addresses.truncate(1);
+    let live = drive_to(&endpoint, limits, &traffic(&plan, LoadMode::Closed { concurrency: 4 }), None, 3);
+    assert!(live.exchanges.iter().all(|e| e.failure == Some(Failure::ConnectTimeout)), "{:?}", live.messages);
+    assert_eq!(live.messages[0].1, "no connection within 0.3 s");
+    drop(waiting);
+}
+
+#[test]
+fn the_client_s_processor_time_counts_from_the_start_of_the_run() {
+    const BEFORE: u64 = 300_000_000;
+    let mock = Mock::start(Server::new(Script::Stream(fast()))).unwrap();
+    let endpoint = Endpoint::resolve(Target::new(&mock.url(), None).unwrap()).unwrap();
+    let plan = plan(1, Duration::ZERO, 3);
+    let spent = |from: Cost| Cost::now().since(from);
+    let job = Job {
+        endpoint: &endpoint,
+        path: "/v1/completions",
+        traffic: &traffic(&plan, LoadMode::Open),
+        cap: None,
+        limits: PATIENT,
+        id: "t",
+        keep_events: false,
+        // Requests are made before the clock starts.
+        bodies: &mut |_, body| {
+            let from = Cost::now();
+            while spent(from).known && spent(from).processor < BEFORE {}
+            body.extend_from_slice(request(3).as_bytes());
+        },
+    };
+    let live = run(job, &mut |_| {}).unwrap();
+    assert!(live.cost.processor < BEFORE, "{:?}", live.cost);
+}
+
+#[test]
 fn an_endless_run_ends_at_its_time_limit_and_what_was_under_way_is_unfinished() {
     let mock =
         Mock::start(Server::new(Script::Stream(Tokens { token_gap: Duration::from_millis(50), ..fast() })))

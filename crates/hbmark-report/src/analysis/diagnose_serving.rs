@@ -8,7 +8,7 @@ use super::finding::{self, Kind, NearMiss, Rule, UNEXPLAINED};
 use super::first_limit;
 use super::words::counted;
 use hbmark_core::result::serving::{
-    Gate, GateName, Offered, Point, Quantiles, Quantity, ServeReport, ServeResult, Validity,
+    Gate, GateName, LiveResult, Offered, Point, Quantiles, Quantity, ServeReport, ServeResult, Validity,
 };
 use hbmark_core::result::{Cause, Finding, Severity};
 use hbmark_core::stats;
@@ -32,6 +32,8 @@ const FULL: f64 = 0.8;
 /// A workload that shares less than this shares nothing worth finding, and a cache that finds less than this share of the ideal misses.
 const WORTH_FINDING: f64 = 0.1;
 const FOUND: f64 = 0.7;
+/// More than the share that a run's own requests have in common, by this much, was in the cache before it.
+const CACHED_BEFORE: f64 = 0.2;
 /// p99 over p50 of the TTFT from which a tail is long, and the share of the slowest that must have met a stall.
 const LONG_TAIL: f64 = 5.0;
 const IN_STALLS: f64 = 0.5;
@@ -116,6 +118,16 @@ const RULES: &[Rule<Detector>] = &[
         next: "hbmark verify",
         response: "use no figure of this point",
         detect: |_, _, result| failed(result, GateName::TokenCount),
+    },
+    Rule {
+        name: "cached_before",
+        kind: Kind::Trust,
+        severity: Severity::Problem,
+        symptom: "more of the prompts was in the prefix cache than the requests of this run share",
+        regime: "the cache held these prompts from an earlier run: their prefill was not measured",
+        next: "the same point with another --seed: the share found should fall to what the requests share",
+        response: "believe no TTFT of this point; run it with another --seed, or with --cache-salt where the server knows salts",
+        detect: |_, point, result| cached_before(point, result),
     },
     Rule {
         name: "host_bound_step",
@@ -283,6 +295,9 @@ pub fn explain_serving(report: &ServeReport, cost: Option<Cost>) -> Vec<Finding>
             continue;
         }
         let mut finding = rule.finding(&found);
+        if report.server.is_some() {
+            of_live_server(&mut finding);
+        }
         if rule.name == SATURATION {
             finding.evidence.splice(0..0, edge(report, &points));
         } else if rule.kind == Kind::Regime {
@@ -322,6 +337,24 @@ pub fn explain_serving(report: &ServeReport, cost: Option<Cost>) -> Vec<Finding>
         .collect();
     findings.extend(unexplained(&rest));
     findings
+}
+
+/// Other words where the engine is another program: none of its parts can be checked from here.
+fn of_live_server(finding: &mut Finding) {
+    match finding.rule.as_str() {
+        "wrong_token_count" => {
+            "a server that does other work than it was asked for".clone_into(&mut finding.regime);
+            "one request by hand: the tokens asked for beside those of its usage"
+                .clone_into(&mut finding.next);
+            "use no figure of this point; see that the server knows ignore_eos (--backend), and that requests fit its context"
+                .clone_into(&mut finding.response);
+        }
+        "early_end" => {
+            "the same point with a --backend that knows ignore_eos, or with --ignore-eos, and with requests that fit the server's context"
+                .clone_into(&mut finding.next);
+        }
+        _ => {}
+    }
 }
 
 /// How much an effect can matter: where every point that shows it meets its objectives, it is worth knowing and no more.
@@ -530,6 +563,22 @@ fn prefix_missed(point: &Point, result: &ServeResult, evicted: bool) -> Option<S
             seen * 100.0,
             ideal * 100.0,
             result.prefix_evictions
+        )
+    })
+}
+
+/// That prompts were in the prefix cache before the run that sends them: how much of them was found, and how much the run's requests share.
+pub(crate) fn cached_before(point: &Point, result: &ServeResult) -> Option<String> {
+    let ideal = point.ideal_hit_rate.filter(|_| believable(result))?;
+    let of_server = |live: &LiveResult| {
+        live.cached_share.or_else(|| live.server.as_ref().and_then(|server| server.prefix_hit_rate))
+    };
+    let seen = point.live.as_ref().and_then(of_server).or(result.prefix_hit_rate)?;
+    (seen > ideal + CACHED_BEFORE).then(|| {
+        format!(
+            "{:.1} % of the prompt tokens were found in the cache, and these requests share {:.1} %",
+            seen * 100.0,
+            ideal * 100.0
         )
     })
 }
@@ -793,6 +842,38 @@ mod tests {
         let judged = swept(&[(20.0, Some(true))]);
         assert!(!regimes(&judged)[2]);
         assert!(regimes(&judged)[..2].contains(&true));
+    }
+
+    #[test]
+    fn prompts_that_an_earlier_run_left_in_the_cache_are_named() {
+        let mut report = samples::single();
+        let point = &mut report.points[0];
+        point.ideal_hit_rate = Some(0.1);
+        point.live = Some(LiveResult { cached_share: Some(0.3), ..samples::live() });
+        assert_eq!(evidence(&report, "cached_before"), None);
+        report.points[0].live.as_mut().unwrap().cached_share = Some(0.85);
+        let found = evidence(&report, "cached_before").unwrap();
+        let says = "85.0 % of the prompt tokens were found in the cache, and these requests share 10.0 %";
+        assert!(found[0].ends_with(says), "{found:?}");
+        let text = crate::output::render(&report, crate::output::Format::Md, false).unwrap();
+        assert!(text.contains("cached before: 85.0 %"), "{text}");
+        // Where the plan shares as much there is no doubt.
+        report.points[0].ideal_hit_rate = Some(0.8);
+        assert_eq!(evidence(&report, "cached_before"), None);
+    }
+
+    #[test]
+    fn a_live_server_is_not_told_to_verify_an_engine() {
+        let mut report = samples::single();
+        let result = report.points[0].result.as_mut().unwrap();
+        result.gate(GateName::TokenCount, Some(false), "2 of 100 requests".to_owned());
+        let next = |report: &ServeReport| {
+            let found = explain_serving(report, None);
+            found.into_iter().find(|finding| finding.rule == "wrong_token_count").unwrap().next
+        };
+        assert_eq!(next(&report), "hbmark verify");
+        report.server = Some(samples::server());
+        assert!(next(&report).starts_with("one request by hand"), "{}", next(&report));
     }
 
     #[test]

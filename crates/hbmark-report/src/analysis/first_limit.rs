@@ -100,7 +100,12 @@ fn cost_per_million(result: &ServeResult, cost: Cost) -> f64 {
     cost.price_per_hour / (result.output_tokens_per_s * 3600.0) * 1e6
 }
 
-/// The points with usable results, the smallest load first.
+/// Whether a load is a number of requests at a time, and no rate: neither orders the other.
+fn is_closed(point: &Point) -> bool {
+    matches!(point.offered, Offered::Concurrency(_))
+}
+
+/// The points with usable results, the smallest load first; of two kinds of load those of the kind that varies.
 fn by_load<'a>(points: &[(&'a Point, &'a ServeResult)]) -> Vec<(f64, &'a Point, &'a ServeResult)> {
     let mut swept: Vec<(f64, &Point, &ServeResult)> = points
         .iter()
@@ -108,6 +113,17 @@ fn by_load<'a>(points: &[(&'a Point, &'a ServeResult)]) -> Vec<(f64, &'a Point, 
         .filter_map(|(point, result)| Some((load(point)?, *point, *result)))
         .collect();
     swept.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let varies = |closed: bool| {
+        let mut loads =
+            swept.iter().filter(|(_, point, _)| is_closed(point) == closed).map(|(load, ..)| *load);
+        let least = loads.next();
+        loads.next_back().zip(least).is_some_and(|(most, least)| least < most)
+    };
+    match [varies(false), varies(true)] {
+        [true, false] => swept.retain(|(_, point, _)| !is_closed(point)),
+        [false, true] => swept.retain(|(_, point, _)| is_closed(point)),
+        _ => swept.clear(),
+    }
     swept
 }
 
@@ -309,6 +325,25 @@ mod tests {
             "{:?}",
             first.evidence
         );
+    }
+
+    #[test]
+    fn a_closed_loop_beside_an_open_one_is_no_larger_load() {
+        let found = |report: &ServeReport| {
+            let findings = explain_serving(report, None);
+            findings.into_iter().find(|finding| finding.rule == FIRST_TARGET).map(|found| found.evidence)
+        };
+        let closed = |report: &mut ServeReport, at: usize| {
+            report.points[at].offered = Offered::Concurrency(64);
+        };
+        let mut compared = searched(&[(20.0, false), (64.0, true)]);
+        closed(&mut compared, 1);
+        assert_eq!(found(&compared), None);
+        // Beside rates that vary it is left out.
+        let mut swept = searched(&[(20.0, false), (43.0, true), (64.0, false)]);
+        let alone = found(&swept).unwrap();
+        closed(&mut swept, 2);
+        assert_eq!(found(&swept).unwrap(), alone);
     }
 
     #[test]

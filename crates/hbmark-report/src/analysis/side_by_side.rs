@@ -11,8 +11,9 @@ use super::distinct;
 use super::import::{Conditions, ForeignResult, ForeignRow, Metric, Statistic};
 use super::opened::Opened;
 use super::words::{counted, said};
+use hbmark_core::result::cause::joined;
 use hbmark_core::result::comparison::Difference;
-use hbmark_core::result::serving::{Offered, Point, Quantiles, Quantity, ServeReport, ServeResult};
+use hbmark_core::result::serving::{Offered, Point, Quantiles, Quantity, ServeReport, ServeResult, Validity};
 use hbmark_core::result::{CellResult, GroupSummary, Phase, Report, ReportKind, TimeSummary};
 
 /// One figure of both results.
@@ -75,6 +76,15 @@ struct Row {
     /// What tells rows of one name apart.
     conditions: Conditions,
     figures: Vec<Figure>,
+    doubt: Option<Doubt>,
+}
+
+/// Why figures of a point mean little.
+#[derive(Clone)]
+struct Doubt {
+    why: String,
+    /// Of all figures, and not of times alone.
+    of_all: bool,
 }
 
 struct Figure {
@@ -107,9 +117,15 @@ pub fn side_by_side(names: [&str; 2], a: &Opened, b: &Opened) -> Result<SideBySi
     let differences = differences(&conditions(a), &conditions(b));
     let other_objectives = differences.iter().any(|found| found.key == OBJECTIVES);
     let (mut beside, ambiguous) = paired(&first, &second);
-    let mut figures = Vec::new();
+    let (mut figures, mut doubtful) = (Vec::new(), Vec::new());
     for (row, beside) in first.iter().zip(&beside) {
-        figures.extend(pairs(Some(row), beside.map(|at| &second[at])));
+        let found = pairs(Some(row), beside.map(|at| &second[at]));
+        let doubts = [row.doubt.as_ref(), beside.and_then(|at| second[at].doubt.as_ref())];
+        if doubts.iter().any(Option::is_some) {
+            let of_all = doubts.into_iter().flatten().any(|doubt| doubt.of_all);
+            doubtful.extend(found.first().map(|pair| (pair.of.clone(), of_all)));
+        }
+        figures.extend(found);
     }
     beside.sort_unstable();
     let alone = (0..second.len()).filter(|at| beside.binary_search(&Some(*at)).is_err());
@@ -131,6 +147,15 @@ pub fn side_by_side(names: [&str; 2], a: &Opened, b: &Opened) -> Result<SideBySi
         limits.push(
             "a mean and a median of times are no ratio, and one of the results lacks the other".to_owned(),
         );
+    }
+    for (side, rows) in [("A", &first), ("B", &second)] {
+        let doubts = rows.iter().filter_map(|row| Some((&row.of, row.doubt.as_ref()?)));
+        limits.extend(doubts.map(|(of, doubt)| format!("{side}, {of}: {}", doubt.why)));
+    }
+    for (of, of_all) in &doubtful {
+        for pair in figures.iter_mut().filter(|pair| pair.of == *of && (pair.is_time || *of_all)) {
+            pair.comparable = false;
+        }
     }
     if other_objectives {
         for pair in figures.iter_mut().filter(|pair| matches!(pair.figure.as_str(), GOODPUT | HIGHEST)) {
@@ -397,7 +422,18 @@ fn row(of: String, figures: impl IntoIterator<Item = (&'static str, bool, Option
         of,
         conditions: Conditions::new(),
         figures: figures.into_iter().map(figure).collect(),
+        doubt: None,
     }
+}
+
+/// What is wrong with a point, where something is: its figures are not those of its load, or its times those of other work, too.
+fn doubt(point: &Point, result: &ServeResult) -> Option<Doubt> {
+    if result.validity == Validity::Invalid {
+        return Some(Doubt { why: format!("INVALID: {}", joined(&result.reasons)), of_all: true });
+    }
+    let disturbed = point.disturbances();
+    (!disturbed.is_empty())
+        .then(|| Doubt { why: format!("disturbed: {}", disturbed.join("; ")), of_all: false })
 }
 
 fn serving(report: &ServeReport) -> Vec<Row> {
@@ -424,7 +460,7 @@ fn serving(report: &ServeReport) -> Vec<Row> {
             ("E2E p50", true, time(e2e_ns, |q| q.p50)),
             ("E2E p95", true, time(e2e_ns, |q| q.p95)),
         ];
-        Some(row(point.label.clone(), figures))
+        Some(Row { doubt: doubt(point, result), ..row(point.label.clone(), figures) })
     };
     let search =
         report.search.as_ref().map(|search| row("search".to_owned(), [(HIGHEST, false, search.max_rate)]));
@@ -463,6 +499,7 @@ fn foreign(results: &[ForeignResult]) -> Vec<Row> {
         name: row.name().to_owned(),
         conditions: row.setup.conditions(),
         figures: METRICS.iter().map(|metric| figure(row, *metric)).collect(),
+        doubt: None,
     });
     each.collect()
 }
@@ -542,6 +579,34 @@ mod tests {
         assert!(text.contains("they differ in: model Llama-3.1-8B in A, Llama-3.2-1B in B; GPU h100-sxm in A, h200 in B; load"), "{text}");
         let line = text.lines().find(|line| line.contains(GOODPUT)).unwrap();
         assert!(line.ends_with("not comparable"), "{line}");
+    }
+
+    #[test]
+    fn points_that_are_invalid_or_disturbed_make_no_ratio_of_times_and_are_named() {
+        use hbmark_core::result::serving::GateName;
+        let (a, mut b) = (samples::sweep(), samples::sweep());
+        let result = b.points[0].result.as_mut().unwrap();
+        result.gate(GateName::InjectionLag, Some(false), "planted".to_owned());
+        b.points[1].result.as_mut().unwrap().foreign_cores = Some(1.5);
+        let open = |report: &ServeReport| Opened::Serving(Box::new(report.clone()));
+        let found = side_by_side(["a", "b"], &open(&a), &open(&b)).unwrap();
+        let compared = |point: &Point, is_time: bool| {
+            let mut of =
+                found.figures.iter().filter(|pair| pair.of == point.label && pair.is_time == is_time);
+            of.any(|pair| pair.ratio().is_some())
+        };
+        let both = |point| [compared(point, true), compared(point, false)];
+        assert_eq!(both(&a.points[0]), [false, false], "nothing of an invalid point");
+        assert_eq!(both(&a.points[1]), [false, true], "no time of a disturbed one");
+        let names = [&a.points[0].label, &a.points[1].label];
+        let says = [
+            format!("B, {}: INVALID: ", names[0]),
+            format!("B, {}: disturbed: other processes kept 1.5 cores busy", names[1]),
+        ];
+        for says in &says {
+            assert!(found.limits.iter().any(|limit| limit.starts_with(says)), "{:?}", found.limits);
+        }
+        assert!(!found.limits.iter().any(|limit| limit.starts_with("A, ") || limit.contains("median")));
     }
 
     #[test]

@@ -367,3 +367,64 @@ fn a_rate_far_below_one_is_not_named_by_zeros() {
     let (found, _) = scripted(&config(0.01, 1), |_| Some(false));
     assert!(found.note.contains("not even 1.53e-7 requests per second"), "{}", found.note);
 }
+
+/// A search against a server that serves only the trials at which it is alive, and the trials in their order.
+fn served_where(
+    config: &SearchConfig,
+    mut is_alive: impl FnMut(usize, Trial) -> bool,
+) -> (Search, Vec<Trial>) {
+    let slo: Slo = "ttft_p95=1s".parse().unwrap();
+    let served = measure(Server::Single(Service::Constant), 0.3, &slo, (1000, 1000), 1);
+    let detail = "none of the 110 measured requests was served".to_owned();
+    let dead = ServeResult {
+        validity: Validity::Invalid,
+        reasons: vec![Cause::GateFailed { gate: GateName::Served, detail }],
+        served: 0,
+        rejected: [("status_404".to_owned(), 110)].into(),
+        ..served.clone()
+    };
+    let mut trials = Vec::new();
+    let found = find_max_rate::<()>(config, &slo, 0, &mut Vec::new(), |trial, _| {
+        trials.push(trial);
+        let mut result = if is_alive(trials.len(), trial) { served.clone() } else { dead.clone() };
+        result.slo[0].met = Some(rate_of(trial).is_some_and(|rate| rate <= 4.0));
+        Ok(Point { result: Some(result), ..blank(1.0) })
+    });
+    (found.unwrap(), trials)
+}
+
+#[test]
+fn a_search_ends_where_requests_sent_one_at_a_time_are_not_served() {
+    let (found, trials) = served_where(&config(1.0, 3), |_, _| false);
+    assert_eq!(trials, [Trial::Rate(1.0), Trial::Alone(ALONE)]);
+    let says = "no rate holds: of 1000 requests sent one at a time none was served: status_404";
+    assert!(found.max_rate.is_none() && found.note.starts_with(says), "{}", found.note);
+    // What fails above some rate and is served below it is found as ever.
+    let (found, _) = served_where(&config(32.0, 1), |_, trial| rate_of(trial).is_none_or(|rate| rate <= 8.0));
+    assert!((4.0 / 1.03..=4.0).contains(&found.max_rate.unwrap()), "{}", found.note);
+    // Nor do rates above what holds end a search that has begun below it.
+    let (found, _) = served_where(&config(1.0, 3), |_, trial| rate_of(trial).is_none_or(|rate| rate <= 4.0));
+    assert!((4.0 / 1.03..=4.0).contains(&found.max_rate.unwrap()), "{}", found.note);
+}
+
+#[test]
+fn a_search_ends_where_the_server_serves_nothing_any_more() {
+    let bracketed = |served: usize| served_where(&config(1.0, 3), move |number, _| number <= served);
+    let whole = served_where(&config(1.0, 3), |_, _| true).1;
+    let first = whole.iter().position(|trial| matches!(trial, Trial::Sustained(_))).unwrap();
+    for served in 1..whole.len() {
+        let (found, trials) = bracketed(served);
+        assert!(found.max_rate.is_none(), "{served}: {}", found.note);
+        // At most a bisection goes on to its end.
+        let lowest = trials.iter().filter_map(|trial| rate_of(*trial)).fold(f64::INFINITY, f64::min);
+        assert!(lowest > 0.5 && trials.len() < served + 12, "{served}: {trials:?}");
+        assert!(found.note.contains("the search ended early, at `"), "{served}: {}", found.note);
+    }
+    let (found, trials) = bracketed(first);
+    assert_eq!(trials.len(), first + MAX_UNSERVED);
+    assert!(
+        found.note.contains("at `sustain` of ") && found.note.contains("is not confirmed"),
+        "{}",
+        found.note
+    );
+}

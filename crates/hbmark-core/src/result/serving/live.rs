@@ -216,4 +216,7 @@ pub struct LiveResult {
     pub bodies_sha256: String,
     /// The server's own counters over the measured time, where it shows any.
     pub server: Option<ServerMetrics>,
+    /// Measured requests whose prompt and planned output together are longer than the context that the server names.
+    #[serde(default)]
+    pub beyond_context: usize,
 }

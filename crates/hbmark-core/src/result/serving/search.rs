@@ -86,7 +86,8 @@ impl Search {
         above().any(|tried| tried.met.is_none()) && above().all(|tried| tried.met != Some(false))
     }
 
-    /// Ends at a point that has no result: whether its rate holds is not known, and a search that took it for either would mislead.
+    /// Ends at a point that has no result, or behind several that served nothing: whether a lower rate holds is not known, and a search that took
+    /// it for either would mislead.
     pub fn ended_early(mut self, held: Option<f64>) -> Self {
         let Some(Attempt { stage, rate, why, .. }) = self.attempts.last() else { return self };
         let held = held.map_or_else(

@@ -3,8 +3,8 @@
 //! Enters: points of load with their results. Leaves: the document, and the page with plots. What is null is shown as a dash, what is infinite
 //! as such, and a percentile that the sample is too small for as the largest value with a `≥`.
 
-use crate::analysis::explain_serving;
 use crate::analysis::words::{answer, counted};
+use crate::analysis::{cached_before, explain_serving};
 use crate::output::Kind;
 use crate::output::document::{Column, Document, Line, Value, measured, numbers, words};
 use crate::output::kinds::headline;
@@ -45,8 +45,8 @@ impl Kind for ServeReport {
         };
         // The steps of a search say what decided each point.
         let points = if self.search.is_some() { &[] } else { self.points.as_slice() };
-        let lines = points.iter().flat_map(named).chain(self.search.iter().flat_map(search_steps));
-        document.list(lines.chain(self.matrix.iter().map(matrix_lines)).chain(self.warnings.iter().cloned()));
+        let lines = points.iter().flat_map(named).chain(steps_of_search(self));
+        document.list(lines.chain(self.matrix.iter().map(matrix_lines)).chain(warnings(self)));
         document.sheet = Some(self.cold_start.as_ref().map_or_else(|| sheet(&self.points), cold_sheet));
         document
     }
@@ -127,21 +127,22 @@ pub fn latencies(name: &str, point: &Point, result: &ServeResult) -> Vec<Column>
     let column = |title: &str, unit: Unit, of: &dyn Fn(&Quantiles) -> Value| {
         measured(title, unit, all.iter().map(|(_, q)| q.map_or(Value::Word("not reported"), of)))
     };
-    let percentile = |title: &str, of: fn(&Quantiles) -> Option<Quantity>| {
+    let percentile = |title: &str, p: f64, of: fn(&Quantiles) -> Option<Quantity>| {
         // Of fewer values than a percentile needs nothing is said but the largest, which may lie below it or above. Requests that failed are
-        // infinitely late, and known to be.
-        let infinite = |q: &Quantiles| q.max.filter(|most| most.value().is_infinite());
+        // infinitely late, and where they are more than lie above the percentile it is known to be.
+        let beyond = |q: &Quantiles| q.infinite as f64 > (1.0 - p) * q.n as f64 + 1e-9;
+        let infinite = |q: &Quantiles| beyond(q).then(|| Quantity::from(f64::INFINITY));
         column(title, Unit::Nanoseconds, &|q| of(q).or_else(|| infinite(q)).into()).each_alone()
     };
     let disturbed = vec![!point.disturbances().is_empty(); all.len()];
     let columns = vec![
         words(name, all.iter().map(|(name, _)| (*name).to_owned())),
-        percentile("p50", |q| q.p50),
-        percentile("p75", |q| q.p75),
-        percentile("p90", |q| q.p90),
-        percentile("p95", |q| q.p95),
-        percentile("p99", |q| q.p99),
-        percentile("p99.9", |q| q.p99_9),
+        percentile("p50", 0.5, |q| q.p50),
+        percentile("p75", 0.75, |q| q.p75),
+        percentile("p90", 0.9, |q| q.p90),
+        percentile("p95", 0.95, |q| q.p95),
+        percentile("p99", 0.99, |q| q.p99),
+        percentile("p99.9", 0.999, |q| q.p99_9),
         column("max", Unit::Nanoseconds, &|q| q.max.into()).each_alone(),
         column("n", Unit::Count, &|q| Value::Finite(q.n as f64)),
         column("failed", Unit::Count, &|q| Value::Finite(q.infinite as f64)),
@@ -321,9 +322,11 @@ pub fn reasons(point: &Point) -> Vec<String> {
             counted(result.measured, "measured request")
         ));
     }
+    let said = |reason| point.live.as_ref().and_then(|live| live.messages.get(reason));
     for (reason, count) in &result.rejected {
+        let words = said(reason).map_or_else(String::new, |words| format!("; the first one: {words}"));
         lines.push(format!(
-            "not served: {count} of {}: {reason}",
+            "not served: {count} of {}: {reason}{words}",
             counted(result.measured, "measured request")
         ));
     }
@@ -342,7 +345,29 @@ pub fn reasons(point: &Point) -> Vec<String> {
     }));
     let goes_by = if point.predicted.is_some() { "; the prediction goes by their mean" } else { "" };
     lines.extend(point.drifted().map(|drifted| format!("disturbed: {drifted}{goes_by}")));
+    lines.extend(cached_before(point, result).map(|found| format!("cached before: {found}")));
     lines
+}
+
+/// What a person should know of the whole result.
+fn warnings(report: &ServeReport) -> impl Iterator<Item = String> + '_ {
+    beyond_context(report).into_iter().chain(report.warnings.iter().cloned())
+}
+
+/// That requests were planned for which the server has too few positions.
+fn beyond_context(report: &ServeReport) -> Option<String> {
+    let context = report.server.as_ref()?.max_model_len?;
+    let lives =
+        || report.points.iter().filter_map(|point| Some((point.live.as_ref()?, point.result.as_ref()?)));
+    let beyond: usize = lives().map(|(live, _)| live.beyond_context).sum();
+    let planned: usize = lives().map(|(_, result)| result.measured).sum();
+    (beyond > 0).then(|| {
+        format!(
+            "{beyond} of {} {} longer than the server's context of {context}: it refuses or cuts them",
+            counted(planned, "planned request"),
+            if beyond == 1 { "is" } else { "are" }
+        )
+    })
 }
 
 /// What is known of a point beside its verdict.
@@ -609,6 +634,22 @@ fn not_held_at(search: &Search, median: f64) -> String {
         }
         _ => "which a longer run did not hold".to_owned(),
     }
+}
+
+/// The steps of a search, and what a live server said with the first failure of each kind.
+fn steps_of_search(report: &ServeReport) -> Vec<String> {
+    let Some(search) = &report.search else { return Vec::new() };
+    let mut lines: Vec<String> = search_steps(search).collect();
+    let mut named = Vec::new();
+    for point in &report.points {
+        for (failure, words) in point.live.iter().flat_map(|live| &live.messages) {
+            if !named.contains(&failure) {
+                named.push(failure);
+                lines.push(format!("{}: the first {failure}: {words}", point.label));
+            }
+        }
+    }
+    lines
 }
 
 /// What was tried.

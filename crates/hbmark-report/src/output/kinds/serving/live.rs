@@ -141,7 +141,9 @@ pub(super) fn lines(live: &LiveResult, result: &ServeResult) -> Vec<String> {
         let of = words::counted(result.measured, "request");
         lines.push(format!("failed: {} of {of}", counted(result.rejected.clone())));
     }
-    lines.extend(live.messages.iter().map(|(failure, words)| format!("the first {failure}: {words}")));
+    // Those of measured requests are said with the reasons.
+    let others = live.messages.iter().filter(|(failure, _)| !result.rejected.contains_key(*failure));
+    lines.extend(others.map(|(failure, words)| format!("the first {failure}: {words}")));
     if live.short_outputs + live.long_outputs > 0 {
         lines.push(format!(
             "{} outputs are shorter and {} longer than asked for ({}): tokens per second are those of the outputs that came",
@@ -177,6 +179,12 @@ pub(super) fn lines(live: &LiveResult, result: &ServeResult) -> Vec<String> {
             "the server found {:.1} % of the prompt tokens in its prefix cache",
             share * 100.0
         ));
+    } else if live.server.as_ref().is_some_and(|server| server.computed_prompt_tokens.is_some()) {
+        lines.push(
+            "prompt tokens per second are those that the server's own counters call computed".to_owned(),
+        );
+    } else {
+        lines.push("cached prompt tokens are not known and count as computed".to_owned());
     }
     lines
 }

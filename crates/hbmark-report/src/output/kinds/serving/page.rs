@@ -5,7 +5,7 @@ use super::{
     PointVerdict, curve, held, latency_vs_load, notes, percentiles, point_verdict, reasons, served, setup,
     timeline, times,
 };
-use super::{matrix_lines, point_lines, search_steps, verdict};
+use super::{matrix_lines, point_lines, steps_of_search, verdict, warnings};
 use crate::analysis::distinct;
 use crate::analysis::words::counted;
 use crate::output::document::{Block, Document, Line, Tone, numbers, words};
@@ -173,11 +173,11 @@ fn findings(page: &mut Document, report: &ServeReport, found: &[Finding]) {
     page.titled_list("What else was found", Tone::Plain, of(false));
     page.titled_list("Points that were rejected, and why", Tone::Warning, rejected);
     page.titled_list("Points that are not decided, and why", Tone::Warning, open);
-    page.titled_list("Steps of the search", Tone::Plain, report.search.iter().flat_map(search_steps));
+    page.titled_list("Steps of the search", Tone::Plain, steps_of_search(report));
     page.titled_list("Hypotheses", Tone::Plain, report.matrix.iter().map(matrix_lines));
     page.titled_list("This load", Tone::Plain, single);
     page.titled_list("About these points", Tone::Plain, about);
-    page.titled_list("About this machine and this run", Tone::Warning, report.warnings.iter().cloned());
+    page.titled_list("About this machine and this run", Tone::Warning, warnings(report));
 }
 
 fn gates(page: &mut Document, report: &ServeReport) {

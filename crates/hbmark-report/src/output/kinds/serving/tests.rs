@@ -1,8 +1,10 @@
 //! Every format of a serving result, from the virtual clock, so that it never changes.
 
 use super::*;
+use crate::output::document::Cells;
 use crate::output::{Format, render};
 use crate::samples::{self, single, sweep};
+use hbmark_core::result::serving::LiveResult;
 
 #[test]
 fn the_table_of_a_point_shows_every_latency_and_gate() {
@@ -77,6 +79,77 @@ fn infinity_survives_json_and_null_stays_null() {
     let text = serde_json::to_string(&quantiles).unwrap();
     assert!(text.contains("\"max\":\"infinite\"") && text.contains("\"p99\":null"), "{text}");
     assert_eq!(serde_json::from_str::<Quantiles>(&text).unwrap(), quantiles);
+}
+
+#[test]
+fn a_percentile_that_the_sample_cannot_carry_is_infinite_only_where_enough_requests_failed() {
+    let shown = |n: usize, failed: usize| {
+        let mut report = single();
+        let point = &mut report.points[0];
+        let values = (0..n).map(|at| Some(if at < n - failed { 1e6 } else { f64::INFINITY }));
+        let mut result = point.result.take().unwrap();
+        result.ttft_ns = Some(Quantiles::of(values));
+        let columns = latencies("", point, &result);
+        let cell = |title: &str| {
+            let column = columns.iter().find(|column| column.title == title).unwrap();
+            let Cells::Measured { values, .. } = &column.cells else { panic!("{title} is measured") };
+            values[0]
+        };
+        ["p90", "p99", "p99.9", "max"].map(cell)
+    };
+    let [p90, p99, p99_9, max] = shown(100, 1);
+    assert!(matches!(p90, Value::Finite(_)), "{p90:?}");
+    assert_eq!((p99, p99_9, max), (Value::Null, Value::Infinite, Value::Infinite));
+    assert_eq!(shown(100, 2)[1], Value::Infinite);
+    // One of ten is the tenth: the ninth is the p90.
+    assert_eq!(shown(10, 1)[0], Value::Null);
+    assert_eq!(shown(10, 2)[0], Value::Infinite);
+}
+
+#[test]
+fn the_words_of_a_server_are_said_of_sweeps_and_searches_too() {
+    let words = "maximum context length is 2048";
+    let failing = |mut point: Point| {
+        let messages = [("status_400".to_owned(), words.to_owned())].into();
+        point.live = Some(LiveResult { messages, ..samples::live() });
+        point.result.as_mut().unwrap().rejected = [("status_400".to_owned(), 3)].into();
+        point
+    };
+    let mut report = single();
+    report.server = Some(samples::server());
+    report.points[0] = failing(report.points[0].clone());
+    report.points[0].live.as_mut().unwrap().beyond_context = 2;
+    let measured = report.points[0].result.as_ref().unwrap().measured;
+    let line = format!("not served: 3 of {measured} measured requests: status_400; the first one: {words}");
+    let warning = format!(
+        "2 of {measured} planned requests are longer than the server's context of 2048: it refuses or cuts them"
+    );
+    let table = |report: &ServeReport| render(report, Format::Table, false).unwrap();
+    let single = table(&report);
+    assert!(single.contains(&line) && single.matches(words).count() == 1, "{single}");
+    assert!(single.contains(&warning), "{single}");
+    assert!(page_of(&report).contains("it refuses or cuts them"));
+    report.points.push(Point { label: "rate 9".to_owned(), ..report.points[0].clone() });
+    let swept = table(&report);
+    assert!(swept.contains(&format!("rate 9: {line}")), "{swept}");
+    assert_eq!(swept.matches("it refuses or cuts them").count(), 1, "{swept}");
+    report.search = Some(Search::default());
+    let searched = table(&report);
+    assert!(searched.contains(&format!("the first status_400: {words}")), "{searched}");
+    assert_eq!(searched.matches(words).count(), 1, "{searched}");
+    assert!(page_of(&report).contains(words));
+}
+
+#[test]
+fn prompt_tokens_of_which_nobody_says_whether_they_were_cached_are_said_to_count() {
+    let mut report = single();
+    let said = |report: &ServeReport| point_lines(&report.points[0]).pop().unwrap_or_default();
+    let unknown = "cached prompt tokens are not known and count as computed";
+    let lines = |report: &ServeReport| point_lines(&report.points[0]);
+    report.points[0].live = Some(samples::live());
+    assert!(lines(&report).iter().any(|line| line == unknown), "{}", said(&report));
+    report.points[0].live.as_mut().unwrap().cached_share = Some(0.0);
+    assert!(lines(&report).iter().all(|line| line != unknown));
 }
 
 /// A page as text.
