@@ -300,7 +300,7 @@ impl Soak {
             prompts: None,
             seed: 1,
             threads: Some(2),
-            depth: ProtocolPreset::Smoke,
+            preset: ProtocolPreset::Smoke,
             stopping: hbmark::measure::protocol::Stopping::default(),
             fresh_ceilings: true,
             device_options: DeviceOptions::default(),

@@ -290,7 +290,9 @@ impl Rounds<'_> {
             }
             Err(error) => {
                 self.lost.push(format!("{title} gave no result: {error}"));
-                times.iter_mut().for_each(|pair| *failed(pair, second_slot) = true);
+                for pair in times {
+                    *failed(pair, second_slot) = true;
+                }
                 return Ok(());
             }
         };

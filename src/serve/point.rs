@@ -25,6 +25,16 @@ use hbmark_traffic::workload::PlannedRequest;
 /// The share of the time that a client may wait for a processor and count as never kept from one.
 const UNHINDERED: f64 = 0.02;
 
+/// What other processes did beside the client of a server elsewhere. Work that never kept the client from a processor is in no latency.
+fn note_foreign_load(point: &mut Point, host: &mut HostTelemetry) {
+    let waited = point.live.as_ref().and_then(|live| live.client_cpu_wait);
+    if let Some(result) = point.result.as_mut() {
+        result.foreign_cores = host.load(true).and_then(|load| load.foreign_cores);
+        let unhindered = waited.is_some_and(|share| share <= UNHINDERED);
+        result.foreign_cores_allowed = unhindered.then(|| cores() as f64);
+    }
+}
+
 /// What holding outputs to a grammar took.
 fn structured_cost(
     grammar: &CompiledGrammar,
@@ -125,12 +135,8 @@ impl ServingEngine {
                 point = server.measure(spec, observe)?;
                 host.after_block();
                 // The work of a server on this machine is no other's.
-                let waited = point.live.as_ref().and_then(|live| live.client_cpu_wait);
-                if let Some(result) = point.result.as_mut().filter(|_| !server.endpoint.is_local()) {
-                    result.foreign_cores = host.load(true).and_then(|load| load.foreign_cores);
-                    // Work that never kept the client from a processor is in no latency.
-                    let unhindered = waited.is_some_and(|share| share <= UNHINDERED);
-                    result.foreign_cores_allowed = unhindered.then(|| cores() as f64);
+                if !server.endpoint.is_local() {
+                    note_foreign_load(&mut point, &mut host);
                 }
             }
             Self::Engine { session, tokenizer, model, grammar, fault } => {
@@ -164,6 +170,7 @@ impl ServingEngine {
                     error
                 };
                 session.preallocate_blocks(spec.blocks_of(&plan)).map_err(&mut suffer)?;
+                let on_gpu = session.capabilities().on_gpu();
                 let mut executor = SessionExecutor::new(session.as_mut(), Sampler::new(spec.sampling))
                     .with_constraints(constraints);
                 let mut clock = HostClock::default();
@@ -185,7 +192,6 @@ impl ServingEngine {
                 );
                 point.ideal_hit_rate = spec.ideal_hit_rate(&plan, &run);
                 result.foreign_cores = host.load(true).and_then(|load| load.foreign_cores);
-                let on_gpu = session.capabilities().on_gpu();
                 result.foreign_cores_allowed = on_gpu.then(|| Limits::beside_gpu(cores()).foreign_cores);
                 let share = spec.constrained.unwrap_or_default();
                 let counts = grammar.zip(executor.constraint_counts());

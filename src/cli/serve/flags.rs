@@ -19,7 +19,7 @@ use crate::weights::{self, OpenModel};
 use hbmark_core::ledger::devices;
 use hbmark_core::model::Dtype;
 use hbmark_core::result::serving::{
-    Arrivals, Offered, Policy, SchedulerConfig, Slo, SweepVariable, parse_span,
+    Arrivals, Offered, Policy, SchedulerConfig, Slo, SloMetric, SweepVariable, parse_span,
 };
 use hbmark_core::result::{DeviceSpec, EngineKind};
 use hbmark_core::units::Nanos;

@@ -258,7 +258,7 @@ fn with_divisors(mut w: Writer, divisors: &[f32]) -> Vec<u8> {
 
 /// Divisors of Llama-3.2-1B's scaling for heads of 8 as llama.cpp's converter computes them: wavelengths of 6.28, 167, 4443 and 118,144 positions
 /// of an original context of 8192, between 2048 and 8192 a mean.
-const LLAMA3_DIVISORS: [f32; 4] = [1.0, 1.0, 3.292_262_1, 32.0];
+const LLAMA3_DIVISORS: [f32; 4] = [1.0, 1.0, 3.292_262, 32.0];
 
 #[test]
 fn rotary_scaling_is_read_and_a_table_of_divisors_is_llama_3_s_or_refused() {

@@ -92,7 +92,7 @@ fn beside(cell: CellResult, gigabytes_per_s: f64) -> CellResult {
 fn memory_that_is_slower_than_the_ceiling_is_no_overhead_of_kernels() {
     let ladder = only(vec![beside(native(110.0), 5.0)]);
     assert_eq!(adds(&ladder), named(&[("ceiling", 514), ("read beside", 514), ("native", 72)]));
-    assert_eq!(ladder.rungs[1].time_ns, 102.8 * MS);
+    assert!((ladder.rungs[1].time_ns - 102.8 * MS).abs() < 1.0);
     assert_eq!(
         ladder.story,
         "decode b1 c128: of native's 110.0 ms, 51.4 ms is the memory floor of bf16, 51.4 ms the memory's other rate \
