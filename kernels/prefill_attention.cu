@@ -70,16 +70,16 @@ __device__ inline void prefill_attention(const PrefillWork& work, const Cache& c
     const auto load = [&](int base, int stage) {
         for (int i = threadIdx.x; i < POSITIONS * V; i += PREFILL_THREADS) {
             const int position = base + i / V, vector = i % V;
-            const bool exists = position < end && vector * 8 < head_dim;
-            const int there = exists ? position : begin, at = exists ? vector * 8 : 0;
-            const bool in_value = position < end && vector * 8 < value_dim;
-            const C* key = cache.at<C>(start, there, kv_head, 0) + at;
-            const C* value = cache.value_at<C>(start, there, kv_head, value_dim) + (in_value ? at : 0);
+            // V may be the wider of the two.
+            const bool exists = position < end, in_key = exists && vector * 8 < head_dim, in_value = exists && vector * 8 < value_dim;
+            const int there = exists ? position : begin;
+            const C* key = cache.at<C>(start, there, kv_head, 0) + (in_key ? vector * 8 : 0);
+            const C* value = cache.value_at<C>(start, there, kv_head, value_dim) + (in_value ? vector * 8 : 0);
             if constexpr (WIDENED) {
-                copy_async<8>(narrow_of(stage) + i * 8, key, exists);
+                copy_async<8>(narrow_of(stage) + i * 8, key, in_key);
                 copy_async<8>(narrow_of(stage) + NARROW_BYTES + i * 8, value, in_value);
             } else {
-                copy_async(swizzled<V>(keys_of(stage), i / V, vector), key, exists);
+                copy_async(swizzled<V>(keys_of(stage), i / V, vector), key, in_key);
                 if (VV == V || vector < VV) copy_async(swizzled<VV>(values_of(stage), i / V, vector), value, in_value);
             }
         }

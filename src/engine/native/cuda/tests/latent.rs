@@ -521,13 +521,23 @@ const WIDE_HEADS: &str = r#"{"model_type":"deepseek_v3","hidden_size":64,"num_hi
 
 #[test]
 fn prompts_over_latents_are_expanded_to_heads_of_their_own() {
-    let architecture = parse_config(WIDE_HEADS, Path::new("written here")).unwrap();
+    // V narrower than K, and wider.
+    let wider_values = WIDE_HEADS
+        .replace("\"qk_nope_head_dim\":128", "\"qk_nope_head_dim\":64")
+        .replace("\"qk_rope_head_dim\":64", "\"qk_rope_head_dim\":32");
     // A prompt of two tiles of queries beside the beginning of another; the rest of that; a few more tokens of the first, which meet latents; decode.
     let scripts = [vec![70, 0, 9, 1], vec![2, 60, 1, 1]].map(|brings| Script { cached: 0, brings });
     let tuning = Tuning { min_prefill_rows: 2, ..SMALL };
-    for (seed, dtype) in (0..).zip([Dtype::Bf16, Dtype::F16, Dtype::Int8]) {
+    let cases = [
+        (WIDE_HEADS, Dtype::Bf16),
+        (WIDE_HEADS, Dtype::F16),
+        (WIDE_HEADS, Dtype::Int8),
+        (&wider_values, Dtype::Bf16),
+    ];
+    for (seed, (config, dtype)) in (0..).zip(cases) {
+        let architecture = parse_config(config, Path::new("written here")).unwrap();
         let kv_dtype = if dtype == Dtype::F16 { Dtype::F16 } else { Dtype::Bf16 };
-        let sample = Sample { architecture: architecture.clone(), dtype, kv_dtype, seed };
+        let sample = Sample { architecture, dtype, kv_dtype, seed };
         let scenario = Scenario::new(&scripts, 16, 199, seed);
         let operations = || CudaOperations::with_tuning(Emulated::new(seed), tuning);
         let forms: Vec<LatentForm> = scenario
