@@ -18,7 +18,7 @@ use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 
-use super::device::{Gemm, GemmOperands};
+use super::device::{GEMM_ALIGNMENT, Gemm, GemmOperands};
 use super::device_matrix::KernelFormat;
 use crate::engine::cuda::{self, EventTimeline};
 use crate::engine::{EngineError, Timeline};
@@ -98,6 +98,10 @@ impl CublasLt {
         operands: &GemmOperands,
         recording: bool,
     ) -> Result<(), EngineError> {
+        if let Some((side, address)) = operands.misaligned() {
+            let detail = format!("{side} of {product:?} at {address:#x}, which is no multiple of {GEMM_ALIGNMENT}");
+            return Err(EngineError::Device { device: self.name.clone(), detail });
+        }
         if !self.plans.contains_key(product) {
             let plan = self.plan(product, operands, recording)?;
             self.plans.insert(*product, plan);

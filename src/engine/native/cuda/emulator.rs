@@ -418,6 +418,9 @@ impl Device for Emulated {
     }
 
     fn multiply(&mut self, product: &Gemm, operands: &GemmOperands) -> Result<(), EngineError> {
+        if let Some((side, address)) = operands.misaligned() {
+            return Err(Self::failed(format!("{side} of a product at {address:#x}")));
+        }
         self.capture_or_run(GraphNode::Gemm(*product, *operands))
     }
 
