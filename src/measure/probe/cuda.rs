@@ -264,7 +264,10 @@ mod tests {
         assert_eq!(of(80 << 30, None), [4 << 30, 1 << 30]);
         assert_eq!(of(1 << 30, Some(50 << 20)), [256 << 20; 2]);
         let cache = Bytes(50 << 20);
-        assert_eq!([400 << 20, (400 << 20) - 1].map(|bytes| is_in_memory(Bytes(bytes), cache)), [true, false]);
+        assert_eq!(
+            [400 << 20, (400 << 20) - 1].map(|bytes| is_in_memory(Bytes(bytes), cache)),
+            [true, false]
+        );
     }
 
     #[test]

@@ -99,7 +99,8 @@ impl CublasLt {
         recording: bool,
     ) -> Result<(), EngineError> {
         if let Some((side, address)) = operands.misaligned() {
-            let detail = format!("{side} of {product:?} at {address:#x}, which is no multiple of {GEMM_ALIGNMENT}");
+            let detail =
+                format!("{side} of {product:?} at {address:#x}, which is no multiple of {GEMM_ALIGNMENT}");
             return Err(EngineError::Device { device: self.name.clone(), detail });
         }
         if !self.plans.contains_key(product) {
