@@ -242,6 +242,8 @@ mod tests {
         let mut buffer =
             PeerBuffer { shared: Some(shared), floats: 1 << 32, outputs: 1, ..PeerBuffer::default() };
         let hidden = Emulated::address(&hidden);
+        device.only_checks = true;
+        buffer.all_reduce(&mut device, &rank, Tuning::default(), (1, 8192), hidden).unwrap();
         device.begin_capture().unwrap();
         for rows in [(1 << 18) - 1, 1 << 18] {
             buffer.all_reduce(&mut device, &rank, Tuning::default(), (rows, 8192), hidden).unwrap();
