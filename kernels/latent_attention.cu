@@ -10,6 +10,7 @@
 // Positions, starts and tables come from the host, so they are read before the wait for the last kernel.
 
 #include "cache.cuh"
+#include "query_tiles.cuh"
 #include "splits.cuh"
 #include "tensor.cuh"
 
@@ -28,7 +29,7 @@ struct LatentWork {
     float* partial;
     float2* statistics;
     unsigned* arrived;
-    int heads, latent, splits, least;
+    int rows_before, sequences, heads, latent, splits, least;
     float scale;
 };
 
@@ -192,11 +193,12 @@ __device__ inline void latent_attention(const LatentWork& work, const Cache& cac
 }
 
 // The rows of a sequence together, on tensor cores: the twin of latent_attention, and held against it, for caches of 16 bits.
-// Grid: (tiles of 64 queries of the longest sequence × splits, sequences). Block: 256 threads. The queries of a sequence are its rows × their heads: a
-// block has 64 of them, and all of them share each tile of 32 positions. A warp has 16 queries: for the products with K half of the elements, whose sums
+// Grid: (tiles of 64 queries × splits). Block: 256 threads. The queries of a sequence are its rows × their heads: a block has 64 of them, and all of them
+// share each tile of 32 positions. Tiles lie as in query_tiles.cuh, by the last rows of so many sequences, behind rows_before others of the
+// step: blocks without queries return. A warp has 16 queries: for the products with K half of the elements, whose sums
 // it exchanges with the warp that has the other half, for those with V half of the values. Splits have `least` tiles of positions or more; a shorter
 // sequence uses fewer, and blocks without a split return.
-// arrived [sequences, tiles]. Shared: the queries, two tiles of positions, one of which is on its way, and 16 KiB of scores: 160 KiB.
+// arrived [tiles]. Shared: the queries, two tiles of positions, one of which is on its way, and 16 KiB of scores: 160 KiB.
 // Bytes: width elements per 64 queries and position; queries and weights are rounded to the cache's dtype before they are multiplied. Minimum
 // architecture: sm_80. latent_attention_tiled_DTYPE.
 template <class T>
@@ -206,12 +208,12 @@ __device__ inline void latent_attention_tiled(const LatentWork& work, const Cach
     constexpr int OWN = LATENT_POSITIONS / LATENT_WARPS, PAIRS = MOST_LATENT / 32;
     SHARED_BYTES(memory);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, of_queries = warp % 4, side = warp / 4;
-    const int sequence = blockIdx.y, heads = work.heads, width = cache.head_dim, vectors = width / 8;
+    const int heads = work.heads, width = cache.head_dim, vectors = width / 8;
     const int tile = blockIdx.x / work.splits, split = blockIdx.x % work.splits;
 
     launch_dependents();
-    const int first_row = sequence > 0 ? work.last_rows[sequence - 1] + 1 : 0, rows = work.last_rows[sequence] + 1 - first_row;
-    const int first_query = tile * LATENT_QUERIES, queries = rows * heads;
+    const QueryTile mine = query_tile<LATENT_QUERIES>(work.last_rows, work.rows_before, work.sequences, heads, tile);
+    const int first_row = mine.first_row, queries = mine.queries, first_query = mine.first_query;
     if (first_query >= queries) return;
     const int last_position = work.positions[first_row] + (min(first_query + LATENT_QUERIES, queries) - 1) / heads;
     const int tiles_seen = last_position / LATENT_POSITIONS + 1;
@@ -360,7 +362,7 @@ __device__ inline void latent_attention_tiled(const LatentWork& work, const Cach
         }
     }
     if (splits == 1) return;
-    if (!comes_last(work.arrived + (size_t)sequence * (gridDim.x / work.splits) + tile, splits)) return;
+    if (!comes_last(work.arrived + tile, splits)) return;
     merge_splits<LATENT_WARPS>(
         work.partial, work.statistics, work.splits, splits, min(LATENT_QUERIES, queries - first_query), work.latent, (float*)memory,
         [&](int i) { return (size_t)first_row * heads + first_query + i; }, [&](size_t at, float4 value) { ((float4*)work.out)[at] = value; });
@@ -370,8 +372,9 @@ __device__ inline void latent_attention_tiled(const LatentWork& work, const Cach
     HBMARK_KERNEL_BOUNDED(LATENT_THREADS, 1, name, const float* query, const unsigned* positions, const unsigned* last_rows,                \
                           const unsigned long long* tables, const unsigned* starts, float* out, float* partial, float2* statistics,        \
                           unsigned* arrived, unsigned long long layer_bytes, int layer, int heads, int width, int latent, int block_shift, \
-                          int splits, int least, float scale) {                                                                            \
-        function<T>({query, positions, last_rows, out, partial, statistics, arrived, heads, latent, splits, least, scale},                 \
+                          int splits, int least, float scale, int rows_before, int sequences) {                                              \
+        function<T>({query, positions, last_rows, out, partial, statistics, arrived, rows_before, sequences, heads, latent, splits, least,   \
+                     scale},                                                                                                               \
                     {tables, starts, layer_bytes, layer, 1, width, block_shift});                                                          \
     }
 KERNEL(latent_attention_bf16, latent_attention, Bf16)

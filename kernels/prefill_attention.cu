@@ -4,10 +4,11 @@
 //
 // Shapes: query [rows, heads * head_dim], out [rows, heads * value_dim] f32; cache: cache.cuh in bf16, f16, fp8 or int8, with V of value_dim; both multiples
 // of 8, at most D and VD.
-// Grid: (tiles of 64 queries of the longest sequence × splits, kv_heads, sequences). Block: 128 threads. The queries of a sequence and a head of K and
-// V are its rows × the query heads of the group; a warp has 16 of them, a block 64, and all of them share each tile of 64 positions. Few queries over
+// Grid: (tiles of 64 queries × splits, kv_heads). Block: 128 threads. The queries of a sequence and a head of K and V are its rows × the query heads of
+// the group; a warp has 16 of them, a block 64, and all of them share each tile of 64 positions. Tiles lie as in query_tiles.cuh, by
+// the last rows of so many sequences, behind rows_before others of the step: blocks without queries return. Few queries over
 // many positions are split by positions, each split `least` tiles or more; a shorter sequence uses fewer, and blocks without a split return.
-// partial [rows, heads, splits, value_dim], statistics [rows, heads, splits] and arrived [sequences, kv_heads, tiles] are those of splits.cuh.
+// partial [rows, heads, splits, value_dim], statistics [rows, heads, splits] and arrived [tiles, kv_heads] are those of splits.cuh.
 // Shared: two tiles of K and of V, 64 * D and 64 * VD elements each; one is multiplied while the next one comes. Of elements of one byte, which are widened to f16
 // and multiplied with their scales between, one wide tile of each, then two with their scales.
 // Bytes: positions * kv_heads * (head_dim + value_dim) elements per 64 queries. FLOPs: 2 * heads * (head_dim + value_dim) per row and position that it sees; queries and
@@ -15,6 +16,7 @@
 // prefill_attention_DTYPE_dD: VD is D, and 128 of 192 (DeepSeek's heads).
 
 #include "cache.cuh"
+#include "query_tiles.cuh"
 #include "splits.cuh"
 #include "tensor.cuh"
 
@@ -25,7 +27,7 @@ struct PrefillWork {
     const float* query;
     const unsigned *positions, *last_rows;
     float* out;
-    int heads, value_dim, window;
+    int rows_before, sequences, heads, value_dim, window;
     // Scores are bent towards softcap where that is above 0.
     float scale, softcap;
     // [heads]: one more score of each, without a value; or null.
@@ -48,10 +50,10 @@ __device__ inline void prefill_attention(const PrefillWork& work, const Cache& c
     launch_dependents();
     wait_for_dependency();
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const int kv_head = blockIdx.y, sequence = blockIdx.z, head_dim = cache.head_dim, value_dim = work.value_dim, group = work.heads / cache.kv_heads;
-    const int first_row = sequence > 0 ? work.last_rows[sequence - 1] + 1 : 0, rows = work.last_rows[sequence] + 1 - first_row;
+    const int kv_head = blockIdx.y, head_dim = cache.head_dim, value_dim = work.value_dim, group = work.heads / cache.kv_heads;
     const int tile = blockIdx.x / work.splits, split = blockIdx.x % work.splits;
-    const int first_query = tile * QUERIES, queries = rows * group;
+    const QueryTile mine = query_tile<QUERIES>(work.last_rows, work.rows_before, work.sequences, group, tile);
+    const int first_row = mine.first_row, queries = mine.queries, first_query = mine.first_query;
     if (first_query >= queries) return;
     const unsigned start = cache.starts[first_row];
     const int first_position = work.positions[first_row] + first_query / group;
@@ -70,16 +72,16 @@ __device__ inline void prefill_attention(const PrefillWork& work, const Cache& c
     const auto load = [&](int base, int stage) {
         for (int i = threadIdx.x; i < POSITIONS * V; i += PREFILL_THREADS) {
             const int position = base + i / V, vector = i % V;
-            const bool exists = position < end && vector * 8 < head_dim;
-            const int there = exists ? position : begin, at = exists ? vector * 8 : 0;
-            const bool in_value = position < end && vector * 8 < value_dim;
-            const C* key = cache.at<C>(start, there, kv_head, 0) + at;
-            const C* value = cache.value_at<C>(start, there, kv_head, value_dim) + (in_value ? at : 0);
+            // V may be the wider of the two.
+            const bool exists = position < end, in_key = exists && vector * 8 < head_dim, in_value = exists && vector * 8 < value_dim;
+            const int there = exists ? position : begin;
+            const C* key = cache.at<C>(start, there, kv_head, 0) + (in_key ? vector * 8 : 0);
+            const C* value = cache.value_at<C>(start, there, kv_head, value_dim) + (in_value ? vector * 8 : 0);
             if constexpr (WIDENED) {
-                copy_async<8>(narrow_of(stage) + i * 8, key, exists);
+                copy_async<8>(narrow_of(stage) + i * 8, key, in_key);
                 copy_async<8>(narrow_of(stage) + NARROW_BYTES + i * 8, value, in_value);
             } else {
-                copy_async(swizzled<V>(keys_of(stage), i / V, vector), key, exists);
+                copy_async(swizzled<V>(keys_of(stage), i / V, vector), key, in_key);
                 if (VV == V || vector < VV) copy_async(swizzled<VV>(values_of(stage), i / V, vector), value, in_value);
             }
         }
@@ -230,7 +232,7 @@ __device__ inline void prefill_attention(const PrefillWork& work, const Cache& c
         }
     }
     if (splits == 1) return;
-    if (!comes_last(work.arrived + ((size_t)sequence * gridDim.y + kv_head) * (gridDim.x / work.splits) + tile, splits)) return;
+    if (!comes_last(work.arrived + (size_t)tile * gridDim.y + kv_head, splits)) return;
     const auto head_of = [&](int i) {
         const int query = first_query + i;
         return (size_t)(first_row + query / group) * work.heads + kv_head * group + query % group;
@@ -244,9 +246,9 @@ __device__ inline void prefill_attention(const PrefillWork& work, const Cache& c
                           const unsigned* last_rows, const unsigned long long* tables, const unsigned* starts, float* out,                \
                           unsigned long long layer_bytes, int layer, int heads, int kv_heads, int head_dim, int value_dim,                \
                           int block_shift, int window, float scale, float softcap, const float* sinks, int splits, int least,             \
-                          float* partial, float2* statistics, unsigned* arrived) {                                                        \
-        prefill_attention<T, C, D, VD>({query, positions, last_rows, out, heads, value_dim, window, scale, softcap, sinks, splits,        \
-                                        least, partial, statistics, arrived},                                                             \
+                          int rows_before, int sequences, float* partial, float2* statistics, unsigned* arrived) {                          \
+        prefill_attention<T, C, D, VD>({query, positions, last_rows, out, rows_before, sequences, heads, value_dim, window, scale, softcap, \
+                                        sinks, splits, least, partial, statistics, arrived},                                              \
                                        {tables, starts, layer_bytes, layer, kv_heads, head_dim, block_shift});                            \
     }
 #define KERNELS(dtype, T, C) KERNEL(dtype, T, C, 64, 64) KERNEL(dtype, T, C, 128, 128)

@@ -18,15 +18,19 @@ use crate::engine::native::cuda::nccl::{Communicator, Nccl};
 use crate::engine::{Backend, DeviceChoice, DeviceOptions};
 use crate::measure::canary::Canary;
 use crate::measure::timer_checks::Check;
-use hbmark_core::ledger::CACHE_MARGIN;
 use hbmark_core::result::{AllReduceTime, Ceilings, GpuCeilings, LinkCeilings, Spread};
 use hbmark_core::units::{Bytes, BytesPerSecond, Nanos};
 
-/// Far beyond any L2 (50 to 60 MiB on Hopper), and long enough that ramp and tail vanish.
+/// Long enough that ramp and tail vanish, and so many times what L2 holds (50 to 126 MiB from Hopper on) that what stays there between two reads is
+/// less than a hundredth.
 const WORKING_SET: u64 = 4 << 30;
+const WORKING_SET_CACHES: u64 = 128;
 
-/// A millisecond or less beside each block. A nearly full device has a smaller one, rather than none.
+/// A millisecond or less beside each block, and a few hundredths in L2. A nearly full device has a smaller one, rather than none, whose time still tells
+/// a slower device; below so many times what L2 holds no rate is made of it.
 const CANARY_BYTES: u64 = 1 << 30;
+const CANARY_CACHES: u64 = 32;
+const RATE_CACHES: u64 = 8;
 
 /// L2 is read in a buffer of this share of it, so often.
 const CACHED_SHARE: u64 = 4;
@@ -49,7 +53,7 @@ pub fn measure_cuda(index: u32, quick: bool) -> Result<Ceilings, ProbeError> {
     let (free, cache) = (driver.free_bytes()?, driver.cache_bytes());
     let bytes = |bytes: u64| usize::try_from(bytes & !0xffff).unwrap_or(usize::MAX);
     let extent = Extent {
-        working_set: bytes((free.0 / 4).min(WORKING_SET)),
+        working_set: bytes(within(free, WORKING_SET, WORKING_SET_CACHES, cache)),
         cached: bytes(cache.map_or(8 << 20, |cache| cache.0 / CACHED_SHARE)).max(1 << 16),
         cached_passes: CACHED_PASSES,
         blocks_per_multiprocessor: &[1, 2, 4, 8, 16],
@@ -73,6 +77,12 @@ pub fn measure_cuda(index: u32, quick: bool) -> Result<Ceilings, ProbeError> {
         ..ceilings.gpu.unwrap_or_default()
     });
     Ok(ceilings)
+}
+
+/// A quarter of what is free, at the most: so many bytes, or so many times the cache where that is more.
+fn within(free: Bytes, bytes: u64, caches: u64, cache: Option<Bytes>) -> u64 {
+    let beyond = cache.map_or(0, |cache| cache.0.saturating_mul(caches));
+    (free.0 / 4).min(bytes.max(beyond))
 }
 
 /// Bytes of sums over GPUs: of hidden states of a token in the smallest models, and of some hundred in large ones.
@@ -176,7 +186,7 @@ fn products(backend: &mut Backend, dtype: DType, size: usize, seconds: f64) -> c
     Ok(rates)
 }
 
-/// Reads a gigabyte of the device's memory, which lies outside the pool that candle allocates from.
+/// Reads a gigabyte or more of the device's memory, which lies outside the pool that candle allocates from.
 struct CudaCanary {
     probe: DeviceProbe<Driver>,
     read: KernelLaunch,
@@ -187,11 +197,17 @@ struct CudaCanary {
     seconds: f64,
 }
 
+/// Whether L2 can hold too little of a canary's bytes to matter to their rate.
+fn is_in_memory(bytes: Bytes, cache: Bytes) -> bool {
+    bytes.0 / RATE_CACHES >= cache.0
+}
+
 /// The canary of a GPU.
 pub fn canary(index: u32) -> Result<Box<dyn Canary>, ProbeError> {
     let mut driver = Driver::open(index)?;
-    let Bytes(free) = driver.free_bytes()?;
-    let bytes = usize::try_from((free / 4).min(CANARY_BYTES) & !0xffff).unwrap_or(usize::MAX);
+    let (free, cache) = (driver.free_bytes()?, driver.cache_bytes());
+    let bytes = within(free, CANARY_BYTES, CANARY_CACHES, cache) & !0xffff;
+    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
     let (buffer, sum) = (driver.allocate_outside_pool(bytes)?, driver.allocate_outside_pool(4)?);
     driver.upload(&sum, 0, &[0; 4])?;
     let blocks = driver.multiprocessors() * 8;
@@ -199,7 +215,7 @@ pub fn canary(index: u32) -> Result<Box<dyn Canary>, ProbeError> {
     driver.synchronise()?;
     let read = read(&memory_of::<Driver>(&buffer), &memory_of::<Driver>(&sum), blocks);
     let bytes = Bytes(bytes as u64);
-    let bytes = driver.cache_bytes().filter(|cache| bytes.0 / CACHE_MARGIN >= cache.0).map(|_| bytes);
+    let bytes = cache.filter(|cache| is_in_memory(bytes, *cache)).map(|_| bytes);
     let probe = DeviceProbe::new(driver);
     Ok(Box::new(CudaCanary { probe, read, _buffers: [buffer, sum], bytes, seconds: f64::NAN }))
 }
@@ -232,6 +248,26 @@ mod tests {
         // Four matrices of 8,192 in f32 are a GiB, and half of the memory stays free.
         assert_eq!([of(100 << 30), of(2 << 30), of((2 << 30) - 1)], [8192, 8192, 4096]);
         assert_eq!([of(32 << 20), of(31 << 20), of(0)], [1024, 512, SMALLEST_PRODUCT]);
+    }
+
+    #[test]
+    fn what_is_read_is_many_times_what_l2_holds_where_there_is_room() {
+        let of = |free: u64, cache: Option<u64>| {
+            let (free, cache) = (Bytes(free), cache.map(Bytes));
+            [(WORKING_SET, WORKING_SET_CACHES), (CANARY_BYTES, CANARY_CACHES)]
+                .map(|(bytes, caches)| within(free, bytes, caches, cache))
+        };
+        // An A100, an H200, a B200; one that does not say; one that is nearly full.
+        assert_eq!(of(80 << 30, Some(40 << 20)), [5 << 30, 5 << 28]);
+        assert_eq!(of(140 << 30, Some(50 << 20)), [6400 << 20, 1600 << 20]);
+        assert_eq!(of(180 << 30, Some(126 << 20)), [16_128 << 20, 4032 << 20]);
+        assert_eq!(of(80 << 30, None), [4 << 30, 1 << 30]);
+        assert_eq!(of(1 << 30, Some(50 << 20)), [256 << 20; 2]);
+        let cache = Bytes(50 << 20);
+        assert_eq!(
+            [400 << 20, (400 << 20) - 1].map(|bytes| is_in_memory(Bytes(bytes), cache)),
+            [true, false]
+        );
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //!
 //! Enters: queries, a step and a pool. Leaves: launches of `decode_attention.cu` and `prefill_attention.cu`, and the bytes of K and V they read.
 
+use std::ops::Range;
+
 use Argument::{Address, F32, I32, U64};
 
 use super::device::{Argument, Device, KernelLaunch};
@@ -100,7 +102,8 @@ pub struct SplitSpace {
 /// Attention of single rows over the cache.
 #[derive(Debug)]
 pub struct DecodeAttention<'a, D: Device> {
-    pub rows: usize,
+    /// Which of the step.
+    pub rows: Range<usize>,
     pub shape: AttentionShape,
     pub window: Option<usize>,
     /// One more score of each head, whose V is zero.
@@ -111,7 +114,7 @@ pub struct DecodeAttention<'a, D: Device> {
     pub pool: &'a Pool<D>,
     pub layer: usize,
     pub out: &'a DeviceTensor<D>,
-    /// The same in the format of the cache, for the product that follows; 0 for none.
+    /// All rows of it in the format of the cache, for the product that follows; 0 for none.
     pub rounded: u64,
     /// With `[rows, kv_heads · chunks]` words.
     pub space: SplitSpace,
@@ -122,12 +125,14 @@ impl<D: Device> DecodeAttention<'_, D> {
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<(), EngineError> {
         let Self { rows, shape, window, sinks, cut, query, step, pool, layer, out, .. } = self;
         let dim = shape.head_dim;
-        if query.width != shape.query_width() || out.width != query.width || query.rows.min(out.rows) < *rows
+        if query.width != shape.query_width()
+            || out.width != query.width
+            || query.rows.min(out.rows) < rows.end
         {
             return launch_mismatch(
                 device,
                 "decode_attention",
-                format!("{rows} rows of {} to {}", query.width, out.width),
+                format!("rows {rows:?} of {} to {}", query.width, out.width),
             );
         }
         if !dim.is_multiple_of(8) || dim > MAX_HEAD_DIM || pool.shape.head_dim != dim {
@@ -135,18 +140,19 @@ impl<D: Device> DecodeAttention<'_, D> {
         }
         let sinks = sinks_argument(device, "decode_attention", shape, *sinks)?;
         let known_dim = if matches!(dim, 64 | 128) && pool.shape.dtype != Dtype::F32 { dim } else { 0 };
+        let of_row = |address, bytes: usize| row_address(address, rows.start, bytes);
         device.launch(&KernelLaunch {
             kernel: format!("decode_attention_{}_g{}_d{known_dim}", pool.shape.dtype, cut.together),
-            grid: [word(*rows), word(shape.kv_heads * cut.chunks), word(cut.splits)],
+            grid: [word(rows.len()), word(shape.kv_heads * cut.chunks), word(cut.splits)],
             threads: THREADS,
             shared_bytes: word(cut.shared_bytes(dim)),
             arguments: vec![
-                Address(D::address(&query.memory)),
-                Address(step.positions()),
+                of_row(D::address(&query.memory), 4 * query.width),
+                of_row(step.positions(), 4),
                 Address(step.tables()),
-                Address(step.starts()),
-                Address(D::address(&out.memory)),
-                Address(self.rounded),
+                of_row(step.starts(), 4),
+                of_row(D::address(&out.memory), 4 * out.width),
+                of_row(self.rounded, 2 * out.width),
                 Address(self.space.partial),
                 Address(self.space.statistics),
                 Address(self.space.arrived),
@@ -166,6 +172,11 @@ impl<D: Device> DecodeAttention<'_, D> {
     }
 }
 
+/// Where a row begins, of so many bytes each; nowhere where there are no rows.
+pub(super) fn row_address(rows: u64, row: usize, bytes: usize) -> Argument {
+    Address(if rows == 0 { 0 } else { rows + (row * bytes) as u64 })
+}
+
 /// How an attention is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttentionCut {
@@ -178,25 +189,112 @@ pub enum AttentionCut {
 }
 
 impl AttentionCut {
-    /// Bytes of K and V that the rows of a step read.
-    pub fn bytes(&self, rows: &Rows, window: Option<usize>, pool: &PoolShape) -> u64 {
+    /// Bytes of K and V that the rows of a run read.
+    pub fn bytes(&self, run: &SequenceRun<'_>, window: Option<usize>, pool: &PoolShape) -> u64 {
         match self {
-            Self::Rows(cut) => row_bytes(rows, cut.chunks, window, pool.position_bytes()),
-            Self::Tiles { group } => tile_bytes(rows, *group, window, pool.position_bytes()),
-            Self::Latents(cut) => cut.bytes(rows, pool.position_bytes()),
+            Self::Rows(cut) => row_bytes(run, cut.chunks, window, pool.position_bytes()),
+            Self::Tiles { group } => tile_bytes(run, *group, window, pool.position_bytes()),
+            Self::Latents(cut) => cut.bytes(run, pool.position_bytes()),
         }
     }
 }
 
+/// Consecutive sequences of a step, to which one launch attends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SequenceRun<'a> {
+    step: &'a Rows,
+    sequences: Range<usize>,
+}
+
+impl<'a> SequenceRun<'a> {
+    /// All sequences of a step.
+    pub fn whole(step: &'a Rows) -> Self {
+        Self { step, sequences: 0..step.sequences.len() }
+    }
+
+    /// The sequences of a step with prompts in three: those of a single row before the first prompt, those from there to the last, and those behind, of
+    /// which none may be there. Single rows between prompts stay among them. Steps that come again are one: a graph serves others of theirs.
+    pub fn with_single_rows_apart(step: &'a Rows) -> impl Iterator<Item = Self> {
+        let count = step.sequences.len();
+        let single = |sequence: &&SequenceRows| sequence.rows.len() == 1;
+        let (mut before, mut behind) = (0, 0);
+        if !comes_again(step) {
+            before = step.sequences.iter().take_while(single).count();
+            behind = step.sequences[before..].iter().rev().take_while(single).count();
+        }
+        let parts = [0..before, before..count - behind, count - behind..count];
+        parts.into_iter().filter(|part| !part.is_empty()).map(move |sequences| Self { step, sequences })
+    }
+
+    /// Whether they are all.
+    pub fn is_whole(&self) -> bool {
+        self.sequences.len() == self.step.sequences.len()
+    }
+
+    /// Which of the step they are.
+    pub fn sequences(&self) -> Range<usize> {
+        self.sequences.clone()
+    }
+
+    fn all(&self) -> &'a [SequenceRows] {
+        &self.step.sequences[self.sequences()]
+    }
+
+    /// Their rows.
+    pub fn rows(&self) -> Range<usize> {
+        let sequences = self.all();
+        sequences.first().map_or(0, |first| first.rows.start)
+            ..sequences.last().map_or(0, |last| last.rows.end)
+    }
+
+    fn positions(&self) -> &'a [u32] {
+        &self.step.positions[self.rows()]
+    }
+
+    /// The positions that the last of them reaches.
+    pub fn longest(&self) -> usize {
+        self.positions().iter().max().map_or(0, |position| *position as usize + 1)
+    }
+
+    /// How they are launched.
+    pub fn tiles(&self) -> QueryTiles {
+        QueryTiles::of(self)
+    }
+
+    /// Tiles with queries, of which rows have so many each; of steps that come again the most that one of a graph has.
+    pub(super) fn busy_tiles(&self, per_row: usize) -> usize {
+        if comes_again(self.step) {
+            let launched = self.tiles();
+            return launched.tiles(per_row).min(launched.sequences * launched.of_longest(per_row));
+        }
+        self.all().iter().map(|sequence| (sequence.rows.len() * per_row).div_ceil(QUERIES)).sum()
+    }
+}
+
+/// Whether all tokens have logits: in decode and verify steps.
+pub(super) fn comes_again(rows: &Rows) -> bool {
+    rows.len() == rows.outputs.len()
+}
+
 /// Bytes of the positions that single rows see, in one layer, each loaded so many times.
-pub(super) fn row_bytes(rows: &Rows, loads: usize, window: Option<usize>, position_bytes: usize) -> u64 {
+pub(super) fn row_bytes(
+    run: &SequenceRun<'_>,
+    loads: usize,
+    window: Option<usize>,
+    position_bytes: usize,
+) -> u64 {
     let seen = |position: u32| (position as usize + 1).min(window.unwrap_or(usize::MAX));
-    let positions: usize = rows.positions.iter().map(|position| seen(*position)).sum();
+    let positions: usize = run.positions().iter().map(|position| seen(*position)).sum();
     (positions * loads * position_bytes) as u64
 }
 
 /// Bytes of one position in one layer, for each tile of queries that sees it; whole tiles of positions before it count.
-pub(super) fn tile_bytes(rows: &Rows, group: usize, window: Option<usize>, position_bytes: usize) -> u64 {
+pub(super) fn tile_bytes(
+    run: &SequenceRun<'_>,
+    group: usize,
+    window: Option<usize>,
+    position_bytes: usize,
+) -> u64 {
     let of_sequence = |sequence: &SequenceRows| {
         let (queries, start) = (sequence.rows.len() * group, sequence.start_position);
         let of_tile = |first: usize| {
@@ -206,7 +304,7 @@ pub(super) fn tile_bytes(rows: &Rows, group: usize, window: Option<usize>, posit
         };
         (0..queries).step_by(QUERIES).map(of_tile).sum::<usize>()
     };
-    let positions: usize = rows.sequences.iter().map(of_sequence).sum();
+    let positions: usize = run.all().iter().map(of_sequence).sum();
     (positions * position_bytes) as u64
 }
 
@@ -224,7 +322,7 @@ pub struct PrefillAttention<'a, D: Device> {
     pub out: &'a DeviceTensor<D>,
     /// Blocks that share the positions of a tile of queries.
     pub splits: usize,
-    /// With `[sequences, kv_heads, tiles]` words, where there are several.
+    /// With `[tiles, kv_heads]` words, where there are several.
     pub space: SplitSpace,
 }
 
@@ -236,36 +334,44 @@ fn prefill_shared_bytes(known: [usize; 2], element_bytes: usize, splits: usize) 
     (2 * elements * element_bytes + widened).max(4 * QUERIES * splits)
 }
 
-/// Places for the sequences of a step, and rows of the longest, at which its attention is launched. Both are powers of two where steps come again,
-/// so that few graphs serve steps of many mixtures: a place without a sequence has no rows.
+/// Sequences, their rows, and rows of the longest, at which the attention of a run is launched. Of a step that comes again the first and the last are powers
+/// of two, so that few graphs serve steps of many mixtures: a place without a sequence has no rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QueryTiles {
-    pub(super) sequences: usize,
-    most_rows: usize,
+    sequences: usize,
+    rows: usize,
+    pub(super) most_rows: usize,
 }
 
 impl QueryTiles {
-    /// Those of a step.
-    pub fn of(rows: &Rows) -> Self {
-        let (sequences, most_rows) = (rows.sequences.len(), most_rows(rows));
-        if rows.outputs.len() < rows.len() {
-            return Self { sequences, most_rows };
+    /// Those of a run.
+    fn of(run: &SequenceRun<'_>) -> Self {
+        let (sequences, rows) = (run.sequences.len(), run.rows().len());
+        let most_rows = run.all().iter().map(|sequence| sequence.rows.len()).max().unwrap_or(0);
+        if !comes_again(run.step) {
+            return Self { sequences, rows, most_rows };
         }
         Self {
-            sequences: sequences.next_power_of_two().min(rows.len()),
+            sequences: sequences.next_power_of_two().min(rows),
+            rows,
             most_rows: most_rows.next_power_of_two(),
         }
     }
 
-    /// Tiles of queries of the longest sequence.
-    pub(super) fn tiles(self, group: usize) -> usize {
-        (self.most_rows * group).div_ceil(QUERIES)
+    /// Places for sequences.
+    pub(super) fn places(self) -> usize {
+        self.sequences
     }
-}
 
-/// Rows of the longest sequence.
-pub(super) fn most_rows(rows: &Rows) -> usize {
-    rows.sequences.iter().map(|sequence| sequence.rows.len()).max().unwrap_or(0)
+    /// Tiles of queries, of which rows have so many each, as they lie in `query_tiles.cuh`.
+    pub(super) fn tiles(self, per_row: usize) -> usize {
+        (self.rows * per_row + self.sequences * (QUERIES - 1)) / QUERIES
+    }
+
+    /// Those of the longest sequence.
+    fn of_longest(self, per_row: usize) -> usize {
+        (self.most_rows * per_row).div_ceil(QUERIES)
+    }
 }
 
 impl<D: Device> PrefillAttention<'_, D> {
@@ -273,54 +379,54 @@ impl<D: Device> PrefillAttention<'_, D> {
     /// the most that a row sees.
     pub fn splits(
         device: &D,
-        rows: &Rows,
+        run: &SequenceRun<'_>,
         shape: &AttentionShape,
         longest: usize,
         tuning: Tuning,
     ) -> (usize, usize) {
-        let launched = QueryTiles::of(rows);
-        let tiles = launched.tiles(shape.group());
-        let ways = launched.sequences * shape.kv_heads * tiles;
-        if tiles > MOST_SPLIT_TILES {
-            return (1, ways);
+        let (launched, group) = (run.tiles(), shape.group());
+        let words = shape.kv_heads * launched.tiles(group);
+        if launched.of_longest(group) > MOST_SPLIT_TILES {
+            return (1, words);
         }
+        let ways = shape.kv_heads * run.busy_tiles(group);
         let most = longest.div_ceil(tuning.min_split.max(POSITIONS)).max(1);
-        (splits(ways, device.multiprocessors() as usize, PREFILL_RESIDENT, most), ways)
+        (splits(ways, device.multiprocessors() as usize, PREFILL_RESIDENT, most), words)
     }
 
-    /// Whether some sequence of a step brings as many rows as the tuning says, and there is a kernel for the heads and the cache.
-    pub fn fits(rows: &Rows, pool: &PoolShape, tuning: Tuning) -> bool {
+    /// Whether some sequence of a run brings as many rows as the tuning says, and there is a kernel for the heads and the cache.
+    pub fn fits(run: &SequenceRun<'_>, pool: &PoolShape, tuning: Tuning) -> bool {
         let kernel = known_dims(pool.head_dim, pool.value_dim, pool.element_bytes());
-        kernel.is_some() && pool.dtype != Dtype::F32 && most_rows(rows) >= tuning.min_prefill_rows
+        kernel.is_some() && pool.dtype != Dtype::F32 && run.tiles().most_rows >= tuning.min_prefill_rows
     }
 
     /// Enqueues it.
-    pub fn launch(&self, device: &mut D, rows: &Rows, tuning: Tuning) -> Result<(), EngineError> {
+    pub fn launch(&self, device: &mut D, run: &SequenceRun<'_>, tuning: Tuning) -> Result<(), EngineError> {
         let Self { shape, window, sinks, query, step, pool, layer, out, splits, .. } = self;
         let sinks = sinks_argument(device, "prefill_attention", shape, *sinks)?;
-        let (dim, group) = (shape.head_dim, shape.group());
+        let (dim, rows, launched) = (shape.head_dim, run.rows(), run.tiles());
         if (query.width, out.width) != (shape.query_width(), shape.attended_width())
-            || query.rows.min(out.rows) < rows.len()
+            || query.rows.min(out.rows) < rows.end
         {
-            let what = format!("{} rows of {} to {}", rows.len(), query.width, out.width);
+            let what = format!("rows {rows:?} of {} to {}", query.width, out.width);
             return launch_mismatch(device, "prefill_attention", what);
         }
         let Some(known) = known_dims(dim, shape.value_dim, pool.shape.element_bytes()) else {
             return launch_mismatch(device, "prefill_attention", format!("heads of {dim}"));
         };
-        let launched = QueryTiles::of(rows);
+        let of_row = |address, bytes: usize| row_address(address, rows.start, bytes);
         device.launch(&KernelLaunch {
             kernel: format!("prefill_attention_{}_d{}", pool.shape.dtype, known[0]),
-            grid: [word(launched.tiles(group) * splits), word(shape.kv_heads), word(launched.sequences)],
+            grid: [word(launched.tiles(shape.group()) * splits), word(shape.kv_heads), 1],
             threads: PREFILL_THREADS,
             shared_bytes: word(prefill_shared_bytes(known, pool.shape.element_bytes(), *splits)),
             arguments: vec![
-                Address(D::address(&query.memory)),
-                Address(step.positions()),
-                Address(step.last_rows()),
+                of_row(D::address(&query.memory), 4 * query.width),
+                of_row(step.positions(), 4),
+                row_address(step.last_rows(), run.sequences().start, 4),
                 Address(pool.tables(step)),
-                Address(step.starts()),
-                Address(D::address(&out.memory)),
+                of_row(step.starts(), 4),
+                of_row(D::address(&out.memory), 4 * out.width),
                 U64(pool.layer_bytes() as u64),
                 size(*layer),
                 size(shape.heads),
@@ -334,6 +440,8 @@ impl<D: Device> PrefillAttention<'_, D> {
                 sinks,
                 size(*splits),
                 size(tuning.min_split.div_ceil(POSITIONS)),
+                size(rows.start),
+                size(launched.sequences),
                 Address(self.space.partial),
                 Address(self.space.statistics),
                 Address(self.space.arrived),
@@ -373,7 +481,65 @@ fn window_argument(window: Option<usize>) -> Argument {
 
 #[cfg(test)]
 mod tests {
-    use super::{PREFILL_DIMS, QUERIES, prefill_shared_bytes, splits};
+    use super::{PREFILL_DIMS, QUERIES, Rows, SequenceRun, prefill_shared_bytes, splits};
+
+    /// A step of sequences that bring so many rows each, with logits of the last.
+    fn step(brings: &[usize]) -> Rows {
+        let mut rows = Rows::new(16);
+        for &count in brings {
+            let table: Vec<u32> = (0..).take(count.div_ceil(16)).collect();
+            rows.push(&vec![0; count], 0, &table);
+        }
+        rows
+    }
+
+    #[test]
+    fn tiles_of_every_mixture_lie_behind_each_other() {
+        let mixtures: [&[usize]; 6] =
+            [&[1], &[64], &[1, 1, 1], &[7, 1, 200, 3, 1], &[65, 63, 64, 1, 1, 130], &[33; 40]];
+        for brings in mixtures {
+            for per_row in [1, 3, 4, 7, 64, 128] {
+                // As `query_tiles.cuh` has it.
+                let first = |sequence: usize| {
+                    let before: usize = brings[..sequence].iter().sum();
+                    (before * per_row + sequence * (QUERIES - 1)) / QUERIES
+                };
+                for (sequence, rows) in brings.iter().enumerate() {
+                    let end = first(sequence) + (rows * per_row).div_ceil(QUERIES);
+                    assert!(end <= first(sequence + 1), "{brings:?}, {per_row} queries a row");
+                }
+                let launched = SequenceRun::whole(&step(brings)).tiles().tiles(per_row);
+                assert!(first(brings.len()) <= launched, "{brings:?}, {per_row} queries a row");
+            }
+        }
+    }
+
+    #[test]
+    fn a_prompt_beside_decodes_makes_no_tiles_of_its_length_for_them() {
+        let brings: Vec<usize> = [1793].into_iter().chain([1; 255]).rev().collect();
+        let rows = step(&brings);
+        // 113 tiles of the prompt, and one for each of the others; so many that are without queries may lie between sequences.
+        let whole = SequenceRun::whole(&rows);
+        assert_eq!((whole.busy_tiles(4), whole.tiles().tiles(4)), (368, 380));
+        let apart: Vec<_> = SequenceRun::with_single_rows_apart(&rows).collect();
+        assert_eq!(apart.iter().map(SequenceRun::rows).collect::<Vec<_>>(), [0..255, 255..2048]);
+        assert_eq!(apart[1].tiles().tiles(4), 113);
+    }
+
+    #[test]
+    fn single_rows_are_apart_before_and_behind_prompts() {
+        let apart = |rows: &Rows| -> Vec<_> {
+            SequenceRun::with_single_rows_apart(rows).map(|run| (run.sequences(), run.rows())).collect()
+        };
+        assert_eq!(apart(&step(&[1, 1, 5, 1, 3, 1])), [(0..2, 0..2), (2..5, 2..11), (5..6, 11..12)]);
+        assert_eq!(apart(&step(&[5])), [(0..1, 0..5)]);
+        assert_eq!(apart(&step(&[2, 1])), [(0..1, 0..2), (1..2, 2..3)]);
+        // A graph serves others of them.
+        let mut verified = step(&[1, 4]);
+        verified.outputs = (0..5).collect();
+        assert_eq!(apart(&verified), [(0..2, 0..5)]);
+        assert_eq!(apart(&step(&[1, 1, 1])), [(0..3, 0..3)]);
+    }
 
     #[test]
     fn splits_fill_a_device_evenly_and_are_few() {

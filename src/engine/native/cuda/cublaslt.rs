@@ -2,8 +2,8 @@
 //!
 //! Enters: a [`Gemm`] and where its sides lie. Leaves: one matmul on the driver's stream, which can be recorded. Rows of activations and of
 //! weights are row-major, which column-major cublasLt reads as `sums = weightsᵀ · inputs`. The first product of a
-//! shape times what the heuristics suggest on its operands, into scratch memory, and is not recorded; shapes with as many rows up to
-//! the next power of two reuse its choice. One workspace is shared and never moves, because recorded products point to it.
+//! shape times what the heuristics suggest on its operands, which come from memory as they do in a step, into scratch memory, and is not recorded; shapes
+//! with as many rows up to the next power of two reuse its choice. One workspace is shared and never moves, because recorded products point to it.
 #![expect(
     unsafe_code,
     reason = "cublasLt is called by its C interface: the safe one of cudarc has no f32 sums of 16-bit floats"
@@ -16,9 +16,10 @@ use std::sync::Arc;
 
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use cudarc::driver::sys::CUdevice_attribute;
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, result as driver};
 
-use super::device::{Gemm, GemmOperands};
+use super::device::{GEMM_ALIGNMENT, Gemm, GemmOperands};
 use super::device_matrix::KernelFormat;
 use crate::engine::cuda::{self, EventTimeline};
 use crate::engine::{EngineError, Timeline};
@@ -29,6 +30,9 @@ const WORKSPACE: usize = 32 << 20;
 /// Algorithms that are tried, and timed runs of each behind one that is not.
 const CANDIDATES: i32 = 8;
 const RUNS: usize = 5;
+/// What is written before each timed run, in sizes of L2, and the share of free memory that it may take.
+const EVICTED_CACHES: usize = 2;
+const EVICTING_SHARE: usize = 4;
 
 /// Something of cublasLt that is destroyed when dropped.
 struct CublasHandle<T: Copy> {
@@ -98,6 +102,11 @@ impl CublasLt {
         operands: &GemmOperands,
         recording: bool,
     ) -> Result<(), EngineError> {
+        if let Some((side, address)) = operands.misaligned() {
+            let detail =
+                format!("{side} of {product:?} at {address:#x}, which is no multiple of {GEMM_ALIGNMENT}");
+            return Err(EngineError::Device { device: self.name.clone(), detail });
+        }
         if !self.plans.contains_key(product) {
             let plan = self.plan(product, operands, recording)?;
             self.plans.insert(*product, plan);
@@ -292,7 +301,9 @@ impl CublasLt {
             .map_err(|error| cuda::failed(&self.name, error))?;
         let out = sums.as_ref().map_or(operands.out, |sums| sums.device_ptr(&self.stream).0);
         let operands = GemmOperands { out, ..*operands };
+        let evicting = self.evicting();
         let mut timeline = EventTimeline::new(Arc::clone(&self.stream), &self.name);
+        timeline.reserve(2 * RUNS);
         let mut best = (f64::INFINITY, candidates[0]);
         for candidate in candidates {
             plan.algorithm = *candidate;
@@ -301,6 +312,10 @@ impl CublasLt {
                 continue;
             }
             for _ in 0..RUNS {
+                // Weights of the last run leave L2, and the stream has work until both marks are set: between them is no time of the host.
+                if let Some(memory) = &evicting {
+                    self.write(memory)?;
+                }
                 timeline.mark()?;
                 self.run(product, plan, &operands)?;
                 timeline.mark()?;
@@ -313,6 +328,29 @@ impl CublasLt {
             }
         }
         Ok(best.1)
+    }
+
+    /// Memory whose writing leaves L2 with nothing else; none where there is no room. No pool counts it: the peak of the pool stays what models use.
+    fn evicting(&self) -> Option<CudaSlice<u8>> {
+        let context = self.stream.context();
+        let cache = context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE).ok()?;
+        let (free, _) = context.mem_get_info().ok()?;
+        let bytes = (EVICTED_CACHES * cache.unsigned_abs() as usize).min(free / EVICTING_SHARE);
+        if bytes == 0 {
+            return None;
+        }
+        // SAFETY: asking for free memory has bound the context.
+        let address = unsafe { driver::malloc_sync(bytes) }.ok()?;
+        // SAFETY: the pointer is an allocation of so many bytes with no other owner, and any bytes are valid. The slice frees it in stream
+        // order, which the driver allows for cuMemAlloc too (CUDA programming guide, stream-ordered memory allocator).
+        Some(unsafe { self.stream.upgrade_device_ptr::<u8>(address, bytes) })
+    }
+
+    fn write(&self, memory: &CudaSlice<u8>) -> Result<(), EngineError> {
+        let address = memory.device_ptr(&self.stream).0;
+        // SAFETY: the whole of a live allocation, of which nothing else is read; it is freed behind this on the same stream.
+        unsafe { driver::memset_d8_async(address, 0, memory.len(), self.stream.cu_stream()) }
+            .map_err(|error| cuda::failed(&self.name, error))
     }
 
     fn failed(&self, call: &str, error: CublasError) -> EngineError {

@@ -9,6 +9,10 @@ use crate::engine::{EngineError, Timeline};
 /// Blocks that a grid may have along y and along z; x may have 2^31 less one. *Source*: CUDA programming guide, compute capabilities.
 pub const MAX_GRID_YZ: usize = 65_535;
 
+/// What the sides of a product are aligned to, in bytes: algorithms that the library suggests may ask for as much. *Source*: cuBLAS documentation,
+/// `CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES` and its like, which are 256 where they are not set.
+pub const GEMM_ALIGNMENT: usize = 256;
+
 /// One argument of a kernel, by value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Argument {
@@ -54,6 +58,14 @@ pub struct GemmOperands {
     /// 0 for none.
     pub bias: u64,
     pub out: u64,
+}
+
+impl GemmOperands {
+    /// The side that is not aligned as the library may assume it to be, by its name and address.
+    pub fn misaligned(&self) -> Option<(&'static str, u64)> {
+        let sides = [("inputs", self.inputs), ("weights", self.weights), ("sums", self.out)];
+        sides.into_iter().find(|(_, address)| !address.is_multiple_of(GEMM_ALIGNMENT as u64))
+    }
 }
 
 /// A GPU, or what passes for one. Everything is enqueued in order; only [`download`](Self::download) and

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::{
     CudaContext, CudaFunction, CudaGraph, CudaModule, CudaSlice, CudaStream, DevicePtr, DriverError,
@@ -54,6 +54,9 @@ const MODULES: [(&[&str], &[u8]); 19] = [
     (&["spin", "empty"], kernels!("timer")),
     (&["widen_"], kernels!("widen_blocks")),
 ];
+
+/// A kernel of the smallest file: where there is no code for a device in it, there is none in any.
+const SMALLEST: &str = "empty";
 
 /// The kernels of the bandwidth probe, whose loads are kept in L1 until they arrive.
 const BANDWIDTH: [&str; 4] = ["read_", "write_pattern", "copy", "triad"];
@@ -121,7 +124,8 @@ pub struct Driver {
     name: String,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
-    modules: Vec<(&'static [&'static str], Arc<CudaModule>)>,
+    /// Those of [`MODULES`] of which a kernel was launched: of what a device has PTX of alone, each is compiled when it is loaded.
+    modules: Arc<[OnceLock<Arc<CudaModule>>; MODULES.len()]>,
     /// Those that were launched.
     kernels: HashMap<String, LoadedKernel>,
     multiprocessors: u32,
@@ -136,7 +140,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Opens a device and loads the kernels.
+    /// Opens a device. Kernels are loaded by the first launch of one of their file, which comes before any recording.
     pub fn open(index: u32) -> Result<Self, EngineError> {
         let name = format!("cuda:{index}");
         let failed = |error: DriverError| cuda::failed(&name, error);
@@ -146,10 +150,6 @@ impl Driver {
         // SAFETY: everything of this device is made, used and freed on its one stream. Tracked, allocations would record events that break
         // the recording of graphs.
         unsafe { context.disable_event_tracking() };
-        let load = |(prefixes, image): (&'static [&'static str], &[u8])| {
-            context.load_module(Ptx::from_binary(image.to_vec())).map(|module| (prefixes, module))
-        };
-        let modules = MODULES.into_iter().map(load).collect::<Result<_, _>>().map_err(failed)?;
         let attribute = |attribute| context.attribute(attribute).map_err(failed);
         let multiprocessors =
             attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.unsigned_abs();
@@ -159,10 +159,10 @@ impl Driver {
         let host_page_tables =
             sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
         let reads_pageable = attribute(host_page_tables).is_ok_and(|uses| uses != 0);
-        Ok(Self {
+        let driver = Self {
             context,
             stream,
-            modules,
+            modules: Arc::new([const { OnceLock::new() }; MODULES.len()]),
             kernels: HashMap::new(),
             multiprocessors,
             shared_bytes,
@@ -171,7 +171,9 @@ impl Driver {
             arrivals: Arc::default(),
             products: Arc::default(),
             name,
-        })
+        };
+        driver.module(SMALLEST)?;
+        Ok(driver)
     }
 
     /// Opens the devices of a group, each of which reaches the memory of the others.
@@ -186,6 +188,9 @@ impl Driver {
         let group: Vec<Self> = (first..=last).map(Self::open).collect::<Result<_, _>>()?;
         for device in &group {
             device.reach(&group)?;
+            // A load may wait for kernels, and those of a group wait for ranks that may be loading (CUDA programming guide, lazy loading).
+            (0..MODULES.len())
+                .try_for_each(|index| device.module_at(index, MODULES[index].0[0]).map(drop))?;
         }
         Ok(group)
     }
@@ -328,15 +333,33 @@ impl Driver {
         Ok(kernel)
     }
 
+    /// The module of a kernel.
+    fn module(&self, kernel: &str) -> Result<&Arc<CudaModule>, EngineError> {
+        let index = MODULES.iter().position(|(prefixes, _)| begins_with_one_of(kernel, prefixes));
+        match index {
+            Some(index) => self.module_at(index, kernel),
+            None => Err(self.refused(format!("there is no kernel {kernel}"))),
+        }
+    }
+
+    fn module_at(&self, index: usize, kernel: &str) -> Result<&Arc<CudaModule>, EngineError> {
+        if let Some(module) = self.modules[index].get() {
+            return Ok(module);
+        }
+        if self.recording {
+            return Err(self.refused(format!("{kernel} would be loaded while a graph is recorded")));
+        }
+        let image = Ptx::from_binary(MODULES[index].1.to_vec());
+        let module = self.context.load_module(image).map_err(|error| self.failed(error))?;
+        // A clone may have been faster.
+        Ok(self.modules[index].get_or_init(|| module))
+    }
+
     fn load(&self, kernel: &str) -> Result<LoadedKernel, EngineError> {
-        let of_kernel = |prefixes: &[&str]| prefixes.iter().any(|prefix| kernel.starts_with(prefix));
-        let module = self.modules.iter().find(|(prefixes, _)| of_kernel(prefixes));
-        let Some((_, module)) = module else {
-            return Err(self.refused(format!("there is no kernel {kernel}")));
-        };
+        let module = self.module(kernel)?;
         let prepare = || {
             let function = module.load_function(kernel)?;
-            if !of_kernel(&BANDWIDTH) {
+            if !begins_with_one_of(kernel, &BANDWIDTH) {
                 let attribute =
                     sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
                 function.set_attribute(attribute, MOST_SHARED)?;
@@ -382,6 +405,10 @@ impl Driver {
         }
         self.bind()
     }
+}
+
+fn begins_with_one_of(kernel: &str, prefixes: &[&str]) -> bool {
+    prefixes.iter().any(|prefix| kernel.starts_with(prefix))
 }
 
 impl Device for Driver {

@@ -2,11 +2,11 @@
 //!
 //! Enters: what [`Device`] says, and a seed. Leaves: the same results as a GPU up to rounding, or an error where a kernel deadlocks, is launched
 //! with wrong arguments, pointers to freed memory or a grid that no GPU takes, or writes out of bounds. Unwritten memory holds NaN. What fails
-//! while a graph is recorded makes the recording void. For tests only: it is thousands of times slower than a GPU.
+//! while a graph is recorded makes the recording void, and so does a kernel that was never launched before. For tests only: it is thousands of times slower than a GPU.
 #![expect(unsafe_code, reason = "hands kernels that are compiled as C++ the addresses of its memory")]
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -169,6 +169,8 @@ pub struct Emulated {
     pub flips: bool,
     /// Kernels run so far, or checked.
     pub launches: usize,
+    /// Their names: a GPU has loaded these.
+    loaded: BTreeSet<String>,
     /// Graphs replayed so far.
     pub replays: usize,
 }
@@ -188,6 +190,7 @@ impl Emulated {
             forgets: false,
             flips: false,
             launches: 0,
+            loaded: BTreeSet::new(),
             replays: 0,
         }
     }
@@ -256,6 +259,9 @@ impl Emulated {
         self.random =
             self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.launches += 1;
+        if !self.loaded.contains(&launch.kernel) {
+            self.loaded.insert(launch.kernel.clone());
+        }
         if self.only_checks {
             return Ok(());
         }
@@ -282,6 +288,11 @@ impl Emulated {
         {
             self.recording = Some(Err(error.to_string()));
             return Err(error);
+        }
+        if let GraphNode::KernelLaunch(KernelLaunch { kernel, .. }) = &work
+            && !self.loaded.contains(kernel)
+        {
+            self.not_recorded(&format!("the first launch of {kernel}"))?;
         }
         match &mut self.recording {
             Some(Ok(recorded)) => recorded.push(work),
@@ -418,6 +429,9 @@ impl Device for Emulated {
     }
 
     fn multiply(&mut self, product: &Gemm, operands: &GemmOperands) -> Result<(), EngineError> {
+        if let Some((side, address)) = operands.misaligned() {
+            return Err(Self::failed(format!("{side} of a product at {address:#x}")));
+        }
         self.capture_or_run(GraphNode::Gemm(*product, *operands))
     }
 

@@ -8,7 +8,7 @@
 use Argument::{Address, F32, I32, U64};
 
 use super::attention::{
-    PrefillAttention, QUERIES, QueryTiles, SplitSpace, most_rows, row_bytes, splits, tile_bytes,
+    PrefillAttention, QUERIES, SequenceRun, SplitSpace, row_address, row_bytes, splits, tile_bytes,
 };
 use super::device::{Argument, Device, KernelLaunch, MAX_GRID_YZ};
 use super::device_matrix::{KernelFormat, Matrix};
@@ -364,7 +364,7 @@ impl<D: Device> ExpandLatents<'_, D> {
             && tiled(value)
             && positions >= tuning.min_tiled_rows
             && positions * expanded.position_bytes() <= MAX_EXPANDED_BYTES
-            && PrefillAttention::<D>::fits(rows, &expanded, tuning)
+            && PrefillAttention::<D>::fits(&SequenceRun::whole(rows), &expanded, tuning)
     }
 
     /// Enqueues it; bytes of weights, of the cache read, and of K and V written.
@@ -434,7 +434,7 @@ impl LatentCut {
     /// filling the device evenly. `longest` positions are the most that a row sees.
     pub fn new<D: Device>(
         device: &D,
-        rows: &Rows,
+        run: &SequenceRun<'_>,
         heads: usize,
         dtype: Dtype,
         longest: usize,
@@ -443,12 +443,12 @@ impl LatentCut {
         let multiprocessors = device.multiprocessors() as usize;
         let kernel = dtype != Dtype::F32 && TILED_BYTES + STATIC_BYTES <= device.shared_bytes();
         let most = |least: usize| longest.div_ceil(tuning.min_split.max(least)).max(1);
-        if !kernel || most_rows(rows) * heads < tuning.min_prefill_rows.saturating_mul(SHARED_HEADS) {
-            let ways = rows.len() * heads.div_ceil(SHARED_HEADS);
+        let launched = run.tiles();
+        if !kernel || launched.most_rows * heads < tuning.min_prefill_rows.saturating_mul(SHARED_HEADS) {
+            let ways = run.rows().len() * heads.div_ceil(SHARED_HEADS);
             return Self::Rows { heads, splits: splits(ways, multiprocessors, 1, most(1)) };
         }
-        let launched = QueryTiles::of(rows);
-        let ways = launched.sequences * launched.tiles(heads);
+        let ways = run.busy_tiles(heads);
         // A part of a tile is many bytes: no more of them than two rounds of blocks.
         let most = most(POSITIONS).min((2 * multiprocessors).div_ceil(ways));
         let splits = splits(ways, multiprocessors, 1, most);
@@ -463,29 +463,26 @@ impl LatentCut {
     }
 
     /// Words that splits meet at.
-    pub fn words(self, rows: &Rows) -> usize {
+    pub fn words(self, run: &SequenceRun<'_>) -> usize {
         match self {
-            Self::Rows { heads, .. } => rows.len() * heads.div_ceil(SHARED_HEADS),
-            Self::Tiles { heads, .. } => {
-                let launched = QueryTiles::of(rows);
-                launched.sequences * launched.tiles(heads)
-            }
+            Self::Rows { heads, .. } => run.rows().len() * heads.div_ceil(SHARED_HEADS),
+            Self::Tiles { heads, .. } => run.tiles().tiles(heads),
         }
     }
 
-    /// Bytes of the cache that the rows of a step read, of so many for each position.
-    pub fn bytes(self, rows: &Rows, position_bytes: usize) -> u64 {
+    /// Bytes of the cache that the rows of a run read, of so many for each position.
+    pub fn bytes(self, run: &SequenceRun<'_>, position_bytes: usize) -> u64 {
         match self {
-            Self::Rows { heads, .. } => row_bytes(rows, heads.div_ceil(SHARED_HEADS), None, position_bytes),
-            Self::Tiles { heads, .. } => tile_bytes(rows, heads, None, position_bytes),
+            Self::Rows { heads, .. } => row_bytes(run, heads.div_ceil(SHARED_HEADS), None, position_bytes),
+            Self::Tiles { heads, .. } => tile_bytes(run, heads, None, position_bytes),
         }
     }
 }
 
-/// Attention of all rows of a step over latents.
+/// Attention of the rows of a run over latents.
 #[derive(Debug)]
 pub struct LatentAttention<'a, D: Device> {
-    pub rows: &'a Rows,
+    pub run: &'a SequenceRun<'a>,
     pub shape: AttentionShape,
     pub cut: LatentCut,
     pub query: &'a DeviceTensor<D>,
@@ -500,12 +497,13 @@ pub struct LatentAttention<'a, D: Device> {
 impl<D: Device> LatentAttention<'_, D> {
     /// Enqueues it.
     pub fn launch(&self, device: &mut D, tuning: Tuning) -> Result<(), EngineError> {
-        let Self { rows, shape, cut, query, step, pool, layer, out, space } = self;
+        let Self { run, shape, cut, query, step, pool, layer, out, space } = self;
         let (heads, width, latent) = (shape.heads, shape.head_dim, shape.value_dim);
+        let rows = run.rows();
         if (query.width, out.width) != (shape.query_width(), shape.attended_width())
-            || query.rows.min(out.rows) < rows.len()
+            || query.rows.min(out.rows) < rows.end
         {
-            let what = format!("{} rows of {} to {}", rows.len(), query.width, out.width);
+            let what = format!("rows {rows:?} of {} to {}", query.width, out.width);
             return launch_mismatch(device, "latent_attention", what);
         }
         let whole = width.is_multiple_of(8) && latent.is_multiple_of(8);
@@ -519,24 +517,24 @@ impl<D: Device> LatentAttention<'_, D> {
                 ("", grid, shared, tuning.min_split)
             }
             LatentCut::Tiles { splits, .. } => {
-                let launched = QueryTiles::of(rows);
                 let shared = TILED_BYTES.max(4 * QUERIES * splits);
-                let grid = [launched.tiles(heads) * splits, launched.sequences, 1];
+                let grid = [run.tiles().tiles(heads) * splits, 1, 1];
                 ("tiled_", grid, shared, tuning.min_split.div_ceil(POSITIONS))
             }
         };
+        let of_row = |address, bytes: usize| row_address(address, rows.start, bytes);
         device.launch(&KernelLaunch {
             kernel: format!("latent_attention_{kind}{}", pool.shape.dtype),
             grid: grid.map(word),
             threads: THREADS,
             shared_bytes: word(shared),
             arguments: vec![
-                Address(D::address(&query.memory)),
-                Address(step.positions()),
-                Address(step.last_rows()),
+                of_row(D::address(&query.memory), 4 * query.width),
+                of_row(step.positions(), 4),
+                row_address(step.last_rows(), run.sequences().start, 4),
                 Address(step.tables()),
-                Address(step.starts()),
-                Address(D::address(&out.memory)),
+                of_row(step.starts(), 4),
+                of_row(D::address(&out.memory), 4 * out.width),
                 Address(space.partial),
                 Address(space.statistics),
                 Address(space.arrived),
@@ -549,6 +547,8 @@ impl<D: Device> LatentAttention<'_, D> {
                 size(cut.splits()),
                 size(least),
                 F32(shape.scale),
+                size(rows.start),
+                size(run.tiles().places()),
             ],
         })
     }

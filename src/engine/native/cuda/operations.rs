@@ -10,7 +10,9 @@ mod workspace;
 
 use std::collections::HashMap;
 
-use super::attention::{AttentionCut, DecodeAttention, KvSplitPlan, MAX_HEAD_DIM, PrefillAttention};
+use super::attention::{
+    AttentionCut, DecodeAttention, KvSplitPlan, MAX_HEAD_DIM, PrefillAttention, SequenceRun,
+};
 use super::device::Device;
 use super::device_matrix::{KernelFormat, Matrix, floats};
 use super::experts::{DeviceScript, ExpertTable};
@@ -32,7 +34,7 @@ use crate::engine::native::shapes::{AttentionShape, Gate, LatentShape, PoolShape
 use crate::engine::native::{kv_format, random_kv};
 use crate::engine::{EngineError, Timeline};
 use crate::weights::StoredMatrix;
-use graph_replay::{GraphState, Mode, STREAMED_AT_ONCE, StepKey, TILED_AT_ONCE, longest};
+use graph_replay::{GraphState, Mode, STREAMED_AT_ONCE, StepKey, TILED_AT_ONCE};
 use hbmark_core::model::Dtype;
 use hbmark_core::units::Bytes;
 use hbmark_cpu_kernels::e4m3;
@@ -132,12 +134,87 @@ impl<D: Device> CudaOperations<D> {
         self.step.uploads
     }
 
-    /// Counts K and V of an attention; in a recorded step they depend on the positions of each replay.
-    fn count_attention(&mut self, cut: AttentionCut, rows: &Rows, window: Option<usize>, pool: &PoolShape) {
-        let read = cut.bytes(rows, window, pool);
+    /// Counts K and V of an attention; in a recorded step, of which it is the whole, they depend on the positions of each replay.
+    fn count_attention(
+        &mut self,
+        cut: AttentionCut,
+        run: &SequenceRun<'_>,
+        window: Option<usize>,
+        pool: &PoolShape,
+    ) {
+        let read = cut.bytes(run, window, pool);
         self.attentions.push((cut, window));
         self.moved += read;
         self.attention_moved += read;
+    }
+
+    /// The most positions that a row of a run sees: not those of this step, but of any that a graph of this one will serve.
+    fn reach(&self, run: &SequenceRun<'_>) -> usize {
+        run.longest().div_ceil(self.tuning.min_split).next_power_of_two() * self.tuning.min_split
+    }
+
+    /// Attention of a run: of its sequences together, on tensor cores, or of each row by itself.
+    #[expect(clippy::too_many_arguments, reason = "one fused operation")]
+    fn attend(
+        &mut self,
+        run: &SequenceRun<'_>,
+        shape: &AttentionShape,
+        (window, sinks): (Option<usize>, Option<&DeviceTensor<D>>),
+        layer: usize,
+        query: &DeviceTensor<D>,
+        pool: &Pool<D>,
+        out: &DeviceTensor<D>,
+    ) -> Result<(), EngineError> {
+        let longest = self.reach(run).min(window.unwrap_or(usize::MAX));
+        let rows = run.rows();
+        if PrefillAttention::<D>::fits(run, &pool.shape, self.tuning) {
+            let (splits, words) = PrefillAttention::splits(&self.device, run, shape, longest, self.tuning);
+            if splits > 1 {
+                self.splits_workspace(rows.len() * shape.heads * splits, shape.value_dim, words)?;
+            }
+            let kernel = PrefillAttention {
+                shape: *shape,
+                window,
+                sinks,
+                query,
+                step: &self.step,
+                pool,
+                layer,
+                out,
+                splits,
+                space: self.split_space(),
+            };
+            kernel.launch(&mut self.device, run, self.tuning)?;
+            self.count_attention(AttentionCut::Tiles { group: shape.group() }, run, window, &pool.shape);
+            return Ok(());
+        }
+        let cut = KvSplitPlan::new(&self.device, shape, rows.len(), longest, self.tuning);
+        // Where other rows are left to another launch, the product that follows rounds all of them.
+        let rounded = match pool.shape.dtype {
+            _ if !run.is_whole() => 0,
+            Dtype::F16 => self.round_for_next(out, rows.len(), KernelFormat::F16)?,
+            Dtype::Bf16 => self.round_for_next(out, rows.len(), KernelFormat::Bf16)?,
+            _ => 0,
+        };
+        let words = rows.len() * shape.kv_heads * cut.chunks;
+        self.splits_workspace(rows.len() * shape.heads * cut.splits, shape.head_dim, words)?;
+        let kernel = DecodeAttention {
+            rows,
+            shape: *shape,
+            window,
+            sinks,
+            cut,
+            query,
+            step: &self.step,
+            pool,
+            layer,
+            out,
+            rounded,
+            space: self.split_space(),
+        };
+        kernel.launch(&mut self.device, self.tuning)?;
+        self.count_attention(AttentionCut::Rows(cut), run, window, &pool.shape);
+        Ok(())
     }
 
     /// `hidden += norm(sums)`, where there is a norm.
@@ -354,58 +431,20 @@ impl<D: Device> Operations for CudaOperations<D> {
     ) -> Result<(), EngineError> {
         self.rounded = None;
         self.moved += 4 * sinks.map_or(0, |sinks| sinks.width) as u64;
-        // Not what this step's positions reach, but the most of any step that a graph of this one will serve.
-        let reach = longest(rows).div_ceil(self.tuning.min_split).next_power_of_two() * self.tuning.min_split;
         if pool.shape.value_dim == 0 {
-            return self.attend_to_latents(rows, shape, layer, query, pool, out, reach);
+            return self.attend_to_latents(rows, shape, layer, query, pool, out);
         }
-        let longest = reach.min(window.unwrap_or(usize::MAX));
-        if PrefillAttention::<D>::fits(rows, &pool.shape, self.tuning) {
-            let (splits, words) = PrefillAttention::splits(&self.device, rows, shape, longest, self.tuning);
-            if splits > 1 {
-                self.splits_workspace(rows.len() * shape.heads * splits, shape.value_dim, words)?;
+        let whole = SequenceRun::whole(rows);
+        let tiled = PrefillAttention::<D>::fits(&whole, &pool.shape, self.tuning);
+        // The kernel of single rows takes K and V that are alike, at places of the step's own.
+        let alike = pool.shape.value_dim == pool.shape.head_dim && !pool.shape.consecutive;
+        if tiled && alike && self.tuning.min_prefill_rows > 1 {
+            for run in SequenceRun::with_single_rows_apart(rows) {
+                self.attend(&run, shape, (window, sinks), layer, query, pool, out)?;
             }
-            let kernel = PrefillAttention {
-                shape: *shape,
-                window,
-                sinks,
-                query,
-                step: &self.step,
-                pool,
-                layer,
-                out,
-                splits,
-                space: self.split_space(),
-            };
-            kernel.launch(&mut self.device, rows, self.tuning)?;
-            self.count_attention(AttentionCut::Tiles { group: shape.group() }, rows, window, &pool.shape);
             return Ok(());
         }
-        let cut = KvSplitPlan::new(&self.device, shape, rows.len(), longest, self.tuning);
-        let rounded = match pool.shape.dtype {
-            Dtype::F16 => self.round_for_next(out, rows.len(), KernelFormat::F16)?,
-            Dtype::Bf16 => self.round_for_next(out, rows.len(), KernelFormat::Bf16)?,
-            _ => 0,
-        };
-        let words = rows.len() * shape.kv_heads * cut.chunks;
-        self.splits_workspace(rows.len() * shape.heads * cut.splits, shape.head_dim, words)?;
-        let kernel = DecodeAttention {
-            rows: rows.len(),
-            shape: *shape,
-            window,
-            sinks,
-            cut,
-            query,
-            step: &self.step,
-            pool,
-            layer,
-            out,
-            rounded,
-            space: self.split_space(),
-        };
-        kernel.launch(&mut self.device, self.tuning)?;
-        self.count_attention(AttentionCut::Rows(cut), rows, window, &pool.shape);
-        Ok(())
+        self.attend(&whole, shape, (window, sinks), layer, query, pool, out)
     }
 
     fn project_add(

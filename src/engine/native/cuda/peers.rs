@@ -6,7 +6,7 @@
 
 use Argument::{Address, I32, U64};
 
-use super::device::{Argument, Device};
+use super::device::{Argument, Device, GEMM_ALIGNMENT};
 use super::kernels::{DeviceTensor, THREADS, Tuning, enqueue, launch_mismatch, size, word};
 use crate::engine::EngineError;
 use crate::engine::native::checks::MAX_GPU_RANKS;
@@ -19,9 +19,19 @@ const LOST: usize = MAX_GPU_RANKS + 2;
 /// What `first_of_ranks` leaves in place of a token where a rank was lost.
 pub const NO_TOKEN: u32 = u32::MAX;
 
+/// Bytes in front of the sums, which the library of the device makes in place.
+fn head_bytes(outputs: usize) -> usize {
+    (4 * WORDS + 8 * outputs).next_multiple_of(GEMM_ALIGNMENT)
+}
+
+/// Bytes of one of the two sums.
+fn sum_bytes(floats: usize) -> usize {
+    (4 * floats).next_multiple_of(GEMM_ALIGNMENT)
+}
+
 /// Bytes of a peer buffer for sums of so many floats, and so many outputs.
 pub fn buffer_bytes(floats: usize, outputs: usize) -> usize {
-    4 * WORDS + 8 * outputs.next_multiple_of(2) + 2 * 4 * floats.next_multiple_of(4)
+    head_bytes(outputs) + 2 * sum_bytes(floats)
 }
 
 /// What a rank shares with the others.
@@ -96,8 +106,7 @@ impl<D: Device> PeerBuffer<D> {
         rank.bring(std::iter::empty())?;
         self.shared = None;
         self.slot = 0;
-        // Of a power of two from eight on each half is a whole number of vectors.
-        self.floats = self.floats.max(floats).max(8).next_power_of_two();
+        self.floats = self.floats.max(floats).next_power_of_two();
         self.outputs = self.outputs.max(outputs).next_power_of_two();
         let bytes = buffer_bytes(self.floats, self.outputs);
         let memory = device.allocate_shared(bytes)?;
@@ -120,7 +129,7 @@ impl<D: Device> PeerBuffer<D> {
     }
 
     fn sum_at(&self, slot: usize) -> u64 {
-        (buffer_bytes(slot * self.floats / 2, self.outputs)) as u64
+        (head_bytes(self.outputs) + slot * sum_bytes(self.floats)) as u64
     }
 
     fn launch(
@@ -233,6 +242,8 @@ mod tests {
         let mut buffer =
             PeerBuffer { shared: Some(shared), floats: 1 << 32, outputs: 1, ..PeerBuffer::default() };
         let hidden = Emulated::address(&hidden);
+        device.only_checks = true;
+        buffer.all_reduce(&mut device, &rank, Tuning::default(), (1, 8192), hidden).unwrap();
         device.begin_capture().unwrap();
         for rows in [(1 << 18) - 1, 1 << 18] {
             buffer.all_reduce(&mut device, &rank, Tuning::default(), (rows, 8192), hidden).unwrap();
@@ -260,6 +271,17 @@ mod tests {
         assert!(source.contains(&format!("MAX_RANKS = {MAX_GPU_RANKS};")));
         assert!(source.contains(&format!("LOST = MAX_RANKS + {}", LOST - MAX_GPU_RANKS)));
         assert!(source.contains(&format!("USED = MAX_RANKS + {};", LOST + 1 - MAX_GPU_RANKS)));
-        assert!(LOST + 2 < WORDS && buffer_bytes(8, 1) == 256 + 16 + 64);
+        assert!(LOST + 2 < WORDS);
+    }
+
+    #[test]
+    fn sums_lie_where_the_library_may_assume_them_and_beside_each_other() {
+        for (floats, outputs) in [(1, 1), (64, 1), (65, 2), (8192, 33), (1 << 20, 1024)] {
+            let buffer = PeerBuffer::<Emulated> { floats, outputs, ..PeerBuffer::default() };
+            let [first, second] = [0, 1].map(|slot| usize::try_from(buffer.sum_at(slot)).unwrap());
+            assert!([first, second].iter().all(|at| at.is_multiple_of(GEMM_ALIGNMENT)), "{floats} floats");
+            assert!(first >= 4 * WORDS + 8 * outputs && second >= first + 4 * floats, "{floats} floats");
+            assert!(buffer_bytes(floats, outputs) >= second + 4 * floats, "{floats} floats");
+        }
     }
 }

@@ -8,7 +8,7 @@
 use super::CudaOperations;
 use super::workspace::Part;
 use crate::engine::EngineError;
-use crate::engine::native::cuda::attention::{AttentionCut, QueryTiles};
+use crate::engine::native::cuda::attention::{AttentionCut, QueryTiles, SequenceRun, comes_again};
 use crate::engine::native::cuda::device::Device;
 use crate::engine::native::cuda::step::Pool;
 use crate::engine::native::operations::{StepLaunch, Steps};
@@ -28,11 +28,10 @@ fn padded(rows: usize, at_once: usize) -> usize {
 pub(super) const TILED_AT_ONCE: usize = 8;
 pub(super) const STREAMED_AT_ONCE: usize = 4;
 
-/// What steps have in common that one graph can serve: rows, how they are attended to, and the power of two above the splits that their longest
-/// context could fill.
+/// What steps have in common that one graph can serve: rows and sequences, how they are attended to, and the power of two above the splits that their
+/// longest context could fill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct StepKey {
-    rows: usize,
     tiles: QueryTiles,
     splits: usize,
     /// Whether a script picks experts.
@@ -66,10 +65,10 @@ pub(super) enum Mode {
 impl<D: Device> CudaOperations<D> {
     /// Only steps over a cache come again and again; `longest` is what their positions reach.
     fn key(&self, rows: &Rows) -> Option<StepKey> {
-        let longest = longest(rows).div_ceil(self.tuning.min_split).next_power_of_two();
+        let run = SequenceRun::whole(rows);
+        let longest = run.longest().div_ceil(self.tuning.min_split).next_power_of_two();
         (self.may_record && comes_again(rows)).then_some(StepKey {
-            rows: rows.len(),
-            tiles: QueryTiles::of(rows),
+            tiles: run.tiles(),
             splits: longest,
             scripted: self.script.is_set(),
         })
@@ -88,16 +87,6 @@ impl<D: Device> CudaOperations<D> {
         self.known.insert(key, GraphState::Captured(CapturedGraph { graph, bytes, attentions, routed }));
         Ok(())
     }
-}
-
-/// Whether all tokens have logits: in decode and verify steps.
-fn comes_again(rows: &Rows) -> bool {
-    rows.len() == rows.outputs.len()
-}
-
-/// Positions of the longest sequence after the step.
-pub(super) fn longest(rows: &Rows) -> usize {
-    rows.positions.iter().max().map_or(0, |position| *position as usize + 1)
 }
 
 impl<D: Device> Steps for CudaOperations<D> {
@@ -123,8 +112,9 @@ impl<D: Device> Steps for CudaOperations<D> {
             Some(GraphState::Captured(recorded)) => {
                 self.device.replay(&recorded.graph)?;
                 self.replays += 1;
+                let run = SequenceRun::whole(rows);
                 let attentions = recorded.attentions.iter();
-                let read: u64 = attentions.map(|(cut, window)| cut.bytes(rows, *window, &pool.shape)).sum();
+                let read: u64 = attentions.map(|(cut, window)| cut.bytes(&run, *window, &pool.shape)).sum();
                 self.moved = recorded.bytes + read;
                 self.routed.clone_from(&recorded.routed);
                 self.routed_layers += self.routed.len() as u64;

@@ -3,7 +3,7 @@
 use super::CudaOperations;
 use super::workspace::Part;
 use crate::engine::EngineError;
-use crate::engine::native::cuda::attention::AttentionCut;
+use crate::engine::native::cuda::attention::{AttentionCut, SequenceRun};
 use crate::engine::native::cuda::device::Device;
 use crate::engine::native::cuda::device_matrix::Matrix;
 use crate::engine::native::cuda::kernels::DeviceTensor;
@@ -39,8 +39,7 @@ impl<D: Device> CudaOperations<D> {
         Ok(())
     }
 
-    /// Attention over latents; `longest` positions are the most that a row of any step sees that a graph of this one will serve.
-    #[expect(clippy::too_many_arguments, reason = "one fused operation")]
+    /// Attention over latents.
     pub(super) fn attend_to_latents(
         &mut self,
         rows: &Rows,
@@ -49,26 +48,29 @@ impl<D: Device> CudaOperations<D> {
         query: &DeviceTensor<D>,
         pool: &Pool<D>,
         out: &DeviceTensor<D>,
-        longest: usize,
     ) -> Result<(), EngineError> {
-        let cut = LatentCut::new(&self.device, rows, shape.heads, pool.shape.dtype, longest, self.tuning);
-        if cut.splits() > 1 {
-            let parts = rows.len() * shape.heads * cut.splits();
-            self.splits_workspace(parts, shape.value_dim, cut.words(rows))?;
+        // Of a single row over a long context the positions are split, of a long prompt they are not.
+        for run in SequenceRun::with_single_rows_apart(rows) {
+            let (longest, dtype) = (self.reach(&run), pool.shape.dtype);
+            let cut = LatentCut::new(&self.device, &run, shape.heads, dtype, longest, self.tuning);
+            if cut.splits() > 1 {
+                let parts = run.rows().len() * shape.heads * cut.splits();
+                self.splits_workspace(parts, shape.value_dim, cut.words(&run))?;
+            }
+            let kernel = LatentAttention {
+                run: &run,
+                shape: *shape,
+                cut,
+                query,
+                step: &self.step,
+                pool,
+                layer,
+                out,
+                space: self.split_space(),
+            };
+            kernel.launch(&mut self.device, self.tuning)?;
+            self.count_attention(AttentionCut::Latents(cut), &run, None, &pool.shape);
         }
-        let kernel = LatentAttention {
-            rows,
-            shape: *shape,
-            cut,
-            query,
-            step: &self.step,
-            pool,
-            layer,
-            out,
-            space: self.split_space(),
-        };
-        kernel.launch(&mut self.device, self.tuning)?;
-        self.count_attention(AttentionCut::Latents(cut), rows, None, &pool.shape);
         Ok(())
     }
 }

@@ -112,6 +112,26 @@ fn nothing_is_allocated_or_copied_while_a_graph_is_recorded() {
 }
 
 #[test]
+fn no_kernel_is_launched_for_the_first_time_while_a_graph_is_recorded() {
+    let mut device = Emulated::new(0);
+    device.only_checks = true;
+    let launch = KernelLaunch {
+        kernel: "planted_reversal".into(),
+        grid: [1; 3],
+        threads: 32,
+        shared_bytes: 0,
+        arguments: vec![],
+    };
+    device.begin_capture().unwrap();
+    let error = device.launch(&launch).unwrap_err().to_string();
+    assert!(error.contains("the first launch of planted_reversal"), "{error}");
+    assert!(device.end_capture().is_err());
+    device.launch(&launch).unwrap();
+    device.begin_capture().unwrap();
+    assert!(device.launch(&launch).is_ok() && device.end_capture().is_ok());
+}
+
+#[test]
 fn a_grid_that_no_gpu_takes_is_refused_when_it_is_launched_and_when_it_is_recorded() {
     let mut device = Emulated::new(0);
     device.only_checks = true;

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::super::attention::SplitSpace;
+use super::super::attention::{SequenceRun, SplitSpace};
 use super::super::device::Device;
 use super::super::device_matrix::{Matrix, floats};
 use super::super::emulator::{Emulated, SMALL};
@@ -178,43 +178,50 @@ impl Steps {
         all
     }
 
-    /// Attention of all rows, launched as often as it says.
+    /// Attention of all rows, launched as often as it says; how the first run of them was cut.
     fn attend(
         &mut self,
         query: &Tensor,
         tuning: Tuning,
         times: usize,
     ) -> Result<(LatentCut, Vec<Values>), EngineError> {
-        let (shape, dtype) = (self.shape, self.pool.shape.dtype);
-        let longest = self.rows.positions.iter().max().map_or(0, |position| *position as usize + 1);
-        let cut = LatentCut::new(&self.device, &self.rows, shape.heads, dtype, longest, tuning);
-        let parts = self.rows.len() * shape.heads * cut.splits();
+        let (shape, dtype, rows) = (self.shape, self.pool.shape.dtype, self.rows.clone());
+        let cut_of = |run: SequenceRun<'_>| {
+            LatentCut::new(&self.device, &run, shape.heads, dtype, run.longest(), tuning)
+        };
+        let runs = || SequenceRun::with_single_rows_apart(&rows);
+        let cuts: Vec<LatentCut> = runs().map(cut_of).collect();
+        let parts = runs().zip(&cuts).map(|(run, cut)| run.rows().len() * shape.heads * cut.splits());
+        let words = runs().zip(&cuts).map(|(run, cut)| cut.words(&run));
+        let (parts, words) = (parts.max().unwrap(), words.max().unwrap());
         let out = self.empty(shape.attended_width());
         let tensors = [
             self.tensor(1, &vec![f32::NAN; parts * shape.value_dim]),
             self.tensor(1, &vec![f32::NAN; 2 * parts]),
-            self.tensor(1, &vec![0.0; cut.words(&self.rows)]),
+            self.tensor(1, &vec![0.0; words]),
         ];
         let [partial, statistics, arrived] =
             tensors.each_ref().map(|tensor| Emulated::address(&tensor.memory));
         let space = SplitSpace { partial, statistics, arrived };
         let mut results = Vec::new();
         for _ in 0..times {
-            LatentAttention {
-                rows: &self.rows,
-                shape,
-                cut,
-                query,
-                step: &self.step,
-                pool: &self.pool,
-                layer: LAYER,
-                out: &out,
-                space,
+            for (run, cut) in runs().zip(&cuts) {
+                LatentAttention {
+                    run: &run,
+                    shape,
+                    cut: *cut,
+                    query,
+                    step: &self.step,
+                    pool: &self.pool,
+                    layer: LAYER,
+                    out: &out,
+                    space,
+                }
+                .launch(&mut self.device, tuning)?;
             }
-            .launch(&mut self.device, tuning)?;
             results.push(self.read(&out));
         }
-        Ok((cut, results))
+        Ok((cuts[0], results))
     }
 }
 
@@ -287,8 +294,11 @@ impl Attended {
         tuning: Tuning,
         times: usize,
     ) -> Result<Self, EngineError> {
-        let mut steps = Steps::new(seed, shape, dtype, block_size, lengths);
-        let cache = steps.fill_cache();
+        Self::of(Steps::new(seed, shape, dtype, block_size, lengths), tuning, times)
+    }
+
+    fn of(mut steps: Steps, tuning: Tuning, times: usize) -> Result<Self, EngineError> {
+        let (shape, cache) = (steps.shape, steps.fill_cache());
         let width = shape.query_width();
         let query = steps.tensor(width, &noise(INPUT, steps.rows.len() * width));
         let (cut, found) = steps.attend(&query, tuning, times)?;
@@ -344,6 +354,24 @@ fn attention_over_latents_equals_sums_in_f64_however_it_is_cut() {
 }
 
 #[test]
+fn single_rows_beside_prompts_attend_to_latents_in_launches_of_their_own() {
+    let lengths: &[(usize, usize)] = &[(60, 1), (149, 1), (130, 4), (20, 1), (0, 9), (100, 1)];
+    for tuning in [SINGLE, TILED] {
+        for dtype in [Dtype::Bf16, Dtype::F16] {
+            let mut steps = Steps::new(3, shape(20, 56, 8), dtype, 16, lengths);
+            // With logits of the last rows alone the step does not come again.
+            steps.rows.outputs.truncate(lengths.len());
+            let runs = SequenceRun::with_single_rows_apart(&steps.rows).map(|run| run.rows());
+            assert_eq!(runs.collect::<Vec<_>>(), [0..2, 2..16, 16..17]);
+            let case = Attended::of(steps, tuning, 3).unwrap();
+            let error = case.error(causal);
+            assert!(error <= tolerance(case.cut), "{error:.1e}, {dtype}, {:?}", case.cut);
+            assert!(case.cut.splits() > 1 && case.found.iter().all(|found| *found == case.found[0]));
+        }
+    }
+}
+
+#[test]
 fn a_position_too_many_or_too_few_would_be_noticed() {
     for tuning in [SINGLE, TILED] {
         let shape = shape(3, 40, 8);
@@ -376,16 +404,17 @@ fn a_cut_counts_the_bytes_that_its_blocks_read() {
     let tuning = Tuning::default();
     let mut small = Emulated::new(1);
     small.shared_bytes = 99 << 10;
-    let fallback = LatentCut::new(&small, &steps.rows, 128, Dtype::Bf16, 100, tuning);
+    let run = SequenceRun::whole(&steps.rows);
+    let fallback = LatentCut::new(&small, &run, 128, Dtype::Bf16, 100, tuning);
     assert!(matches!(fallback, LatentCut::Rows { .. }), "tiles do not fit the shared memory");
-    let cut = |dtype, heads| LatentCut::new(&steps.device, &steps.rows, heads, dtype, 100, tuning);
+    let cut = |dtype, heads| LatentCut::new(&steps.device, &run, heads, dtype, 100, tuning);
     // Heads that fill half a tile go to the tensor cores: 128 of them are two tiles, 16 share a load.
     assert!(matches!(cut(Dtype::Bf16, 128), LatentCut::Tiles { .. }));
     assert!(matches!(cut(Dtype::Bf16, 16), LatentCut::Rows { .. }));
     assert!(matches!(cut(Dtype::F32, 128), LatentCut::Rows { .. }));
-    assert_eq!(cut(Dtype::Bf16, 128).bytes(&steps.rows, 1152), 2 * 100 * 1152);
-    assert_eq!(cut(Dtype::F32, 128).bytes(&steps.rows, 2304), 8 * 100 * 2304);
-    assert_eq!((cut(Dtype::Bf16, 128).words(&steps.rows), cut(Dtype::F32, 128).words(&steps.rows)), (2, 8));
+    assert_eq!(cut(Dtype::Bf16, 128).bytes(&run, 1152), 2 * 100 * 1152);
+    assert_eq!(cut(Dtype::F32, 128).bytes(&run, 2304), 8 * 100 * 2304);
+    assert_eq!((cut(Dtype::Bf16, 128).words(&run), cut(Dtype::F32, 128).words(&run)), (2, 8));
 }
 
 /// A row as a product of a format meets it: rounded, and for 8-bit integers in groups with a scale each.
@@ -491,7 +520,7 @@ fn launches_that_do_not_fit_are_refused() {
     let other = PoolShape { value_dim: 48, ..steps.pool.shape };
     let (query, out) = (steps.empty(3 * 48), steps.empty(3 * 40));
     let attention = LatentAttention {
-        rows: &steps.rows,
+        run: &SequenceRun::whole(&steps.rows),
         shape: steps.shape,
         cut: LatentCut::Rows { heads: 3, splits: 1 },
         query: &query,
@@ -521,13 +550,23 @@ const WIDE_HEADS: &str = r#"{"model_type":"deepseek_v3","hidden_size":64,"num_hi
 
 #[test]
 fn prompts_over_latents_are_expanded_to_heads_of_their_own() {
-    let architecture = parse_config(WIDE_HEADS, Path::new("written here")).unwrap();
+    // V narrower than K, and wider.
+    let wider_values = WIDE_HEADS
+        .replace("\"qk_nope_head_dim\":128", "\"qk_nope_head_dim\":64")
+        .replace("\"qk_rope_head_dim\":64", "\"qk_rope_head_dim\":32");
     // A prompt of two tiles of queries beside the beginning of another; the rest of that; a few more tokens of the first, which meet latents; decode.
     let scripts = [vec![70, 0, 9, 1], vec![2, 60, 1, 1]].map(|brings| Script { cached: 0, brings });
     let tuning = Tuning { min_prefill_rows: 2, ..SMALL };
-    for (seed, dtype) in (0..).zip([Dtype::Bf16, Dtype::F16, Dtype::Int8]) {
+    let cases = [
+        (WIDE_HEADS, Dtype::Bf16),
+        (WIDE_HEADS, Dtype::F16),
+        (WIDE_HEADS, Dtype::Int8),
+        (&wider_values, Dtype::Bf16),
+    ];
+    for (seed, (config, dtype)) in (0..).zip(cases) {
+        let architecture = parse_config(config, Path::new("written here")).unwrap();
         let kv_dtype = if dtype == Dtype::F16 { Dtype::F16 } else { Dtype::Bf16 };
-        let sample = Sample { architecture: architecture.clone(), dtype, kv_dtype, seed };
+        let sample = Sample { architecture, dtype, kv_dtype, seed };
         let scenario = Scenario::new(&scripts, 16, 199, seed);
         let operations = || CudaOperations::with_tuning(Emulated::new(seed), tuning);
         let forms: Vec<LatentForm> = scenario

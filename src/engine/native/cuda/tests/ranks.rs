@@ -9,7 +9,7 @@ use super::super::kernels::{DeviceTensor, Tuning};
 use super::super::operations::CudaOperations;
 use super::super::peers::PeerBuffer;
 use super::emulation::words;
-use super::engine::{fixtures, tokens};
+use super::engine::{ROUNDED_TOLERANCE, fixtures, tokens};
 use crate::engine::native::ranks::Rank;
 use crate::engine::native::testing::worst;
 use crate::engine::native::{ParallelSession, check_ranks};
@@ -87,6 +87,16 @@ fn groups_of_gpus_give_what_one_device_gives() {
         }
     }
     assert!(split >= 9, "{split}");
+}
+
+#[test]
+fn sums_of_a_group_are_made_by_the_library_too() {
+    let model = crate::weights::open(fixtures().join("llama-gqa").to_str().unwrap(), None, 0).unwrap();
+    let (wanted, _) = ran(&mut *on_cpu(&model, Dtype::Bf16), [1, 17]);
+    let tuning = Tuning { min_tiled_rows: 1, min_library_rows: 1, ..SMALL };
+    let (found, _) = ran(&mut group(&model, Dtype::Bf16, 2, 3, tuning), [1, 17]);
+    let error = worst(&found, &wanted);
+    assert!(error <= ROUNDED_TOLERANCE, "{error:.1e}");
 }
 
 #[test]
