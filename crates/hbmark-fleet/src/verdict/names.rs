@@ -33,6 +33,8 @@ struct Candidate<'a> {
 enum Confirmed {
     /// There is none of this unit and metric, or too few processes.
     No,
+    /// The unit ran again, and of the GPUs beyond suspicion only so many: what the day changed is not known.
+    NoControls(usize),
     Agrees {
         effect: f64,
         processes: usize,
@@ -234,18 +236,21 @@ fn confirm(
             Some(again(number)?.0 - median(&Gpu::logs(&fleet.gpus[number].runs, &found.metric)))
         })
         .collect();
-    let shift = if controls.len() >= LEAST_CONTROLS { median(&controls) } else { 0.0 };
     let members: Vec<(f64, usize)> = members_of(fleet, candidate.unit)
         .into_iter()
         .filter_map(|number| {
             let (log, count) = again(number)?;
-            Some((log - slot(number) - found.judged.center - shift, count))
+            Some((log - slot(number) - found.judged.center, count))
         })
         .collect();
     if members.is_empty() {
         return Confirmed::No;
     }
-    let effect = median(&members.iter().map(|(effect, _)| *effect).collect::<Vec<_>>());
+    if controls.len() < LEAST_CONTROLS {
+        return Confirmed::NoControls(controls.len());
+    }
+    let shift = median(&controls);
+    let effect = median(&members.iter().map(|(effect, _)| *effect).collect::<Vec<_>>()) - shift;
     let processes = members.iter().map(|(_, count)| *count).min().unwrap_or(0);
     let freedom = hbmark_core::stats::MAD_EFFICIENCY * (found.members.len() as f64 - 1.0);
     let p = student_tail(effect / candidate.tested.scale, freedom);
@@ -360,6 +365,13 @@ fn evidence(
     }
     match confirmed {
         Confirmed::No => text.push_str("; no confirming run yet"),
+        Confirmed::NoControls(controls) => {
+            let _ = write!(
+                text,
+                "; no confirming run yet: it was run again beside {controls} GPUs beyond suspicion, and {LEAST_CONTROLS} are needed to tell it \
+                 from the day"
+            );
+        }
         Confirmed::Agrees { effect, processes } => {
             let _ = write!(text, "; confirmed by {processes} more: {}", slower(*effect));
         }

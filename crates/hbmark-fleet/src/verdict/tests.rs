@@ -231,3 +231,30 @@ fn a_slow_node_of_a_small_fleet_is_named_once_although_nodes_are_too_few_to_test
     let report = judged(&Simulated::new(64, 2000, Some(Fault::SlowNode(0.05))));
     assert_eq!(kinds(&report), [FindingKind::NodeSuspect], "{:?}", report.findings);
 }
+
+/// Without controls a slower day confirmed whom the first run had named by chance.
+#[test]
+fn a_second_run_without_controls_confirms_nobody() {
+    let simulated = Simulated::new(512, 2, Some(Fault::SlowGpu(0.06)));
+    let victim = simulated.victim();
+    let healed = Simulated { fault: None, again: true, ..simulated };
+    let nodes = [victim / 8, (victim / 8 + 1) % 64];
+    let day = |controls: usize| {
+        let mut reading = with_second_run(&simulated, &healed, &nodes);
+        let second = reading.manifests[1].1.digest.clone();
+        let again = |run: &Run| run.plan.as_ref() == Some(&second);
+        // The whole cluster is 6 % slower on the second day.
+        reading.runs.iter_mut().filter(|run| again(run)).for_each(|run| run.values[0].1 *= 0.94);
+        let beside = (0..8).map(|slot| nodes[1] * 8 + slot).take(controls).map(gpu_name);
+        let kept: Vec<String> = beside.chain([gpu_name(victim)]).collect();
+        reading.runs.retain(|run| !again(run) || kept.contains(&run.gpu));
+        verdict(reading, &Settings::default(), &[])
+    };
+    for controls in [0, 2] {
+        let report = day(controls);
+        assert_eq!(kinds(&report), [FindingKind::GpuSuspect], "{:?}", report.findings);
+        let wanted = format!("again beside {controls} GPUs");
+        assert!(report.findings[0].evidence.contains(&wanted), "{}", report.findings[0].evidence);
+    }
+    assert_eq!(kinds(&day(3)), [FindingKind::NotConfirmed]);
+}
