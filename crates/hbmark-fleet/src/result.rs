@@ -44,7 +44,7 @@ pub enum State {
     Suspect,
     /// Slow, and a confirming run agrees.
     Slow,
-    /// Its processes differ more than those of the others.
+    /// Its processes differ more than those of the others, in two metrics or in two runs.
     Unstable,
     /// Outputs of a model are wrong.
     WrongOutput,
@@ -143,6 +143,7 @@ pub enum FindingKind {
     GpuTooFew,
     TooFewPeers,
     NotConfirmed,
+    UnstableOnce,
     GpuMoved,
     GpuGone,
     Unexpected,
@@ -169,9 +170,12 @@ impl FindingKind {
             | Self::SlotSlow
             | Self::GpuDisturbed => Level::Warning,
             Self::GpuMissing | Self::GpuTooFew | Self::TooFewPeers => Level::Unknown,
-            Self::NotConfirmed | Self::GpuMoved | Self::GpuGone | Self::Unexpected | Self::FactsDiffer => {
-                Level::Ok
-            }
+            Self::NotConfirmed
+            | Self::UnstableOnce
+            | Self::GpuMoved
+            | Self::GpuGone
+            | Self::Unexpected
+            | Self::FactsDiffer => Level::Ok,
         }
     }
 

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use super::{Fleet, Gpu, JudgedMetric};
 use crate::folder::NodeRecord;
-use crate::judge::Tested;
+use crate::judge::{self, Tested};
 use crate::metric::Metric;
 use crate::result::{Finding, FindingKind, State};
 use hbmark_core::stats::{median, student_tail};
@@ -417,34 +417,85 @@ fn oddities(fleet: &Fleet<'_>, number: usize) -> Vec<String> {
     found
 }
 
-/// GPUs whose processes differ more than those of the others.
+/// A metric in which the processes of a GPU differ more than those of the others.
+struct Unsteady<'a> {
+    found: &'a JudgedMetric,
+    range: f64,
+    p_adjusted: f64,
+}
+
+/// GPUs whose processes differ more than those of the others. Processes have heavier tails than the normal ones of the test, so that one metric
+/// of one run is a note: a second metric or the confirming run makes it a finding.
 fn unstable(fleet: &Fleet<'_>, states: &mut [State]) -> Vec<Finding> {
-    let mut named = HashSet::new();
-    let mut findings = Vec::new();
+    let mut by_gpu: BTreeMap<usize, Vec<Unsteady<'_>>> = BTreeMap::new();
     for found in &fleet.metrics {
         let pairs = found.members.iter().zip(&found.judged.steadiness).zip(&found.adjusted.steadiness);
-        for ((&number, steadiness), &p) in pairs {
-            let wide = steadiness.range > 2.0 * fleet.settings.margin;
-            if !wide || p > fleet.settings.alpha || !named.insert(number) {
-                continue;
+        for ((&number, steadiness), &p_adjusted) in pairs {
+            if steadiness.range > 2.0 * fleet.settings.margin && p_adjusted <= fleet.settings.alpha {
+                let range = steadiness.range;
+                by_gpu.entry(number).or_default().push(Unsteady { found, range, p_adjusted });
             }
-            if matches!(states[number], State::Ok | State::NotConfirmed) {
-                states[number] = State::Unstable;
-            }
-            let evidence = format!(
-                "{} ranges over {:.1} % in {} processes, where {:.2} % is their usual standard deviation; p {} after Holm",
-                found.metric,
-                steadiness.range.exp_m1() * 100.0,
-                Gpu::logs(&fleet.gpus[number].runs, &found.metric).len(),
-                found.judged.process_spread * 100.0,
-                probability(p)
-            );
-            let mut finding = fleet.about(FindingKind::GpuUnstable, number, evidence);
-            (finding.metric, finding.p_adjusted) = (Some(found.metric.clone()), Some(p));
-            findings.push(finding);
         }
     }
+    let tests_again: usize = by_gpu.values().map(Vec::len).sum();
+    let mut findings = Vec::new();
+    for (number, mut metrics) in by_gpu {
+        metrics.sort_by(|a, b| a.p_adjusted.total_cmp(&b.p_adjusted));
+        let again: Vec<(f64, bool)> =
+            metrics.iter().filter_map(|m| unsteady_again(fleet, number, m, tests_again)).collect();
+        let agrees = again.iter().any(|(_, agrees)| *agrees);
+        let (kind, state) = if agrees || metrics.len() > 1 {
+            (FindingKind::GpuUnstable, State::Unstable)
+        } else if again.is_empty() {
+            (FindingKind::UnstableOnce, State::Ok)
+        } else {
+            (FindingKind::NotConfirmed, State::NotConfirmed)
+        };
+        if matches!(states[number], State::Ok | State::NotConfirmed) {
+            states[number] = states[number].max(state);
+        }
+        let Unsteady { found, range, p_adjusted } = &metrics[0];
+        let mut evidence = format!(
+            "{} ranges over {:.1} % in {} processes, where {:.2} % is their usual standard deviation; p {} after Holm",
+            found.metric,
+            range.exp_m1() * 100.0,
+            Gpu::logs(&fleet.gpus[number].runs, &found.metric).len(),
+            found.judged.process_spread * 100.0,
+            probability(*p_adjusted)
+        );
+        for other in metrics.iter().skip(1).take(3) {
+            let _ = write!(evidence, "; {} over {:.1} %", other.found.metric, other.range.exp_m1() * 100.0);
+        }
+        match again.iter().find(|(_, it)| *it == agrees) {
+            Some((range, _)) => {
+                let word = if agrees { "confirmed" } else { "not confirmed" };
+                let _ = write!(evidence, "; {word} by the second run: over {:.1} %", range.exp_m1() * 100.0);
+            }
+            None if metrics.len() > 1 => evidence.push_str("; no confirming run yet"),
+            None => {
+                evidence.push_str("; one metric of one run, which heavy tails give by chance: run it again");
+            }
+        }
+        let mut finding = fleet.about(kind, number, evidence);
+        (finding.metric, finding.p_adjusted) = (Some(found.metric.clone()), Some(*p_adjusted));
+        findings.push(finding);
+    }
     findings
+}
+
+/// Over what the processes of a confirming run range, and whether that is too much once more; `None` of too few.
+fn unsteady_again(
+    fleet: &Fleet<'_>,
+    number: usize,
+    metric: &Unsteady<'_>,
+    tests: usize,
+) -> Option<(f64, bool)> {
+    let judged = &metric.found.judged;
+    let logs = Gpu::logs(&fleet.gpus[number].again, &metric.found.metric);
+    let again = (logs.len() >= fleet.settings.processes)
+        .then(|| judge::steadiness(&logs, judged.process_spread, judged.process_freedom))?;
+    let agrees = again.range > 2.0 * fleet.settings.margin && again.p <= fleet.settings.alpha / tests as f64;
+    Some((again.range, agrees))
 }
 
 /// The data sheet, slots, and groups that are too small.
@@ -480,7 +531,7 @@ pub(super) fn fleet_wide(fleet: &Fleet<'_>, states: &mut [State]) -> Vec<Finding
             let evidence = format!(
                 "{} GPUs are {device}: fewer than {} with enough processes are not a group to compare in",
                 numbers.len(),
-                crate::judge::LEAST_PEERS
+                judge::LEAST_PEERS
             );
             findings.push(common(FindingKind::TooFewPeers, evidence));
         }
@@ -523,7 +574,7 @@ fn below_datasheet(fleet: &Fleet<'_>) -> Vec<Finding> {
                 least * 100.0
             )
         };
-        if below.len() * 2 > known && known >= crate::judge::LEAST_PEERS {
+        if below.len() * 2 > known && known >= judge::LEAST_PEERS {
             let values: Vec<f64> = below.iter().map(|(_, value, _)| *value).collect();
             let evidence = format!(
                 "{} of {known} {device}: the median of them {}",

@@ -210,7 +210,7 @@ fn healthy_fleets_are_named_as_rarely_as_promised() {
 fn faults_are_found_as_often_as_their_size_allows() {
     let found = |fault, seeds: u64| {
         let each = (0..seeds).map(|seed| judged(&Simulated::new(64, 2000 + seed, Some(fault))));
-        each.filter(|report| report.level() != Level::Ok).count()
+        each.filter(|report| !report.findings.is_empty()).count()
     };
     assert!(found(Fault::SlowGpu(0.10), 20) == 20);
     assert!(found(Fault::SlowGpu(0.05), 20) >= 16);
@@ -257,4 +257,76 @@ fn a_second_run_without_controls_confirms_nobody() {
         assert!(report.findings[0].evidence.contains(&wanted), "{}", report.findings[0].evidence);
     }
     assert_eq!(kinds(&day(3)), [FindingKind::NotConfirmed]);
+}
+
+/// Runs with a second metric whose noise is another seed's.
+fn with_copy(simulated: &Simulated) -> Vec<Run> {
+    let mut runs = simulated.runs();
+    let other = Simulated { seed: simulated.seed + 500_000, ..*simulated }.runs();
+    for (run, other) in runs.iter_mut().zip(other) {
+        run.values.push((Metric::Copy, other.values[0].1));
+    }
+    runs
+}
+
+const UNSTEADY: [FindingKind; 2] = [FindingKind::GpuUnstable, FindingKind::UnstableOnce];
+
+/// The usual spread of processes is estimated from 16 degrees of freedom here: against a known one, 14 to 17 % of such fleets had a name.
+/// Of 400 fleets 20 may have one, and more than 34 by chance in one case of a thousand.
+#[test]
+fn processes_of_a_small_healthy_fleet_are_called_unsteady_as_rarely_as_promised() {
+    for process_spread in [0.015, 0.02] {
+        let fleets =
+            (0..400).map(|seed| Simulated { process_spread, ..Simulated::new(8, 3000 + seed, None) });
+        let named = fleets.filter(|fleet| judged(fleet).findings_of(&UNSTEADY).next().is_some()).count();
+        assert!(named <= 34, "{named} of 400 at {process_spread}");
+    }
+}
+
+/// Student's t with four degrees of freedom is no normal process: nearly every fleet has a GPU that the test takes for unsteady. In one metric of
+/// one run that is a note; that both metrics of a GPU stand out by chance is rare, and no promise is made on it.
+#[test]
+fn heavy_tails_of_processes_are_a_note_and_rarely_a_name() {
+    let fleet = |seed: u64| Simulated {
+        tails: Tails::HeavyProcesses,
+        process_spread: 0.006,
+        ..Simulated::new(512, 4000 + seed, None)
+    };
+    let (mut noted, mut named) = (0, 0);
+    for seed in 0..40 {
+        let report = verdict(reading(with_copy(&fleet(seed))), &Settings::default(), &[]);
+        noted += usize::from(report.findings_of(&[FindingKind::UnstableOnce]).next().is_some());
+        named += usize::from(report.count(State::Unstable) > 0);
+    }
+    assert!(noted >= 36, "{noted} of 40: the tails are no longer heavy");
+    assert!(named <= 6, "{named} of 40");
+}
+
+#[test]
+fn an_unsteady_gpu_is_named_by_a_second_metric_or_a_second_run() {
+    let simulated = Simulated::new(64, 30, None);
+    let unsteady = |runs: &mut Vec<Run>, metrics: usize| {
+        let third = runs.iter_mut().filter(|run| run.gpu == gpu_name(9)).nth(2).unwrap();
+        third.values.iter_mut().take(metrics).for_each(|value| value.1 *= 0.7);
+    };
+    let of = |metrics: usize| {
+        let mut runs = with_copy(&simulated);
+        unsteady(&mut runs, metrics);
+        verdict(reading(runs), &Settings::default(), &[])
+    };
+    let once = of(1);
+    assert_eq!((kinds(&once), once.level()), (vec![FindingKind::UnstableOnce], Level::Ok));
+    assert_eq!((kinds(&of(2)), of(2).count(State::Unstable)), (vec![FindingKind::GpuUnstable], 1));
+    let again = Simulated { again: true, ..simulated };
+    for (metrics, kind) in [(1, FindingKind::GpuUnstable), (0, FindingKind::NotConfirmed)] {
+        let mut both = with_second_run(&simulated, &again, &[1, 2]);
+        let second = both.manifests[1].1.digest.clone();
+        let (mut runs, mut rest): (Vec<Run>, Vec<Run>) =
+            both.runs.into_iter().partition(|run| run.plan.as_ref() == Some(&second));
+        unsteady(&mut runs, metrics);
+        unsteady(&mut rest, 1);
+        rest.extend(runs);
+        both.runs = rest;
+        assert_eq!(kinds(&verdict(both, &Settings::default(), &[])), [kind]);
+    }
 }
