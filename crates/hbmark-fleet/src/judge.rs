@@ -72,6 +72,8 @@ pub struct Judged {
     pub process_freedom: f64,
     /// Taken out of each GPU; `None` with too few nodes.
     pub slots: Option<Vec<f64>>,
+    /// One a slot, as above; empty with too few nodes.
+    pub slot_tests: Vec<Tested>,
     /// One a member, in order.
     pub gpus: Vec<Tested>,
     pub steadiness: Vec<Steadiness>,
@@ -110,6 +112,9 @@ pub fn judge(members: &[Member]) -> Option<Judged> {
             tested(effect, (spread, free), (floor, process_freedom), true)
         })
         .collect();
+    let slot_tests = slots.as_deref().map_or_else(Vec::new, |slots| {
+        test_slots(slots, members, (spread, free), (process_spread, process_freedom))
+    });
     let steadiness =
         members.iter().map(|member| steadiness(&member.logs, process_spread, process_freedom)).collect();
     let by_node = groups(members.iter().map(|member| Some(member.node)), nodes);
@@ -133,6 +138,7 @@ pub fn judge(members: &[Member]) -> Option<Judged> {
         process_spread,
         process_freedom,
         slots,
+        slot_tests,
         gpus,
         steadiness,
         nodes: tested_nodes,
@@ -154,6 +160,18 @@ fn slot_effects(members: &[Member], medians: &[f64], nodes: usize, slots: usize)
     let enough = seen.iter().filter(|seen| **seen).count() >= SLOT_NODES && slots >= 2;
     // As many slots as nodes are not slots that nodes have in common.
     (enough && slots * 2 <= cells.len()).then(|| median_polish(&cells, nodes, slots).columns)
+}
+
+/// Tests what each slot has in common: a median over nodes, less the usual one of slots.
+fn test_slots(slots: &[f64], members: &[Member], own: (f64, f64), floor: (f64, f64)) -> Vec<Tested> {
+    let usual = (1.0 + median_error(slots.len()).powi(2)).sqrt();
+    let test = |(slot, &effect): (usize, &f64)| {
+        let of_slot: Vec<&Member> = members.iter().filter(|member| member.slot == Some(slot)).collect();
+        let error = usual * median_error(of_slot.len());
+        let processes = of_slot.iter().map(|member| member.logs.len()).min().unwrap_or(1);
+        tested(effect, (own.0 * error, own.1), (floor.0 * median_error(processes) * error, floor.1), true)
+    };
+    slots.iter().enumerate().map(test).collect()
 }
 
 /// Tests an effect against the larger of two spreads, each with what it was estimated from.

@@ -336,6 +336,9 @@ pub enum ReportMark {
 pub struct FleetReport {
     pub schema_version: u32,
     pub kind: ReportMark,
+    /// The digest of the plan that is judged; null of runs without one.
+    #[serde(default)]
+    pub plan: Option<String>,
     /// The latest start of a run.
     pub at: String,
     pub settings: Settings,
@@ -402,6 +405,11 @@ impl FleetReport {
             return Err(ReportReadError::Version { path: path_of(), found: found.schema_version });
         }
         Ok(found)
+    }
+
+    /// The digest of its plan, also of a report that knew it by its manifest alone.
+    pub fn plan_digest(&self) -> Option<&str> {
+        self.plan.as_deref().or(self.expected.as_ref().map(|expected| expected.digest.as_str()))
     }
 
     /// Whether a file says of itself that it is one.

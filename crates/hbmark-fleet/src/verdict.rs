@@ -53,7 +53,7 @@ struct JudgedMetric {
     members: Vec<usize>,
     slots: Vec<u32>,
     judged: Judged,
-    /// Corrected p values of GPUs, of their steadiness, of nodes and of racks.
+    /// Corrected p values of GPUs, of their steadiness, of nodes, of racks and of slots.
     adjusted: Adjusted,
 }
 
@@ -63,6 +63,7 @@ struct Adjusted {
     steadiness: Vec<f64>,
     nodes: Vec<Option<f64>>,
     racks: Vec<Option<f64>>,
+    slots: Vec<f64>,
 }
 
 /// What is known before anything is named.
@@ -95,6 +96,8 @@ pub fn verdict(mut reading: Reading, settings: &Settings, past: &[FleetReport]) 
     let manifest = plans.manifest.as_ref();
     let mut fleet = Fleet::new(settings, &used, manifest);
     fleet.judge();
+    let compared = days::compare(&fleet, plans.first.as_deref(), past, &mut notices);
+    let changes = fleet.correct(&compared);
     let records: Vec<&NodeRecord> = records
         .iter()
         .filter(|record| plans.first.as_ref().is_none_or(|plan| *plan == record.plan))
@@ -103,8 +106,9 @@ pub fn verdict(mut reading: Reading, settings: &Settings, past: &[FleetReport]) 
     let mut findings = names::faults(&fleet, &records, &mut states);
     findings.extend(names::slow(&fleet, &mut states));
     findings.extend(names::fleet_wide(&fleet, &mut states));
-    let (days, changed) = days::compare(&fleet, past, &findings);
-    findings.extend(changed);
+    let days = days::trend(&compared, &findings);
+    findings.extend(days::changed(&fleet, &compared, &changes, &findings));
+    findings.extend(days::moved(&fleet, past));
     let (missing, absent) = missing::find(&fleet, manifest, &records, past);
     findings.extend(absent.findings);
     let mut gpus = fleet.rows(&states);
@@ -119,6 +123,7 @@ pub fn verdict(mut reading: Reading, settings: &Settings, past: &[FleetReport]) 
     FleetReport {
         schema_version: REPORT_VERSION,
         kind: ReportMark::FleetReport,
+        plan: plans.first,
         at: used.iter().map(|(run, _)| run.started_at.as_str()).max().unwrap_or_default().to_owned(),
         settings: settings.clone(),
         expected: manifest.map(|manifest| Expected {
@@ -246,7 +251,7 @@ impl<'a> Fleet<'a> {
         })
     }
 
-    /// Judges each metric of each group, and corrects all tests together.
+    /// Judges each metric of each group.
     fn judge(&mut self) {
         let mut found = Vec::new();
         for (group, (_, numbers)) in self.groups.iter().enumerate() {
@@ -258,8 +263,16 @@ impl<'a> Fleet<'a> {
                 found.extend(self.judge_metric(group, numbers, metric));
             }
         }
-        self.tests = correct(&mut found);
         self.metrics = found;
+    }
+
+    /// Corrects all tests of the report together; the corrected p values of what changed since the latest day that is compared.
+    fn correct(&mut self, days: &[days::Compared<'_>]) -> Vec<f64> {
+        let changes = days.last().map_or(&[][..], |day| &day.changes);
+        let changes: Vec<f64> = changes.iter().map(|change| change.p).collect();
+        let (tests, adjusted) = correct(&mut self.metrics, &changes);
+        self.tests = tests;
+        adjusted
     }
 
     fn judge_metric(&self, group: usize, numbers: &[usize], metric: &Metric) -> Option<JudgedMetric> {
@@ -389,15 +402,17 @@ impl<'a> Fleet<'a> {
     }
 }
 
-/// Corrects all tests together; how many there are.
-fn correct(metrics: &mut [JudgedMetric]) -> usize {
+/// Corrects all tests together, with these others; how many there are, and the others' corrected p values.
+fn correct(metrics: &mut [JudgedMetric], others: &[f64]) -> (usize, Vec<f64>) {
     let mut p = Vec::new();
     for found in metrics.iter() {
         let judged = &found.judged;
         p.extend(judged.gpus.iter().map(|tested| tested.p));
         p.extend(judged.steadiness.iter().map(|steadiness| steadiness.p));
         p.extend(judged.nodes.iter().chain(&judged.racks).flatten().map(|tested| tested.p));
+        p.extend(judged.slot_tests.iter().map(|tested| tested.p));
     }
+    p.extend(others);
     let mut adjusted = holm(&p).into_iter();
     for found in metrics {
         let mut take = |count: usize| -> Vec<f64> { adjusted.by_ref().take(count).collect() };
@@ -407,9 +422,10 @@ fn correct(metrics: &mut [JudgedMetric]) -> usize {
         };
         let nodes = units(&found.judged.nodes);
         let racks = units(&found.judged.racks);
-        found.adjusted = Adjusted { gpus, steadiness, nodes, racks };
+        let slots = adjusted.by_ref().take(found.judged.slot_tests.len()).collect();
+        found.adjusted = Adjusted { gpus, steadiness, nodes, racks, slots };
     }
-    p.len()
+    (p.len(), adjusted.collect())
 }
 
 #[cfg(test)]

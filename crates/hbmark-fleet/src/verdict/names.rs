@@ -502,18 +502,23 @@ fn unsteady_again(
 pub(super) fn fleet_wide(fleet: &Fleet<'_>, states: &mut [State]) -> Vec<Finding> {
     let mut findings = below_datasheet(fleet);
     for found in &fleet.metrics {
-        let Some(slots) = &found.judged.slots else { continue };
-        for (slot, effect) in found.slots.iter().zip(slots).filter(|(_, effect)| **effect <= limit(fleet)) {
+        let tests = found.slots.iter().zip(&found.judged.slot_tests).zip(&found.adjusted.slots);
+        for ((slot, tested), &p) in tests {
+            if tested.effect > limit(fleet) || p > fleet.settings.alpha {
+                continue;
+            }
             let evidence = format!(
-                "{} in slot {slot} of every node of {}: {} than in the others; taken out of each GPU",
+                "{} in slot {slot} of every node of {}: {} than in the others; taken out of each GPU; p {} after Holm",
                 found.metric,
                 fleet.groups[found.group].0,
-                slower(*effect)
+                slower(tested.effect),
+                probability(p)
             );
             findings.push(Finding {
                 slot: Some(*slot),
                 metric: Some(found.metric.clone()),
-                effect: Some(effect.exp_m1()),
+                effect: Some(tested.effect.exp_m1()),
+                p_adjusted: Some(p),
                 ..common(FindingKind::SlotSlow, evidence)
             });
         }

@@ -330,3 +330,71 @@ fn an_unsteady_gpu_is_named_by_a_second_metric_or_a_second_run() {
         assert_eq!(kinds(&verdict(both, &Settings::default(), &[])), [kind]);
     }
 }
+
+/// A healthy fleet whose GPUs differ by 3 %, and their processes by 1.8 %.
+fn wide(gpus: usize, seed: u64) -> Reading {
+    let mut runs = Simulated::new(gpus, seed, None).runs();
+    for run in &mut runs {
+        run.values[0].1 = 4.3e12 * (run.values[0].1 / 4.3e12).powi(6);
+    }
+    reading(runs)
+}
+
+/// Medians of eight GPUs that differ by 3 % lie beyond the margin by chance. Of 100 fleets 5 may have a name, and more than 12 by chance in
+/// one case of a thousand.
+#[test]
+fn slots_of_a_healthy_fleet_are_named_as_rarely_as_promised() {
+    let (mut beyond, mut named) = (0, 0);
+    for seed in 0..100 {
+        let report = verdict(wide(64, 5000 + seed), &Settings::default(), &[]);
+        let slots = &report.groups[0].metrics[0].slots;
+        beyond += usize::from(slots.iter().any(|(_, effect)| *effect <= -0.02));
+        named += usize::from(report.findings_of(&[FindingKind::SlotSlow]).next().is_some());
+    }
+    assert!(beyond >= 30, "{beyond} of 100: nothing is left to be named by chance");
+    assert!(named <= 12, "{named} of 100");
+}
+
+/// The same of what a fleet changed by from one day to the next. Of 300 pairs of days 15 may have a name.
+#[test]
+fn days_of_a_healthy_fleet_are_named_as_rarely_as_promised() {
+    let (mut beyond, mut named) = (0, 0);
+    for seed in 0..300 {
+        let before = verdict(wide(16, 6000 + seed), &Settings::default(), &[]);
+        let after = verdict(wide(16, 7000 + seed), &Settings::default(), &[before]);
+        beyond += usize::from(after.days[0].shifts[0].shift <= -0.02);
+        let kinds = [FindingKind::FleetChanged, FindingKind::GpuChanged];
+        named += usize::from(after.findings_of(&kinds).next().is_some());
+    }
+    assert!(beyond >= 15, "{beyond} of 300: nothing is left to be named by chance");
+    assert!(named <= 28, "{named} of 300");
+}
+
+#[test]
+fn a_hot_slot_is_named_with_its_p() {
+    let mut runs = Simulated::new(512, 31, None).runs();
+    runs.iter_mut().filter(|run| run.slot == Some(6)).for_each(|run| run.values[0].1 *= 0.96);
+    let report = verdict(reading(runs), &Settings::default(), &[]);
+    assert_eq!(kinds(&report), [FindingKind::SlotSlow]);
+    assert!(report.findings[0].slot == Some(6) && report.findings[0].p_adjusted.unwrap() < 1e-6);
+}
+
+#[test]
+fn a_day_of_another_plan_is_not_compared_and_that_is_said() {
+    let day = |plan: &str, share: f64| {
+        let mut runs = Simulated::new(64, 32, None).runs();
+        for run in &mut runs {
+            run.plan = Some(plan.into());
+            run.values[0].1 *= share;
+        }
+        reading(runs)
+    };
+    let settings = Settings::default();
+    let before = verdict(day("a", 1.0), &settings, &[]);
+    let same = verdict(day("a", 0.9), &settings, std::slice::from_ref(&before));
+    assert_eq!((kinds(&same), same.days.len()), (vec![FindingKind::FleetChanged], 1));
+    let other = verdict(day("b", 0.9), &settings, &[before]);
+    assert_eq!((kinds(&other), other.days.len()), (vec![], 0));
+    assert_eq!(other.notices.counts[&NoticeKind::OtherPlan], 1);
+    assert!(other.notices.shown[0].why.contains("not compared"), "{:?}", other.notices.shown);
+}
