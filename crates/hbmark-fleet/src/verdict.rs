@@ -328,16 +328,13 @@ impl<'a> Fleet<'a> {
         let judged = &found.judged;
         let sheet = found.members.iter().find_map(|&gpu| self.gpus[gpu].last()?.datasheet_bytes_per_s);
         let center = found.metric.value(judged.center);
-        let scale = median(&judged.gpus.iter().map(|gpu| gpu.scale).collect::<Vec<_>>());
-        let freedom = MAD_EFFICIENCY * (found.members.len() as f64 - 1.0);
-        let reach = student_quantile(self.settings.alpha / self.tests.max(1) as f64, freedom).abs() * scale;
         MetricSummary {
             metric: found.metric.clone(),
             gpus: found.members.len(),
             center,
             spread: judged.spread,
             process_spread: judged.process_spread,
-            detectable: (1.0 - (-reach).exp()).max(self.settings.margin),
+            detectable: self.detectable(found),
             datasheet_share: sheet.filter(|_| found.metric == Metric::Read).map(|sheet| center / sheet),
             slots: judged
                 .slots
@@ -347,6 +344,14 @@ impl<'a> Fleet<'a> {
                 .map(|(e, slot)| (*slot, e.exp_m1()))
                 .collect(),
         }
+    }
+
+    /// The least share that a single GPU is slower by when it is named with a chance of one half.
+    fn detectable(&self, found: &JudgedMetric) -> f64 {
+        let scale = median(&found.judged.gpus.iter().map(|gpu| gpu.scale).collect::<Vec<_>>());
+        let freedom = MAD_EFFICIENCY * (found.members.len() as f64 - 1.0);
+        let reach = student_quantile(self.settings.alpha / self.tests.max(1) as f64, freedom).abs() * scale;
+        (1.0 - (-reach).exp()).max(self.settings.margin)
     }
 
     fn rows(&self, states: &[State]) -> Vec<GpuRow> {

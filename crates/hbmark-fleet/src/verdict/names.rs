@@ -13,6 +13,9 @@ use hbmark_core::stats::{median, student_tail};
 /// Controls of a confirming run without which the day's common shift stays unknown.
 const LEAST_CONTROLS: usize = 3;
 
+/// A group in which a GPU is named only if it is slower by more than so many margins is not called OK.
+const BLIND_MARGINS: f64 = 5.0;
+
 /// A unit that can be named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Unit {
@@ -523,23 +526,8 @@ pub(super) fn fleet_wide(fleet: &Fleet<'_>, states: &mut [State]) -> Vec<Finding
             });
         }
     }
-    for (group, (device, numbers)) in fleet.groups.iter().enumerate() {
-        if fleet.metrics.iter().any(|found| found.group == group) {
-            continue;
-        }
-        let unjudged: Vec<usize> =
-            numbers.iter().copied().filter(|number| states[*number] == State::Ok).collect();
-        for &number in &unjudged {
-            states[number] = State::NoPeers;
-        }
-        if !unjudged.is_empty() {
-            let evidence = format!(
-                "{} GPUs are {device}: fewer than {} with enough processes are not a group to compare in",
-                numbers.len(),
-                judge::LEAST_PEERS
-            );
-            findings.push(common(FindingKind::TooFewPeers, evidence));
-        }
+    for group in 0..fleet.groups.len() {
+        findings.extend(too_few_peers(fleet, group, states));
     }
     for (device, numbers) in &fleet.groups {
         for (name, values) in fleet.facts(numbers).into_iter().filter(|(_, values)| values.len() > 1) {
@@ -550,6 +538,37 @@ pub(super) fn fleet_wide(fleet: &Fleet<'_>, states: &mut [State]) -> Vec<Finding
         }
     }
     findings
+}
+
+/// A group that cannot be judged, or in which nothing but a gross fault would be named: that its GPUs are not named says nothing.
+fn too_few_peers(fleet: &Fleet<'_>, group: usize, states: &mut [State]) -> Option<Finding> {
+    let (device, numbers) = &fleet.groups[group];
+    let judged = fleet.metrics.iter().filter(|found| found.group == group);
+    let best = judged
+        .map(|found| (fleet.detectable(found), found))
+        .min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.metric.cmp(&b.1.metric)));
+    let evidence = match best {
+        Some((share, _)) if share <= BLIND_MARGINS * fleet.settings.margin => return None,
+        Some((share, found)) => format!(
+            "{} GPUs are {device}: too few, or too unlike, to tell one from the others; it would have to be {:.0} % slower, in {}, and the \
+             margin is {:.1} %",
+            numbers.len(),
+            share * 100.0,
+            found.metric,
+            fleet.settings.margin * 100.0
+        ),
+        None => format!(
+            "{} GPUs are {device}: fewer than {} with enough processes are not a group to compare in",
+            numbers.len(),
+            judge::LEAST_PEERS
+        ),
+    };
+    let unjudged: Vec<usize> =
+        numbers.iter().copied().filter(|number| states[*number] == State::Ok).collect();
+    for &number in &unjudged {
+        states[number] = State::NoPeers;
+    }
+    (!unjudged.is_empty()).then(|| common(FindingKind::TooFewPeers, evidence))
 }
 
 /// GPUs, or the whole fleet, that read too little whatever their neighbours do.

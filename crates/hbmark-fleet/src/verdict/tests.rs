@@ -398,3 +398,19 @@ fn a_day_of_another_plan_is_not_compared_and_that_is_said() {
     assert_eq!(other.notices.counts[&NoticeKind::OtherPlan], 1);
     assert!(other.notices.shown[0].why.contains("not compared"), "{:?}", other.notices.shown);
 }
+
+/// With four GPUs a test after correction reaches gross faults alone: that nobody is named said OK of all of them.
+#[test]
+fn a_group_in_which_nothing_would_be_named_is_not_ok() {
+    let four = judged(&Simulated::new(4, 33, None));
+    assert_eq!((kinds(&four), four.level()), (vec![FindingKind::TooFewPeers], Level::Unknown));
+    assert_eq!(four.count(State::NoPeers), 4);
+    let share = four.groups[0].metrics[0].detectable;
+    assert!(share > 0.1, "{share}");
+    let wanted = format!("{:.0} % slower, in read", share * 100.0);
+    assert!(four.findings[0].evidence.contains(&wanted), "{}", four.findings[0].evidence);
+    // Sixteen such GPUs are enough, and sixteen that differ six times as much are not.
+    assert_eq!(kinds(&judged(&Simulated::new(16, 33, None))), []);
+    let unlike = verdict(wide(16, 33), &Settings::default(), &[]);
+    assert_eq!(kinds(&unlike), [FindingKind::TooFewPeers]);
+}
