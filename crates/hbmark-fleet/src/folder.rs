@@ -17,8 +17,8 @@ use crate::plan::Manifest;
 use hbmark_core::input::{self, InputError};
 use hbmark_core::ledger::devices;
 use hbmark_core::result::{
-    Cause, Ceilings, DeviceSpec, Environment, OLDEST_SCHEMA_VERSION, Placement, Quality, ReportKind,
-    SCHEMA_VERSION, Status, TimeSummary,
+    BuildEnvironment, Cause, Ceilings, DeviceSpec, Environment, OLDEST_SCHEMA_VERSION, Placement, Quality,
+    ReportKind, SCHEMA_VERSION, Status, TimeSummary,
 };
 
 /// The largest result that is read.
@@ -49,6 +49,8 @@ pub enum NoticeKind {
     Damaged,
     /// A result of another plan than the manifest's.
     OtherPlan,
+    /// A result under other settings than most of its GPU's.
+    OtherSettings,
     /// A manifest that does not belong to the folder.
     OtherManifest,
     /// A result that says not which GPU it is of.
@@ -65,6 +67,7 @@ impl NoticeKind {
             Self::Foreign => "other files",
             Self::Damaged => "cannot be read",
             Self::OtherPlan => "results of another plan",
+            Self::OtherSettings => "results under other settings",
             Self::OtherManifest => "other manifests",
             Self::Nameless => "results without a GPU",
             Self::NotEntered => "not entered",
@@ -96,6 +99,9 @@ impl Notices {
         }
     }
 }
+
+/// Facts that set how fast a GPU is, or what its numbers mean: GPUs that differ in one are not compared with each other.
+pub(crate) const SPEED_FACTS: [&str; 5] = ["MIG", "memory", "power limit", "ECC", "hbmark"];
 
 /// How a child of `hbmark fleet node` ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -144,7 +150,7 @@ pub struct Run {
     pub hostname: Option<String>,
     pub rack: Option<String>,
     pub slot: Option<u32>,
-    /// What is compared with what: the product's name.
+    /// The product's name. Together with [`SPEED_FACTS`] it says what is compared with what.
     pub device: String,
     pub plan: Option<String>,
     pub at_once: Option<u32>,
@@ -162,6 +168,16 @@ pub struct Run {
     pub xids: Vec<u32>,
     pub pci_bus_id: Option<String>,
     pub serial: Option<String>,
+}
+
+impl Run {
+    /// Values of [`SPEED_FACTS`].
+    pub(crate) fn speed_facts(&self) -> [&str; SPEED_FACTS.len()] {
+        SPEED_FACTS.map(|name| {
+            let found = self.facts.iter().find(|(known, _)| *known == name);
+            found.map_or("unknown", |(_, value)| value.as_str())
+        })
+    }
 }
 
 /// Everything that was found.
@@ -425,7 +441,13 @@ fn run(text: &str, path: &Path, content: [u8; 32]) -> Result<Option<Run>, String
             "power limit",
             gpu.as_ref().and_then(|gpu| gpu.power_limit_watts).map(|watts| format!("{watts:.0} W")),
         ),
-        ("hbmark", Some(plain(&build.version))),
+        ("hbmark", Some(plain(&build_of(&build)))),
+        (
+            "memory",
+            gpu.as_ref()
+                .and_then(|gpu| gpu.memory_bytes)
+                .map(|bytes| format!("{:.0} GiB", bytes.as_f64() / f64::from(1 << 30))),
+        ),
         ("MIG", gpu.as_ref().and_then(|gpu| gpu.mig).map(|mig| if mig { "on" } else { "off" }.to_owned())),
         ("ECC", gpu.as_ref().and_then(|gpu| gpu.ecc).map(|ecc| if ecc { "on" } else { "off" }.to_owned())),
     ];
@@ -466,6 +488,13 @@ fn run(text: &str, path: &Path, content: [u8; 32]) -> Result<Option<Run>, String
         take_cell(&mut run, cell);
     }
     Ok(Some(run))
+}
+
+/// A build: its version, and where they are known its revision and a profile other than that of releases.
+fn build_of(build: &BuildEnvironment) -> String {
+    let profile = Some(&build.profile).filter(|profile| !["", "release"].contains(&profile.as_str()));
+    let parts: Vec<&str> = build.git_revision.iter().chain(profile).map(String::as_str).collect();
+    if parts.is_empty() { build.version.clone() } else { format!("{} ({})", build.version, parts.join(", ")) }
 }
 
 /// The switch or block above a node: the last but one part of `root.rack7.node001`.

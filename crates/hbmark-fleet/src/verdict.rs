@@ -10,8 +10,9 @@ mod missing;
 mod names;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt::Write as _;
 
-use crate::folder::{NodeRecord, NoticeKind, Reading, Run};
+use crate::folder::{NodeRecord, NoticeKind, Notices, Reading, Run, SPEED_FACTS};
 use crate::judge::{self, Judged, Member};
 use crate::metric::Metric;
 use crate::plan::Manifest;
@@ -27,20 +28,23 @@ struct Gpu<'a> {
     node: usize,
     rack: Option<usize>,
     slot: Option<u32>,
+    /// The product's name.
     device: &'a str,
+    /// The number of its group.
+    group: usize,
     runs: Vec<&'a Run>,
     /// Of a confirming plan.
     again: Vec<&'a Run>,
 }
 
-impl Gpu<'_> {
+impl<'a> Gpu<'a> {
     /// A metric's log speeds over fresh processes.
     fn logs(runs: &[&Run], metric: &Metric) -> Vec<f64> {
         let of = |run: &&Run| run.values.iter().find(|(m, _)| m == metric).map(|(_, v)| metric.log_speed(*v));
         runs.iter().filter_map(of).filter(|log| log.is_finite()).collect()
     }
 
-    fn last(&self) -> Option<&Run> {
+    fn last(&self) -> Option<&'a Run> {
         self.runs.last().or(self.again.last()).copied()
     }
 }
@@ -74,7 +78,8 @@ struct Fleet<'a> {
     racks: Vec<String>,
     /// Rack of a node.
     rack_of: HashMap<usize, usize>,
-    groups: Vec<(&'a str, Vec<usize>)>,
+    /// Equal GPUs, by their product's name and what of their settings other groups of it have not.
+    groups: Vec<(String, Vec<usize>)>,
     metrics: Vec<JudgedMetric>,
     tests: usize,
 }
@@ -87,12 +92,15 @@ pub fn verdict(mut reading: Reading, settings: &Settings, past: &[FleetReport]) 
     for run in &runs {
         match (&run.plan, &plans.first) {
             (Some(plan), _) if plans.confirming.contains(plan) => used.push((run, true)),
-            (Some(plan), Some(first)) if plan != first => {
-                notices.add(NoticeKind::OtherPlan, run.path.clone(), format!("of plan {plan}"));
+            (plan, Some(first)) if plan.as_ref() != Some(first) => {
+                let of =
+                    plan.as_ref().map_or_else(|| "of no plan".to_owned(), |plan| format!("of plan {plan}"));
+                notices.add(NoticeKind::OtherPlan, run.path.clone(), of);
             }
             _ => used.push((run, false)),
         }
     }
+    leave_out_other_settings(&mut used, &mut notices);
     let manifest = plans.manifest.as_ref();
     let mut fleet = Fleet::new(settings, &used, manifest);
     fleet.judge();
@@ -146,6 +154,41 @@ pub fn verdict(mut reading: Reading, settings: &Settings, past: &[FleetReport]) 
         expected_false_names: if fleet.tests > 0 { settings.alpha / (1.0 - settings.alpha) } else { 0.0 },
         days,
     }
+}
+
+/// Leaves out runs whose settings are not those of most runs of the GPU's first plan: they are measurements of another thing.
+fn leave_out_other_settings(used: &mut Vec<(&Run, bool)>, notices: &mut Notices) {
+    // How many runs have the settings, and the latest of them.
+    let mut counts: HashMap<&str, Vec<(&Run, usize)>> = HashMap::new();
+    for first in [true, false] {
+        for (run, again) in used.iter().filter(|(_, again)| *again != first) {
+            let known = counts.entry(&run.gpu).or_default();
+            match known.iter_mut().find(|(other, _)| other.speed_facts() == run.speed_facts()) {
+                Some(seen) => *seen = (*run, seen.1 + usize::from(!again)),
+                None => known.push((*run, usize::from(!again))),
+            }
+        }
+    }
+    let usual: HashMap<&str, &Run> = counts
+        .into_iter()
+        .filter_map(|(gpu, known)| {
+            let most =
+                known.into_iter().max_by(|a, b| (a.1, &a.0.started_at).cmp(&(b.1, &b.0.started_at)))?;
+            Some((gpu, most.0))
+        })
+        .collect();
+    used.retain(|(run, _)| {
+        let (here, usual) = (run.speed_facts(), usual[run.gpu.as_str()].speed_facts());
+        let differs = SPEED_FACTS.iter().zip(here).zip(usual).find(|((_, here), usual)| here != usual);
+        if let Some(((name, here), usual)) = differs {
+            notices.add(
+                NoticeKind::OtherSettings,
+                run.path.clone(),
+                format!("{name} {here}, and mostly {usual}"),
+            );
+        }
+        differs.is_none()
+    });
 }
 
 /// Which plan is judged, and which ones confirm it.
@@ -234,14 +277,32 @@ impl<'a> Fleet<'a> {
                 fleet.rack_of.insert(node, rack);
             }
             let (device, slot) = (last.device.as_str(), last.slot);
-            fleet.gpus.push(Gpu { id, node, rack, slot, device, runs, again });
+            fleet.gpus.push(Gpu { id, node, rack, slot, device, group: 0, runs, again });
         }
-        let mut groups: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-        for (number, gpu) in fleet.gpus.iter().enumerate() {
-            groups.entry(gpu.device).or_default().push(number);
-        }
-        fleet.groups = groups.into_iter().collect();
+        fleet.group();
         fleet
+    }
+
+    /// Puts GPUs together that are compared with each other: of one product, under equal settings, measured by one build.
+    fn group(&mut self) {
+        let mut groups: BTreeMap<(&str, [&str; SPEED_FACTS.len()]), Vec<usize>> = BTreeMap::new();
+        for (number, gpu) in self.gpus.iter().enumerate() {
+            let facts = gpu.last().map_or(["unknown"; SPEED_FACTS.len()], Run::speed_facts);
+            groups.entry((gpu.device, facts)).or_default().push(number);
+        }
+        let keys: Vec<_> = groups.keys().copied().collect();
+        for (group, ((device, facts), numbers)) in groups.into_iter().enumerate() {
+            let mut shown = device.to_owned();
+            for (fact, name) in SPEED_FACTS.iter().enumerate() {
+                if keys.iter().any(|(other, theirs)| *other == device && theirs[fact] != facts[fact]) {
+                    let _ = write!(shown, ", {name} {}", facts[fact]);
+                }
+            }
+            for &number in &numbers {
+                self.gpus[number].group = group;
+            }
+            self.groups.push((shown, numbers));
+        }
     }
 
     fn rack_number(&mut self, name: &str) -> usize {
@@ -316,7 +377,7 @@ impl<'a> Fleet<'a> {
             .iter()
             .enumerate()
             .map(|(group, (device, numbers))| Group {
-                device: (*device).to_owned(),
+                device: device.clone(),
                 gpus: numbers.len(),
                 metrics: self.metrics.iter().filter(|m| m.group == group).map(|m| self.summary(m)).collect(),
                 facts: self.facts(numbers),
@@ -385,7 +446,7 @@ impl<'a> Fleet<'a> {
                     slot: gpu.slot,
                     serial: last.and_then(|run| run.serial.clone()),
                     pci_bus_id: last.and_then(|run| run.pci_bus_id.clone()),
-                    device: gpu.device.to_owned(),
+                    device: self.groups[gpu.group].0.clone(),
                     processes: gpu.runs.len(),
                     confirming: gpu.again.len(),
                     values: values.collect(),

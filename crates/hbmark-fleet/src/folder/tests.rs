@@ -180,3 +180,17 @@ fn any_truncation_or_flipped_byte_is_a_run_or_a_notice_and_never_a_panic() {
         try_bytes(&flipped);
     }
 }
+
+#[test]
+fn the_settings_that_set_speed_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut report = result("GPU-a", "n1", 1);
+    let gpu = report.environment.gpu.as_mut().unwrap();
+    (gpu.power_limit_watts, gpu.mig, gpu.ecc) = (Some(700.0), Some(false), Some(true));
+    gpu.memory_bytes = Some(hbmark_core::units::Bytes(151_397_597_184));
+    let build = &mut report.environment.build;
+    (build.version, build.git_revision, build.profile) = ("0.1.0".into(), Some("abc".into()), "debug".into());
+    put(&folder.path().join("result.json"), &report);
+    let run = read(&[folder.path().to_owned()]).unwrap().runs.remove(0);
+    assert_eq!(run.speed_facts(), ["off", "141 GiB", "700 W", "on", "0.1.0 (abc, debug)"]);
+}

@@ -87,7 +87,7 @@ fn since<'a>(fleet: &Fleet<'_>, day: &'a FleetReport) -> Compared<'a> {
             gpu,
             metric: found.metric.clone(),
             gpus: pairs.len(),
-            device: fleet.groups[found.group].0.to_owned(),
+            device: fleet.groups[found.group].0.clone(),
             effect,
             p: if scale > 0.0 { student_tail(effect / scale, freedom) } else { 1.0 },
         };
@@ -97,7 +97,7 @@ fn since<'a>(fleet: &Fleet<'_>, day: &'a FleetReport) -> Compared<'a> {
             changes.push(change(Some(*number), changed - shift, spread.max(*floor)));
         }
         shifts.push(DayShift {
-            device: fleet.groups[found.group].0.to_owned(),
+            device: fleet.groups[found.group].0.clone(),
             metric: found.metric.clone(),
             gpus: pairs.len(),
             shift: shift.exp_m1(),

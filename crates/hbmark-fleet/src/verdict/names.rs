@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 
 use super::{Fleet, Gpu, JudgedMetric};
-use crate::folder::NodeRecord;
+use crate::folder::{NodeRecord, SPEED_FACTS};
 use crate::judge::{self, Tested};
 use crate::metric::Metric;
 use crate::result::{Finding, FindingKind, State};
@@ -399,7 +399,7 @@ fn oddities(fleet: &Fleet<'_>, number: usize) -> Vec<String> {
     let gpu = &fleet.gpus[number];
     let Some(run) = gpu.last() else { return Vec::new() };
     let mut found = Vec::new();
-    let peers = fleet.groups.iter().find(|(device, _)| *device == gpu.device).map_or(&[][..], |(_, n)| n);
+    let peers = &fleet.groups[gpu.group].1;
     for (name, value) in &run.facts {
         let of = |number: &usize| {
             let facts = &fleet.gpus[*number].last()?.facts;
@@ -529,15 +529,40 @@ pub(super) fn fleet_wide(fleet: &Fleet<'_>, states: &mut [State]) -> Vec<Finding
     for group in 0..fleet.groups.len() {
         findings.extend(too_few_peers(fleet, group, states));
     }
-    for (device, numbers) in &fleet.groups {
-        for (name, values) in fleet.facts(numbers).into_iter().filter(|(_, values)| values.len() > 1) {
+    findings.extend(facts_differ(fleet));
+    findings
+}
+
+/// Facts in which GPUs of one product differ, also where they are judged apart for it.
+fn facts_differ(fleet: &Fleet<'_>) -> Vec<Finding> {
+    let mut products: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (number, gpu) in fleet.gpus.iter().enumerate() {
+        products.entry(gpu.device).or_default().push(number);
+    }
+    let mut findings = Vec::new();
+    for (device, numbers) in products {
+        for (name, values) in fleet.facts(&numbers).into_iter().filter(|(_, values)| values.len() > 1) {
             let each: Vec<String> =
                 values.iter().take(6).map(|(value, count)| format!("{value} on {count}")).collect();
-            let evidence = format!("{device}: the {name} is {}", each.join(", "));
+            let apart = if SPEED_FACTS.contains(&name.as_str()) { "; judged apart" } else { "" };
+            let evidence = format!("{device}: the {name} is {}{apart}", each.join(", "));
             findings.push(common(FindingKind::FactsDiffer, evidence));
         }
     }
     findings
+}
+
+/// The first of some GPUs, with their nodes.
+fn listed(fleet: &Fleet<'_>, numbers: &[usize]) -> String {
+    let place = |&number: &usize| {
+        let gpu = &fleet.gpus[number];
+        format!("{} in {}", gpu.id, fleet.nodes[gpu.node])
+    };
+    let mut shown: Vec<String> = numbers.iter().take(4).map(place).collect();
+    if numbers.len() > shown.len() {
+        shown.push(format!("{} more", numbers.len() - shown.len()));
+    }
+    shown.join(", ")
 }
 
 /// A group that cannot be judged, or in which nothing but a gross fault would be named: that its GPUs are not named says nothing.
@@ -558,9 +583,10 @@ fn too_few_peers(fleet: &Fleet<'_>, group: usize, states: &mut [State]) -> Optio
             fleet.settings.margin * 100.0
         ),
         None => format!(
-            "{} GPUs are {device}: fewer than {} with enough processes are not a group to compare in",
+            "{} GPUs are {device}: fewer than {} with enough processes are not a group to compare in; {}",
             numbers.len(),
-            judge::LEAST_PEERS
+            judge::LEAST_PEERS,
+            listed(fleet, numbers)
         ),
     };
     let unjudged: Vec<usize> =

@@ -414,3 +414,85 @@ fn a_group_in_which_nothing_would_be_named_is_not_ok() {
     let unlike = verdict(wide(16, 33), &Settings::default(), &[]);
     assert_eq!(kinds(&unlike), [FindingKind::TooFewPeers]);
 }
+
+#[test]
+fn runs_of_no_plan_do_not_join_a_plan_and_are_said() {
+    let mut runs = Simulated::new(64, 34, None).runs();
+    for (index, run) in runs.iter_mut().enumerate() {
+        run.plan = (index >= 6).then(|| "this".into());
+        run.path = format!("run-{index}");
+    }
+    let report = verdict(reading(runs), &Settings::default(), &[]);
+    assert_eq!((report.runs, report.plan.as_deref()), (186, Some("this")));
+    assert_eq!(report.notices.counts[&NoticeKind::OtherPlan], 6);
+    assert_eq!(report.notices.shown[0].why, "of no plan");
+}
+
+/// A node of each setting that is 10 % slower for it: no GPU of it is slow.
+#[test]
+fn gpus_under_other_settings_are_another_population() {
+    for (name, usual, other) in [
+        ("power limit", "700 W", "500 W"),
+        ("MIG", "off", "on"),
+        ("memory", "141 GiB", "70 GiB"),
+        ("ECC", "on", "off"),
+        ("hbmark", "0.1.0 (a)", "0.1.0 (b)"),
+    ] {
+        let mut runs = Simulated::new(128, 35, None).runs();
+        for run in &mut runs {
+            let odd = run.node == node_name(3) || run.node == node_name(4);
+            run.facts = vec![("driver", "550".into()), (name, if odd { other } else { usual }.into())];
+            run.values[0].1 *= if odd { 0.9 } else { 1.0 };
+        }
+        let report = verdict(reading(runs), &Settings::default(), &[]);
+        assert_eq!(kinds(&report), [FindingKind::FactsDiffer], "{name}: {:?}", report.findings);
+        assert!(report.findings[0].evidence.ends_with("judged apart"), "{}", report.findings[0].evidence);
+        let mut groups: Vec<(&str, usize)> =
+            report.groups.iter().map(|group| (group.device.as_str(), group.gpus)).collect();
+        groups.sort_by_key(|(_, gpus)| *gpus);
+        let wanted = [format!("NVIDIA H200, {name} {other}"), format!("NVIDIA H200, {name} {usual}")];
+        assert_eq!(groups, [(wanted[0].as_str(), 16), (wanted[1].as_str(), 112)]);
+        assert!(report.gpus.iter().all(|gpu| wanted.contains(&gpu.device)));
+    }
+}
+
+#[test]
+fn a_driver_alone_splits_no_group_and_equal_settings_stay_out_of_its_name() {
+    let mut runs = Simulated::new(64, 36, None).runs();
+    for run in &mut runs {
+        let driver = if run.node == node_name(3) { "570" } else { "550" };
+        run.facts = vec![("driver", driver.into()), ("power limit", "700 W".into())];
+    }
+    let report = verdict(reading(runs), &Settings::default(), &[]);
+    assert_eq!(kinds(&report), [FindingKind::FactsDiffer]);
+    assert_eq!((report.groups.len(), report.groups[0].device.as_str()), (1, "NVIDIA H200"));
+}
+
+#[test]
+fn a_run_under_other_settings_than_its_gpus_others_is_left_out_and_said() {
+    let mut runs = Simulated { processes: 4, ..Simulated::new(64, 37, None) }.runs();
+    for run in &mut runs {
+        run.facts = vec![("power limit", "700 W".into())];
+    }
+    let odd = runs.iter_mut().rfind(|run| run.gpu == gpu_name(5)).unwrap();
+    odd.facts[0].1 = "300 W".into();
+    odd.values[0].1 *= 0.5;
+    let report = verdict(reading(runs), &Settings::default(), &[]);
+    assert_eq!((kinds(&report), report.groups.len()), (vec![], 1));
+    assert_eq!(report.notices.counts[&NoticeKind::OtherSettings], 1);
+    assert_eq!(report.notices.shown[0].why, "power limit 300 W, and mostly 700 W");
+}
+
+/// One GPU at another limit has nobody to be compared with: it is named, and not called OK.
+#[test]
+fn a_single_gpu_under_other_settings_is_named() {
+    let mut runs = Simulated::new(64, 38, None).runs();
+    for run in &mut runs {
+        let limit = if run.gpu == gpu_name(5) { "500 W" } else { "700 W" };
+        run.facts = vec![("power limit", limit.into())];
+    }
+    let report = verdict(reading(runs), &Settings::default(), &[]);
+    assert_eq!(kinds(&report), [FindingKind::TooFewPeers, FindingKind::FactsDiffer]);
+    assert!(report.findings[0].evidence.contains("GPU-00000005 in node0000"), "{:?}", report.findings[0]);
+    assert_eq!((report.count(State::NoPeers), report.count(State::Ok)), (1, 63));
+}
