@@ -136,6 +136,26 @@ pub enum NodeRecordKind {
     FleetNode,
 }
 
+/// Why a metric has no value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lack {
+    /// The engine, the device or an allocation failed.
+    Failed,
+    /// Measured, and no time that can be believed.
+    Invalid,
+    /// Not run, or not to its end.
+    NotRun,
+}
+
+/// A metric of a run that has no value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unmeasured {
+    /// `None` for all ceilings.
+    pub metric: Option<Metric>,
+    pub lack: Lack,
+    pub why: String,
+}
+
 /// One fresh process on one GPU, as far as it is judged.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Run {
@@ -157,8 +177,8 @@ pub struct Run {
     pub values: Vec<(Metric, f64)>,
     /// What disturbed a metric.
     pub disturbed: Vec<String>,
-    /// Cells that were not measured, and why.
-    pub failed: Vec<String>,
+    /// Metrics without a value.
+    pub unmeasured: Vec<Unmeasured>,
     /// Cells whose outputs are wrong.
     pub wrong: Vec<String>,
     pub datasheet_bytes_per_s: Option<f64>,
@@ -171,6 +191,10 @@ pub struct Run {
 }
 
 impl Run {
+    fn lacks(&mut self, metric: Option<Metric>, lack: Lack, why: String) {
+        self.unmeasured.push(Unmeasured { metric, lack, why });
+    }
+
     /// Values of [`SPEED_FACTS`].
     pub(crate) fn speed_facts(&self) -> [&str; SPEED_FACTS.len()] {
         SPEED_FACTS.map(|name| {
@@ -481,8 +505,12 @@ fn run(text: &str, path: &Path, content: [u8; 32]) -> Result<Option<Run>, String
     match &saved.ceilings {
         // Kept from another process: no measurement of this one.
         Some(ceilings) if ceilings.age_s.is_none() => take_ceilings(&mut run, ceilings),
-        Some(_) => run.failed.push("its ceilings were kept from an earlier run: use --fresh-ceilings".into()),
-        None => run.failed.push("no ceilings were measured".into()),
+        Some(_) => run.lacks(
+            None,
+            Lack::NotRun,
+            "its ceilings were kept from an earlier run: use --fresh-ceilings".into(),
+        ),
+        None => run.lacks(None, Lack::NotRun, "no ceilings were measured".into()),
     }
     for cell in &saved.cells {
         take_cell(&mut run, cell);
@@ -508,7 +536,8 @@ fn take_ceilings(run: &mut Run, ceilings: &Ceilings) {
         if value.is_finite() && value > 0.0 {
             run.values.push((metric, value));
         } else {
-            run.failed.push(format!("{metric} is {value}"));
+            let why = format!("{metric} is {value}");
+            run.lacks(Some(metric), Lack::Invalid, why);
         }
     };
     take(Metric::Read, ceilings.read_bytes_per_s.median);
@@ -525,32 +554,42 @@ fn take_ceilings(run: &mut Run, ceilings: &Ceilings) {
 
 fn take_cell(run: &mut Run, cell: &SavedCell) {
     let id = input::plain(&cell.id);
-    let reason = || cell.reason.as_ref().map_or_else(String::new, |cause| format!(": {cause}"));
-    if cell.quality.as_ref().is_some_and(|quality| !quality.passed) {
-        run.wrong.push(format!("{id}{}", reason()));
+    let reason = cell.reason.as_ref().map_or_else(String::new, |cause| format!(": {cause}"));
+    let wrong = cell.quality.as_ref().is_some_and(|quality| !quality.passed) || says_wrong(cell);
+    if wrong {
+        run.wrong.push(format!("{id}{reason}"));
     }
+    let status = format!("{:?}", cell.status).to_lowercase();
+    let lacks = |run: &mut Run, lack, why| run.lacks(Some(Metric::Step(id.clone())), lack, why);
     match cell.status {
         // Once through, or not on a device, and no time.
         Status::Smoke | Status::Simulated | Status::Predicted => {}
-        Status::Skipped | Status::Oom | Status::Failed | Status::Incomplete => {
-            run.failed.push(format!("{id} {:?}{}", cell.status, reason()).to_lowercase());
-        }
-        Status::Ok
-        | Status::Invalid
-        | Status::NotConverged
-        | Status::NoSteadyState
-        | Status::Disturbed
-        | Status::Noisy => {
+        Status::Oom | Status::Failed => lacks(run, Lack::Failed, format!("{id} {status}{reason}")),
+        Status::Skipped | Status::Incomplete => lacks(run, Lack::NotRun, format!("{id} {status}{reason}")),
+        // The time of other work, or one that cannot be believed: it would enter a median with the good ones.
+        Status::Invalid => lacks(run, Lack::Invalid, format!("{id} {status}{reason}")),
+        Status::Ok | Status::NotConverged | Status::NoSteadyState | Status::Disturbed | Status::Noisy => {
             let step = cell.step_ns.as_ref().map(TimeSummary::center);
             let time = cell.tpot_ns.or(step).filter(|time| time.is_finite() && *time > 0.0);
-            if let Some(time) = time {
-                run.values.push((Metric::Step(id.clone()), time));
+            match time {
+                Some(time) if !wrong => run.values.push((Metric::Step(id.clone()), time)),
+                Some(_) => lacks(run, Lack::Invalid, format!("{id} with wrong outputs{reason}")),
+                None => lacks(run, Lack::Invalid, format!("{id} {status} without a time{reason}")),
             }
             if cell.status == Status::Disturbed {
-                run.disturbed.push(format!("{id}{}", reason()));
+                run.disturbed.push(format!("{id}{reason}"));
             }
         }
     }
+}
+
+/// Whether a cell is invalid because its outputs are wrong: identical steps gave other tokens, or another number of them.
+fn says_wrong(cell: &SavedCell) -> bool {
+    let reason = matches!(
+        cell.reason,
+        Some(Cause::TokensChanged { .. } | Cause::TokenCount { .. } | Cause::WrongOutputs { .. })
+    );
+    cell.status == Status::Invalid && reason
 }
 
 #[cfg(test)]

@@ -357,6 +357,14 @@ impl<'a> Fleet<'a> {
         Some(JudgedMetric { group, metric: metric.clone(), members, slots, judged, adjusted })
     }
 
+    /// How many of these GPUs have a metric from enough processes.
+    fn having(&self, numbers: &[usize], metric: &Metric) -> usize {
+        let enough = |&&number: &&usize| {
+            Gpu::logs(&self.gpus[number].runs, metric).len() >= self.settings.processes.max(2)
+        };
+        numbers.iter().filter(enough).count()
+    }
+
     /// How many of these GPUs have each value of a fact, by the last run of each.
     fn facts(&self, numbers: &[usize]) -> Vec<(String, Vec<(String, usize)>)> {
         let mut facts: BTreeMap<&str, BTreeMap<&str, usize>> = BTreeMap::new();

@@ -108,7 +108,7 @@ fn kept_ceilings_are_no_fresh_measurement() {
     put(&folder.path().join("result.json"), &report);
     let reading = read(&[folder.path().to_owned()]).unwrap();
     assert!(reading.runs[0].values.iter().all(|(metric, _)| matches!(metric, Metric::Step(_))));
-    assert!(reading.runs[0].failed[0].contains("--fresh-ceilings"));
+    assert!(reading.runs[0].unmeasured[0].why.contains("--fresh-ceilings"));
 }
 
 #[test]
@@ -193,4 +193,37 @@ fn the_settings_that_set_speed_are_read() {
     put(&folder.path().join("result.json"), &report);
     let run = read(&[folder.path().to_owned()]).unwrap().runs.remove(0);
     assert_eq!(run.speed_facts(), ["off", "141 GiB", "700 W", "on", "0.1.0 (abc, debug)"]);
+}
+
+/// An invalid cell counted like a good one, whatever it was invalid for.
+#[test]
+fn of_an_invalid_cell_no_value_is_taken_and_changed_tokens_are_wrong_outputs() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut report = result("GPU-a", "n1", 1);
+    let causes = [
+        (Status::Invalid, Cause::TokensChanged { sequence: 0, first: 1, then: 2 }),
+        (Status::Invalid, Cause::TokenCount { wanted: 2, found: 1 }),
+        (Status::Invalid, Cause::ClocksDisagree { timeline_ns: 1.0, host_ns: 2.0 }),
+        (Status::Invalid, Cause::AboveDatasheetPeak { share: 1.2 }),
+        (Status::Oom, Cause::NotReached),
+        (Status::Failed, Cause::NotReached),
+        (Status::Skipped, Cause::EmptyBatch),
+    ];
+    for (cell, (status, cause)) in report.cells.iter_mut().zip(causes) {
+        (cell.status, cell.reason) = (status, Some(cause));
+    }
+    let of = |index: usize| Metric::Step(report.cells[index].id.clone());
+    put(&folder.path().join("result.json"), &report);
+    let run = read(&[folder.path().to_owned()]).unwrap().runs.remove(0);
+    for index in 0..7 {
+        assert!(run.values.iter().all(|(metric, _)| *metric != of(index)), "{}", report.cells[index].id);
+    }
+    assert!(run.values.iter().any(|(metric, _)| *metric == of(7)));
+    assert_eq!(run.wrong.len(), 2, "{:?}", run.wrong);
+    assert!(run.wrong[0].contains("gave different tokens"), "{:?}", run.wrong);
+    let lacks: Vec<Lack> = run.unmeasured.iter().map(|unmeasured| unmeasured.lack).collect();
+    let (invalid, failed) = (Lack::Invalid, Lack::Failed);
+    assert_eq!(lacks, [invalid, invalid, invalid, invalid, failed, failed, Lack::NotRun]);
+    assert_eq!(run.unmeasured[2].metric, Some(of(2)));
+    assert!(run.unmeasured[2].why.contains("cannot be trusted"), "{}", run.unmeasured[2].why);
 }

@@ -1,10 +1,10 @@
 //! Who is named: faults that need no comparison, units that are slow, and what all GPUs have in common.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::Write as _;
 
 use super::{Fleet, Gpu, JudgedMetric};
-use crate::folder::{NodeRecord, SPEED_FACTS};
+use crate::folder::{Lack, NodeRecord, Run, SPEED_FACTS, Unmeasured};
 use crate::judge::{self, Tested};
 use crate::metric::Metric;
 use crate::result::{Finding, FindingKind, State};
@@ -15,6 +15,9 @@ const LEAST_CONTROLS: usize = 3;
 
 /// A group in which a GPU is named only if it is slower by more than so many margins is not called OK.
 const BLIND_MARGINS: f64 = 5.0;
+
+/// Metrics without enough values that one finding lists.
+const MAX_SAID: usize = 3;
 
 /// A unit that can be named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -51,6 +54,8 @@ enum Confirmed {
 /// Faults of single GPUs that need no comparison.
 pub(super) fn faults(fleet: &Fleet<'_>, records: &[&NodeRecord], states: &mut [State]) -> Vec<Finding> {
     let mut findings = Vec::new();
+    let usual: Vec<Vec<&Metric>> =
+        fleet.groups.iter().map(|(_, numbers)| usual_metrics(fleet, numbers)).collect();
     for (number, gpu) in fleet.gpus.iter().enumerate() {
         let runs: Vec<_> = gpu.runs.iter().chain(&gpu.again).collect();
         let mut say = |kind, evidence: String| findings.push(fleet.about(kind, number, evidence));
@@ -72,23 +77,9 @@ pub(super) fn faults(fleet: &Fleet<'_>, records: &[&NodeRecord], states: &mut [S
                 format!("{} of its cells are wrong, first {first}", wrong.len()),
             );
         }
-        let measured = gpu.runs.iter().filter(|run| !run.values.is_empty()).count();
-        if measured == 0 && !gpu.runs.is_empty() {
-            states[number] = states[number].max_of(State::Failed);
-            let why = runs.iter().flat_map(|run| &run.failed).next();
-            say(
-                FindingKind::GpuFailed,
-                format!("no number in {} results: {}", runs.len(), why.map_or("", |w| w)),
-            );
-        } else if measured < fleet.settings.processes {
-            states[number] = states[number].max_of(State::TooFew);
-            let mut evidence =
-                format!("{measured} fresh processes, and {} are needed", fleet.settings.processes);
-            let record = records.iter().flat_map(|record| &record.tasks).find(|task| task.device == gpu.id);
-            if let Some(failure) = record.and_then(|task| task.failures.first()) {
-                let _ = write!(evidence, "; {failure}");
-            }
-            say(FindingKind::GpuTooFew, evidence);
+        if let Some((kind, state, evidence)) = without_number(fleet, number, &usual[gpu.group], records) {
+            states[number] = states[number].max_of(state);
+            say(kind, evidence);
         }
         let disturbed = runs.iter().filter(|run| !run.disturbed.is_empty()).count();
         if disturbed * 2 > runs.len() {
@@ -102,10 +93,88 @@ pub(super) fn faults(fleet: &Fleet<'_>, records: &[&NodeRecord], states: &mut [S
     findings
 }
 
+/// Metrics that at least half of some GPUs have from enough processes.
+fn usual_metrics<'a>(fleet: &Fleet<'a>, numbers: &[usize]) -> Vec<&'a Metric> {
+    let with_runs = numbers.iter().filter(|number| !fleet.gpus[**number].runs.is_empty()).count();
+    let metrics = metrics_of(fleet, numbers, |run| run.values.iter().map(|(metric, _)| metric).collect());
+    metrics.into_iter().filter(|metric| fleet.having(numbers, metric) * 2 >= with_runs).collect()
+}
+
+/// Metrics of the first runs of some GPUs.
+fn metrics_of<'a>(
+    fleet: &Fleet<'a>,
+    numbers: &[usize],
+    of: impl Fn(&'a Run) -> Vec<&'a Metric>,
+) -> BTreeSet<&'a Metric> {
+    numbers.iter().flat_map(|&number| &fleet.gpus[number].runs).flat_map(|run| of(run)).collect()
+}
+
+/// What a GPU's processes left no number of, although they should have: the finding, the GPU's state, and the evidence.
+fn without_number(
+    fleet: &Fleet<'_>,
+    number: usize,
+    usual: &[&Metric],
+    records: &[&NodeRecord],
+) -> Option<(FindingKind, State, String)> {
+    let gpu = &fleet.gpus[number];
+    let needed = fleet.settings.processes;
+    let runs: Vec<&Run> = gpu.runs.iter().chain(&gpu.again).copied().collect();
+    let first = |of: &dyn Fn(&Unmeasured) -> bool| {
+        let why = runs.iter().flat_map(|run| &run.unmeasured).find(|unmeasured| of(unmeasured));
+        why.map(|unmeasured| unmeasured.why.as_str())
+    };
+    let measured = gpu.runs.iter().filter(|run| !run.values.is_empty()).count();
+    if measured == 0 && !gpu.runs.is_empty() {
+        let why = first(&|_| true).unwrap_or_default();
+        let evidence = format!("no number in {} results: {why}", runs.len());
+        return Some((FindingKind::GpuFailed, State::Failed, evidence));
+    }
+    let failing = |run: &&&Run| run.unmeasured.iter().any(|unmeasured| unmeasured.lack == Lack::Failed);
+    let failed = runs.iter().filter(failing).count();
+    let why_failed = first(&|unmeasured| unmeasured.lack == Lack::Failed).unwrap_or_default();
+    let of_failed = format!("cells failed in {failed} of {} processes, first {why_failed}", runs.len());
+    if failed * 2 > runs.len() {
+        return Some((FindingKind::GpuFailed, State::Failed, of_failed));
+    }
+    if measured < needed {
+        let mut evidence = format!("{measured} fresh processes, and {needed} are needed");
+        let record = records.iter().flat_map(|record| &record.tasks).find(|task| task.device == gpu.id);
+        if let Some(failure) = record.and_then(|task| task.failures.first()) {
+            let _ = write!(evidence, "; {failure}");
+        }
+        return Some((FindingKind::GpuTooFew, State::TooFew, evidence));
+    }
+    let mut said: Vec<String> = (failed > 0).then_some(of_failed).into_iter().collect();
+    let mut state = State::Ok;
+    // Wrong outputs are said already, and leave no value.
+    let usual = if runs.iter().any(|run| !run.wrong.is_empty()) { &usual[..0] } else { usual };
+    for &metric in usual {
+        let found = Gpu::logs(&gpu.runs, metric).len();
+        let of_it = |unmeasured: &Unmeasured| match &unmeasured.metric {
+            Some(other) => other == metric,
+            None => !metric.is_time(),
+        };
+        let why = first(&of_it);
+        if found < needed {
+            state = State::TooFew;
+            let why = why.unwrap_or("it is not in its results");
+            said.push(format!("{metric} in {found} processes, and {needed} are needed: {why}"));
+        } else if let Some(why) = first(&|it| of_it(it) && it.lack == Lack::Invalid) {
+            said.push(format!("{metric} in {found} of {} processes: {why}", gpu.runs.len()));
+        }
+    }
+    if said.len() > MAX_SAID {
+        let more = said.len() - MAX_SAID;
+        said.truncate(MAX_SAID);
+        said.push(format!("{more} more"));
+    }
+    (!said.is_empty()).then(|| (FindingKind::GpuTooFew, state, said.join("; ")))
+}
+
 impl State {
     /// A state that is not lost to a weaker one.
     fn max_of(self, other: Self) -> Self {
-        if self == Self::WrongOutput { self } else { other }
+        if self == Self::WrongOutput || other == Self::Ok { self } else { other }
     }
 }
 
@@ -276,7 +345,9 @@ fn mark(fleet: &Fleet<'_>, unit: Unit, candidate: &Candidate<'_>, state: State, 
     for number in members_of(fleet, unit) {
         let shares = effects.get(&number).is_some_and(|effect| *effect <= candidate.tested.effect / 2.0);
         let weaker = matches!(states[number], State::Ok | State::NotConfirmed | State::Suspect);
-        if shares && weaker && states[number] < state {
+        // What one metric lacks does not hide that another is slow.
+        let lacks = states[number] == State::TooFew && state != State::NotConfirmed;
+        if shares && (weaker && states[number] < state || lacks) {
             states[number] = state;
         }
     }
@@ -528,6 +599,7 @@ pub(super) fn fleet_wide(fleet: &Fleet<'_>, states: &mut [State]) -> Vec<Finding
     }
     for group in 0..fleet.groups.len() {
         findings.extend(too_few_peers(fleet, group, states));
+        findings.extend(unjudged_metrics(fleet, group));
     }
     findings.extend(facts_differ(fleet));
     findings
@@ -550,6 +622,47 @@ fn facts_differ(fleet: &Fleet<'_>) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// Metrics of a group that is judged in others, which too few of its GPUs have.
+fn unjudged_metrics(fleet: &Fleet<'_>, group: usize) -> Option<Finding> {
+    let (device, numbers) = &fleet.groups[group];
+    let judged: Vec<&Metric> =
+        fleet.metrics.iter().filter(|found| found.group == group).map(|found| &found.metric).collect();
+    if judged.is_empty() {
+        return None;
+    }
+    let metrics = metrics_of(fleet, numbers, |run| {
+        let values = run.values.iter().map(|(metric, _)| metric);
+        let invalid = run.unmeasured.iter().filter(|unmeasured| unmeasured.lack == Lack::Invalid);
+        values.chain(invalid.filter_map(|unmeasured| unmeasured.metric.as_ref())).collect()
+    });
+    let left: Vec<&Metric> = metrics.into_iter().filter(|metric| !judged.contains(metric)).collect();
+    let mut said: Vec<String> = left
+        .iter()
+        .take(MAX_SAID)
+        .map(|metric| {
+            let mut text = format!("{metric} on {}", fleet.having(numbers, metric));
+            let runs = numbers.iter().flat_map(|&number| &fleet.gpus[number].runs);
+            let why = runs
+                .flat_map(|run| &run.unmeasured)
+                .find(|unmeasured| unmeasured.metric.as_ref() == Some(metric));
+            if let Some(unmeasured) = why {
+                let _ = write!(text, " ({})", unmeasured.why);
+            }
+            text
+        })
+        .collect();
+    if left.len() > said.len() {
+        said.push(format!("{} more", left.len() - said.len()));
+    }
+    let evidence = format!(
+        "of {} GPUs that are {device}, fewer than {} have enough processes with a value, so that it is not judged: {}",
+        numbers.len(),
+        judge::LEAST_PEERS,
+        said.join("; ")
+    );
+    (!left.is_empty()).then(|| common(FindingKind::TooFewPeers, evidence))
 }
 
 /// The first of some GPUs, with their nodes.

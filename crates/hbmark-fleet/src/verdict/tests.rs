@@ -1,5 +1,5 @@
 use super::*;
-use crate::folder::{NodeRecordKind, TaskRecord};
+use crate::folder::{Lack, NodeRecordKind, TaskRecord, Unmeasured};
 use crate::nodes::Node;
 use crate::plan::Plan;
 use crate::result::Level;
@@ -495,4 +495,71 @@ fn a_single_gpu_under_other_settings_is_named() {
     assert_eq!(kinds(&report), [FindingKind::TooFewPeers, FindingKind::FactsDiffer]);
     assert!(report.findings[0].evidence.contains("GPU-00000005 in node0000"), "{:?}", report.findings[0]);
     assert_eq!((report.count(State::NoPeers), report.count(State::Ok)), (1, 63));
+}
+
+/// Takes the second metric from the last processes of a GPU, for a reason.
+fn without_copy(runs: &mut [Run], gpu: usize, processes: usize, lack: Lack, why: &str) {
+    let name = gpu_name(gpu);
+    for run in runs.iter_mut().rev().filter(|run| run.gpu == name).take(processes) {
+        run.values.retain(|(metric, _)| *metric != Metric::Copy);
+        run.unmeasured.push(Unmeasured { metric: Some(Metric::Copy), lack, why: why.into() });
+    }
+}
+
+/// A GPU whose cells fail in every process was OK as long as its ceilings were measured.
+#[test]
+fn cells_that_fail_are_named_with_their_reason_whatever_else_was_measured() {
+    let of = |processes: usize, failing: usize, lack: Lack| {
+        let simulated = Simulated { processes, ..Simulated::new(64, 40, None) };
+        let mut runs = with_copy(&simulated);
+        without_copy(&mut runs, 9, failing, lack, "decode oom: out of memory");
+        verdict(reading(runs), &Settings::default(), &[])
+    };
+    for (processes, failing, lack, kind, state, count) in [
+        (3, 3, Lack::Failed, FindingKind::GpuFailed, State::Failed, 1),
+        (3, 2, Lack::Failed, FindingKind::GpuFailed, State::Failed, 1),
+        (3, 1, Lack::Failed, FindingKind::GpuTooFew, State::TooFew, 1),
+        (5, 1, Lack::Failed, FindingKind::GpuTooFew, State::TooFew, 0),
+        (3, 3, Lack::Invalid, FindingKind::GpuTooFew, State::TooFew, 1),
+        (5, 1, Lack::Invalid, FindingKind::GpuTooFew, State::TooFew, 0),
+        (3, 3, Lack::NotRun, FindingKind::GpuTooFew, State::TooFew, 1),
+    ] {
+        let report = of(processes, failing, lack);
+        assert_eq!(kinds(&report), [kind], "{failing} of {processes} {lack:?}: {:?}", report.findings);
+        assert!(report.findings[0].evidence.contains("out of memory"), "{}", report.findings[0].evidence);
+        assert_eq!(report.findings[0].gpu, Some(gpu_name(9)));
+        assert_eq!(report.count(state), count, "{failing} of {processes} {lack:?}");
+    }
+}
+
+#[test]
+fn a_gpu_that_lacks_one_metric_and_is_slow_in_another_is_a_suspect() {
+    let mut runs = with_copy(&Simulated::new(64, 41, None));
+    without_copy(&mut runs, 9, 3, Lack::Invalid, "clocks disagree");
+    runs.iter_mut().filter(|run| run.gpu == gpu_name(9)).for_each(|run| run.values[0].1 *= 0.9);
+    let report = verdict(reading(runs), &Settings::default(), &[]);
+    assert_eq!(kinds(&report), [FindingKind::GpuSuspect, FindingKind::GpuTooFew]);
+    assert_eq!((report.count(State::Suspect), report.count(State::TooFew)), (1, 0));
+}
+
+/// One GPU of four that lacks a metric took it from the other three without a word.
+#[test]
+fn a_metric_that_too_few_gpus_have_is_said() {
+    let mut runs = with_copy(&Simulated::new(4, 42, None));
+    without_copy(&mut runs, 2, 3, Lack::Invalid, "clocks disagree");
+    let report = verdict(reading(runs), &Settings::default(), &[]);
+    let unjudged = report.findings_of(&[FindingKind::TooFewPeers]).find(|f| f.evidence.contains("copy on 3"));
+    assert!(unjudged.is_some_and(|f| f.evidence.contains("clocks disagree")), "{:?}", report.findings);
+    let lacking = report.findings_of(&[FindingKind::GpuTooFew]).next().unwrap();
+    assert_eq!(lacking.gpu, Some(gpu_name(2)));
+    // What is invalid on every GPU, such as by a wrong row of a data sheet, is one finding.
+    let mut runs = with_copy(&Simulated::new(64, 42, None));
+    (0..64).for_each(|gpu| without_copy(&mut runs, gpu, 3, Lack::Invalid, "above the data sheet"));
+    let report = verdict(reading(runs), &Settings::default(), &[]);
+    assert_eq!(kinds(&report), [FindingKind::TooFewPeers]);
+    assert!(
+        report.findings[0].evidence.contains("copy on 0 (above the data sheet)"),
+        "{:?}",
+        report.findings
+    );
 }
