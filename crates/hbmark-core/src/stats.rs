@@ -23,8 +23,8 @@ pub use paired::{
 };
 pub use regression::{Coefficient, Fit, least_squares};
 pub use robust::{
-    MAD_EFFICIENCY, MEDIAN_ERROR, Polish, chi_square_tail, holm, mad_sd, median_error, median_polish,
-    pooled_sd, student_quantile, student_tail,
+    MAD_EFFICIENCY, MEDIAN_ERROR, Polish, holm, mad_sd, median_error, median_polish, pooled_sd,
+    student_quantile, student_tail, variance_ratio_tail,
 };
 pub use series::{Growth, Trend, growth, lag1_autocorrelation, trend};
 pub use summary::{geometric_mean, known_median, mean, median, needed, percentile, percentile_if_enough, sd};

@@ -43,7 +43,8 @@ fn say(line: &str) -> Result<()> {
 fn faults() -> Vec<(&'static str, Option<Fault>, Tails)> {
     vec![
         ("none", None, Tails::Normal),
-        ("none, heavy tails (t, 4 degrees)", None, Tails::Heavy),
+        ("none, GPUs with heavy tails (t, 4 degrees)", None, Tails::Heavy),
+        ("none, processes with heavy tails (t, 4 degrees)", None, Tails::HeavyProcesses),
         ("one GPU 3 % slower", Some(Fault::SlowGpu(0.03)), Tails::Normal),
         ("one GPU 5 % slower", Some(Fault::SlowGpu(0.05)), Tails::Normal),
         ("one GPU 10 % slower", Some(Fault::SlowGpu(0.10)), Tails::Normal),
@@ -92,17 +93,19 @@ struct Seen {
     promised: f64,
 }
 
-/// Findings that name somebody slow or unsteady.
-const NAMES: [FindingKind; 7] = [
+/// Findings that name somebody slow or unsteady, also as a note.
+const NAMES: [FindingKind; 8] = [
     FindingKind::GpuSuspect,
     FindingKind::NodeSuspect,
     FindingKind::RackSuspect,
     FindingKind::GpuUnstable,
+    FindingKind::UnstableOnce,
     FindingKind::GpuSlow,
     FindingKind::NodeSlow,
     FindingKind::RackSlow,
 ];
-const CONFIRMED: [FindingKind; 3] = [FindingKind::GpuSlow, FindingKind::NodeSlow, FindingKind::RackSlow];
+const CONFIRMED: [FindingKind; 4] =
+    [FindingKind::GpuSlow, FindingKind::NodeSlow, FindingKind::RackSlow, FindingKind::GpuUnstable];
 
 impl Seen {
     fn add(&mut self, simulated: &Simulated) {

@@ -10,11 +10,12 @@ use crate::result::{FindingKind, FleetReport, State};
 const LEAST_CONTROLS: usize = 2;
 
 /// Findings that ask for a second run.
-const SUSPICIONS: [FindingKind; 5] = [
+const SUSPICIONS: [FindingKind; 6] = [
     FindingKind::GpuSuspect,
     FindingKind::NodeSuspect,
     FindingKind::RackSuspect,
     FindingKind::GpuUnstable,
+    FindingKind::UnstableOnce,
     FindingKind::GpuChanged,
 ];
 

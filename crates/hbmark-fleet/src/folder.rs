@@ -17,8 +17,8 @@ use crate::plan::Manifest;
 use hbmark_core::input::{self, InputError};
 use hbmark_core::ledger::devices;
 use hbmark_core::result::{
-    Cause, Ceilings, DeviceSpec, Environment, OLDEST_SCHEMA_VERSION, Placement, Quality, ReportKind,
-    SCHEMA_VERSION, Status, TimeSummary,
+    BuildEnvironment, Cause, Ceilings, DeviceSpec, Environment, OLDEST_SCHEMA_VERSION, Placement, Quality,
+    ReportKind, SCHEMA_VERSION, Status, TimeSummary,
 };
 
 /// The largest result that is read.
@@ -49,6 +49,8 @@ pub enum NoticeKind {
     Damaged,
     /// A result of another plan than the manifest's.
     OtherPlan,
+    /// A result under other settings than most of its GPU's.
+    OtherSettings,
     /// A manifest that does not belong to the folder.
     OtherManifest,
     /// A result that says not which GPU it is of.
@@ -65,6 +67,7 @@ impl NoticeKind {
             Self::Foreign => "other files",
             Self::Damaged => "cannot be read",
             Self::OtherPlan => "results of another plan",
+            Self::OtherSettings => "results under other settings",
             Self::OtherManifest => "other manifests",
             Self::Nameless => "results without a GPU",
             Self::NotEntered => "not entered",
@@ -96,6 +99,9 @@ impl Notices {
         }
     }
 }
+
+/// Facts that set how fast a GPU is, or what its numbers mean: GPUs that differ in one are not compared with each other.
+pub(crate) const SPEED_FACTS: [&str; 5] = ["MIG", "memory", "power limit", "ECC", "hbmark"];
 
 /// How a child of `hbmark fleet node` ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,6 +136,26 @@ pub enum NodeRecordKind {
     FleetNode,
 }
 
+/// Why a metric has no value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lack {
+    /// The engine, the device or an allocation failed.
+    Failed,
+    /// Measured, and no time that can be believed.
+    Invalid,
+    /// Not run, or not to its end.
+    NotRun,
+}
+
+/// A metric of a run that has no value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unmeasured {
+    /// `None` for all ceilings.
+    pub metric: Option<Metric>,
+    pub lack: Lack,
+    pub why: String,
+}
+
 /// One fresh process on one GPU, as far as it is judged.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Run {
@@ -144,15 +170,15 @@ pub struct Run {
     pub hostname: Option<String>,
     pub rack: Option<String>,
     pub slot: Option<u32>,
-    /// What is compared with what: the product's name.
+    /// The product's name. Together with [`SPEED_FACTS`] it says what is compared with what.
     pub device: String,
     pub plan: Option<String>,
     pub at_once: Option<u32>,
     pub values: Vec<(Metric, f64)>,
     /// What disturbed a metric.
     pub disturbed: Vec<String>,
-    /// Cells that were not measured, and why.
-    pub failed: Vec<String>,
+    /// Metrics without a value.
+    pub unmeasured: Vec<Unmeasured>,
     /// Cells whose outputs are wrong.
     pub wrong: Vec<String>,
     pub datasheet_bytes_per_s: Option<f64>,
@@ -162,6 +188,20 @@ pub struct Run {
     pub xids: Vec<u32>,
     pub pci_bus_id: Option<String>,
     pub serial: Option<String>,
+}
+
+impl Run {
+    fn lacks(&mut self, metric: Option<Metric>, lack: Lack, why: String) {
+        self.unmeasured.push(Unmeasured { metric, lack, why });
+    }
+
+    /// Values of [`SPEED_FACTS`].
+    pub(crate) fn speed_facts(&self) -> [&str; SPEED_FACTS.len()] {
+        SPEED_FACTS.map(|name| {
+            let found = self.facts.iter().find(|(known, _)| *known == name);
+            found.map_or("unknown", |(_, value)| value.as_str())
+        })
+    }
 }
 
 /// Everything that was found.
@@ -425,7 +465,13 @@ fn run(text: &str, path: &Path, content: [u8; 32]) -> Result<Option<Run>, String
             "power limit",
             gpu.as_ref().and_then(|gpu| gpu.power_limit_watts).map(|watts| format!("{watts:.0} W")),
         ),
-        ("hbmark", Some(plain(&build.version))),
+        ("hbmark", Some(plain(&build_of(&build)))),
+        (
+            "memory",
+            gpu.as_ref()
+                .and_then(|gpu| gpu.memory_bytes)
+                .map(|bytes| format!("{:.0} GiB", bytes.as_f64() / f64::from(1 << 30))),
+        ),
         ("MIG", gpu.as_ref().and_then(|gpu| gpu.mig).map(|mig| if mig { "on" } else { "off" }.to_owned())),
         ("ECC", gpu.as_ref().and_then(|gpu| gpu.ecc).map(|ecc| if ecc { "on" } else { "off" }.to_owned())),
     ];
@@ -459,13 +505,24 @@ fn run(text: &str, path: &Path, content: [u8; 32]) -> Result<Option<Run>, String
     match &saved.ceilings {
         // Kept from another process: no measurement of this one.
         Some(ceilings) if ceilings.age_s.is_none() => take_ceilings(&mut run, ceilings),
-        Some(_) => run.failed.push("its ceilings were kept from an earlier run: use --fresh-ceilings".into()),
-        None => run.failed.push("no ceilings were measured".into()),
+        Some(_) => run.lacks(
+            None,
+            Lack::NotRun,
+            "its ceilings were kept from an earlier run: use --fresh-ceilings".into(),
+        ),
+        None => run.lacks(None, Lack::NotRun, "no ceilings were measured".into()),
     }
     for cell in &saved.cells {
         take_cell(&mut run, cell);
     }
     Ok(Some(run))
+}
+
+/// A build: its version, and where they are known its revision and a profile other than that of releases.
+fn build_of(build: &BuildEnvironment) -> String {
+    let profile = Some(&build.profile).filter(|profile| !["", "release"].contains(&profile.as_str()));
+    let parts: Vec<&str> = build.git_revision.iter().chain(profile).map(String::as_str).collect();
+    if parts.is_empty() { build.version.clone() } else { format!("{} ({})", build.version, parts.join(", ")) }
 }
 
 /// The switch or block above a node: the last but one part of `root.rack7.node001`.
@@ -479,7 +536,8 @@ fn take_ceilings(run: &mut Run, ceilings: &Ceilings) {
         if value.is_finite() && value > 0.0 {
             run.values.push((metric, value));
         } else {
-            run.failed.push(format!("{metric} is {value}"));
+            let why = format!("{metric} is {value}");
+            run.lacks(Some(metric), Lack::Invalid, why);
         }
     };
     take(Metric::Read, ceilings.read_bytes_per_s.median);
@@ -496,32 +554,42 @@ fn take_ceilings(run: &mut Run, ceilings: &Ceilings) {
 
 fn take_cell(run: &mut Run, cell: &SavedCell) {
     let id = input::plain(&cell.id);
-    let reason = || cell.reason.as_ref().map_or_else(String::new, |cause| format!(": {cause}"));
-    if cell.quality.as_ref().is_some_and(|quality| !quality.passed) {
-        run.wrong.push(format!("{id}{}", reason()));
+    let reason = cell.reason.as_ref().map_or_else(String::new, |cause| format!(": {cause}"));
+    let wrong = cell.quality.as_ref().is_some_and(|quality| !quality.passed) || says_wrong(cell);
+    if wrong {
+        run.wrong.push(format!("{id}{reason}"));
     }
+    let status = format!("{:?}", cell.status).to_lowercase();
+    let lacks = |run: &mut Run, lack, why| run.lacks(Some(Metric::Step(id.clone())), lack, why);
     match cell.status {
         // Once through, or not on a device, and no time.
         Status::Smoke | Status::Simulated | Status::Predicted => {}
-        Status::Skipped | Status::Oom | Status::Failed | Status::Incomplete => {
-            run.failed.push(format!("{id} {:?}{}", cell.status, reason()).to_lowercase());
-        }
-        Status::Ok
-        | Status::Invalid
-        | Status::NotConverged
-        | Status::NoSteadyState
-        | Status::Disturbed
-        | Status::Noisy => {
+        Status::Oom | Status::Failed => lacks(run, Lack::Failed, format!("{id} {status}{reason}")),
+        Status::Skipped | Status::Incomplete => lacks(run, Lack::NotRun, format!("{id} {status}{reason}")),
+        // The time of other work, or one that cannot be believed: it would enter a median with the good ones.
+        Status::Invalid => lacks(run, Lack::Invalid, format!("{id} {status}{reason}")),
+        Status::Ok | Status::NotConverged | Status::NoSteadyState | Status::Disturbed | Status::Noisy => {
             let step = cell.step_ns.as_ref().map(TimeSummary::center);
             let time = cell.tpot_ns.or(step).filter(|time| time.is_finite() && *time > 0.0);
-            if let Some(time) = time {
-                run.values.push((Metric::Step(id.clone()), time));
+            match time {
+                Some(time) if !wrong => run.values.push((Metric::Step(id.clone()), time)),
+                Some(_) => lacks(run, Lack::Invalid, format!("{id} with wrong outputs{reason}")),
+                None => lacks(run, Lack::Invalid, format!("{id} {status} without a time{reason}")),
             }
             if cell.status == Status::Disturbed {
-                run.disturbed.push(format!("{id}{}", reason()));
+                run.disturbed.push(format!("{id}{reason}"));
             }
         }
     }
+}
+
+/// Whether a cell is invalid because its outputs are wrong: identical steps gave other tokens, or another number of them.
+fn says_wrong(cell: &SavedCell) -> bool {
+    let reason = matches!(
+        cell.reason,
+        Some(Cause::TokensChanged { .. } | Cause::TokenCount { .. } | Cause::WrongOutputs { .. })
+    );
+    cell.status == Status::Invalid && reason
 }
 
 #[cfg(test)]

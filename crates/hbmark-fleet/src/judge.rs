@@ -12,8 +12,8 @@
 //! processes of one GPU differ by. Spreads are estimated, so tails are Student's.
 
 use hbmark_core::stats::{
-    MAD_EFFICIENCY, MEDIAN_ERROR, chi_square_tail, known_median, mad_sd, median, median_error, median_polish,
-    pooled_sd, student_tail,
+    MAD_EFFICIENCY, MEDIAN_ERROR, known_median, mad_sd, median, median_error, median_polish, pooled_sd,
+    student_tail, variance_ratio_tail,
 };
 
 /// Nodes from which slots are told apart: with fewer, a slot's median takes part of a single GPU's fault with it.
@@ -68,8 +68,12 @@ pub struct Judged {
     pub spread: f64,
     /// Standard deviation over the processes of one GPU, robust.
     pub process_spread: f64,
+    /// Degrees of freedom that it was estimated from.
+    pub process_freedom: f64,
     /// Taken out of each GPU; `None` with too few nodes.
     pub slots: Option<Vec<f64>>,
+    /// One a slot, as above; empty with too few nodes.
+    pub slot_tests: Vec<Tested>,
     /// One a member, in order.
     pub gpus: Vec<Tested>,
     pub steadiness: Vec<Steadiness>,
@@ -99,16 +103,20 @@ pub fn judge(members: &[Member]) -> Option<Judged> {
     // Medians of slots follow the GPUs they were taken from.
     let free = (effects.len() - 1 - slots.as_ref().map_or(0, |slots| slots.len() - 1)).max(1) as f64;
     let spread = mad_sd(&effects) * ((effects.len() - 1) as f64 / free).sqrt();
-    let process_freedom: usize = members.iter().map(|member| member.logs.len() - 1).sum();
+    let process_freedom = members.iter().map(|member| member.logs.len() - 1).sum::<usize>() as f64;
     let gpus: Vec<Tested> = members
         .iter()
         .zip(&effects)
         .map(|(member, &effect)| {
             let floor = process_spread * median_error(member.logs.len());
-            tested(effect, (spread, free), (floor, process_freedom as f64), true)
+            tested(effect, (spread, free), (floor, process_freedom), true)
         })
         .collect();
-    let steadiness = members.iter().map(|member| steadiness(&member.logs, process_spread)).collect();
+    let slot_tests = slots.as_deref().map_or_else(Vec::new, |slots| {
+        test_slots(slots, members, (spread, free), (process_spread, process_freedom))
+    });
+    let steadiness =
+        members.iter().map(|member| steadiness(&member.logs, process_spread, process_freedom)).collect();
     let by_node = groups(members.iter().map(|member| Some(member.node)), nodes);
     let tested_nodes = test_groups(&effects, &by_node);
     // A rack is judged by its nodes: one of them must not make it slow.
@@ -124,7 +132,18 @@ pub fn judge(members: &[Member]) -> Option<Judged> {
     let by_rack = groups(known.iter().map(|&node| rack_of(node)), racks);
     let node_values: Vec<f64> = known.iter().filter_map(|&node| node_effects[node]).collect();
     let racks = test_groups(&node_values, &by_rack);
-    Some(Judged { center, spread, process_spread, slots, gpus, steadiness, nodes: tested_nodes, racks })
+    Some(Judged {
+        center,
+        spread,
+        process_spread,
+        process_freedom,
+        slots,
+        slot_tests,
+        gpus,
+        steadiness,
+        nodes: tested_nodes,
+        racks,
+    })
 }
 
 /// What each slot has in common over nodes, where there are enough of them.
@@ -143,6 +162,18 @@ fn slot_effects(members: &[Member], medians: &[f64], nodes: usize, slots: usize)
     (enough && slots * 2 <= cells.len()).then(|| median_polish(&cells, nodes, slots).columns)
 }
 
+/// Tests what each slot has in common: a median over nodes, less the usual one of slots.
+fn test_slots(slots: &[f64], members: &[Member], own: (f64, f64), floor: (f64, f64)) -> Vec<Tested> {
+    let usual = (1.0 + median_error(slots.len()).powi(2)).sqrt();
+    let test = |(slot, &effect): (usize, &f64)| {
+        let of_slot: Vec<&Member> = members.iter().filter(|member| member.slot == Some(slot)).collect();
+        let error = usual * median_error(of_slot.len());
+        let processes = of_slot.iter().map(|member| member.logs.len()).min().unwrap_or(1);
+        tested(effect, (own.0 * error, own.1), (floor.0 * median_error(processes) * error, floor.1), true)
+    };
+    slots.iter().enumerate().map(test).collect()
+}
+
 /// Tests an effect against the larger of two spreads, each with what it was estimated from.
 fn tested(effect: f64, own: (f64, f64), floor: (f64, f64), shared: bool) -> Tested {
     let (scale, freedom) = if own.0 > floor.0 { own } else { floor };
@@ -155,13 +186,14 @@ fn tested(effect: f64, own: (f64, f64), floor: (f64, f64), shared: bool) -> Test
     Tested { effect, scale, p, shared }
 }
 
-fn steadiness(logs: &[f64], process_spread: f64) -> Steadiness {
+/// Tests the variance of a GPU's processes against what is usual, which is estimated too: in a small fleet from few processes.
+pub(crate) fn steadiness(logs: &[f64], process_spread: f64, process_freedom: f64) -> Steadiness {
     let (low, high) =
         logs.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(*v), high.max(*v)));
     let sd = hbmark_core::stats::sd(logs).unwrap_or(0.0);
     let freedom = logs.len().saturating_sub(1) as f64;
     let p = if process_spread > 0.0 && freedom > 0.0 {
-        chi_square_tail((sd / process_spread).powi(2) * freedom, freedom)
+        variance_ratio_tail((sd / process_spread).powi(2), (freedom, MAD_EFFICIENCY * process_freedom))
     } else {
         1.0
     };

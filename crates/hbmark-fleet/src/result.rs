@@ -44,7 +44,7 @@ pub enum State {
     Suspect,
     /// Slow, and a confirming run agrees.
     Slow,
-    /// Its processes differ more than those of the others.
+    /// Its processes differ more than those of the others, in two metrics or in two runs.
     Unstable,
     /// Outputs of a model are wrong.
     WrongOutput,
@@ -143,6 +143,7 @@ pub enum FindingKind {
     GpuTooFew,
     TooFewPeers,
     NotConfirmed,
+    UnstableOnce,
     GpuMoved,
     GpuGone,
     Unexpected,
@@ -169,9 +170,12 @@ impl FindingKind {
             | Self::SlotSlow
             | Self::GpuDisturbed => Level::Warning,
             Self::GpuMissing | Self::GpuTooFew | Self::TooFewPeers => Level::Unknown,
-            Self::NotConfirmed | Self::GpuMoved | Self::GpuGone | Self::Unexpected | Self::FactsDiffer => {
-                Level::Ok
-            }
+            Self::NotConfirmed
+            | Self::UnstableOnce
+            | Self::GpuMoved
+            | Self::GpuGone
+            | Self::Unexpected
+            | Self::FactsDiffer => Level::Ok,
         }
     }
 
@@ -332,6 +336,9 @@ pub enum ReportMark {
 pub struct FleetReport {
     pub schema_version: u32,
     pub kind: ReportMark,
+    /// The digest of the plan that is judged; null of runs without one.
+    #[serde(default)]
+    pub plan: Option<String>,
     /// The latest start of a run.
     pub at: String,
     pub settings: Settings,
@@ -398,6 +405,11 @@ impl FleetReport {
             return Err(ReportReadError::Version { path: path_of(), found: found.schema_version });
         }
         Ok(found)
+    }
+
+    /// The digest of its plan, also of a report that knew it by its manifest alone.
+    pub fn plan_digest(&self) -> Option<&str> {
+        self.plan.as_deref().or(self.expected.as_ref().map(|expected| expected.digest.as_str()))
     }
 
     /// Whether a file says of itself that it is one.

@@ -1,6 +1,7 @@
 //! Fleets made up from a seed, with planted faults: for tests, and for the table of the verdict's power and false names.
 //!
-//! Every GPU has a speed of its own (a natural spread of 0.5 %), every process another 0.3 % on top, every node 0.1 %.
+//! Every GPU has a speed of its own (a natural spread of 0.5 %), every process another 0.3 % on top where nothing else is asked for, every node
+//! 0.1 %.
 
 use std::io;
 use std::path::Path;
@@ -34,12 +35,14 @@ pub enum Fault {
     SlowRack(f64),
 }
 
-/// How the natural spread of GPUs is distributed.
+/// How the natural spread of GPUs and that of processes is distributed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tails {
     Normal,
-    /// Student's t with four degrees of freedom: one GPU in two hundred is beyond 4.6 times the scale.
+    /// GPUs by Student's t with four degrees of freedom: one in two hundred is beyond 4.6 times the scale.
     Heavy,
+    /// Processes by the same.
+    HeavyProcesses,
 }
 
 /// A fleet that is made up.
@@ -49,6 +52,8 @@ pub struct Simulated {
     pub processes: usize,
     pub seed: u64,
     pub tails: Tails,
+    /// Standard deviation over the processes of one GPU; of heavy tails the scale.
+    pub process_spread: f64,
     pub fault: Option<Fault>,
     /// Of this plan.
     pub again: bool,
@@ -56,7 +61,7 @@ pub struct Simulated {
 
 impl Simulated {
     pub fn new(gpus: usize, seed: u64, fault: Option<Fault>) -> Self {
-        Self { gpus, processes: 3, seed, tails: Tails::Normal, fault, again: false }
+        Self { gpus, processes: 3, seed, tails: Tails::Normal, process_spread: 0.003, fault, again: false }
     }
 
     /// The GPU, node or rack that has the fault.
@@ -69,7 +74,8 @@ impl Simulated {
         let mut hardware = ChaCha8Rng::seed_from_u64(self.seed);
         let mut noise = ChaCha8Rng::seed_from_u64(self.seed.wrapping_mul(31) + 1 + u64::from(self.again));
         let normal = |sd| Normal::new(0.0, sd).expect("a spread above zero");
-        let (gpu_spread, node_spread, process_spread) = (normal(0.005), normal(0.001), normal(0.003));
+        let (gpu_spread, node_spread, process_spread) =
+            (normal(0.005), normal(0.001), normal(self.process_spread));
         let heavy = StudentT::new(4.0).expect("degrees above zero");
         let victim = self.victim();
         let mut runs = Vec::with_capacity(self.gpus * self.processes);
@@ -80,12 +86,15 @@ impl Simulated {
                 node_effect = node_spread.sample(&mut hardware);
             }
             let own = match self.tails {
-                Tails::Normal => gpu_spread.sample(&mut hardware),
+                Tails::Normal | Tails::HeavyProcesses => gpu_spread.sample(&mut hardware),
                 Tails::Heavy => 0.005 * heavy.sample(&mut hardware),
             };
             let fault = self.fault.map_or(Some(0.0), |fault| fault.effect(gpu, victim));
             for process in 0..self.processes {
-                let noise_of = process_spread.sample(&mut noise);
+                let noise_of = match self.tails {
+                    Tails::Normal | Tails::Heavy => process_spread.sample(&mut noise),
+                    Tails::HeavyProcesses => self.process_spread * heavy.sample(&mut noise),
+                };
                 let held: f64 = noise.random_range(0.0..1.0);
                 let Some(fault) = fault else { continue };
                 let throttled = self.fault == Some(Fault::Throttling) && gpu == victim && held < 0.7;

@@ -10,8 +10,9 @@ mod missing;
 mod names;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt::Write as _;
 
-use crate::folder::{NodeRecord, NoticeKind, Reading, Run};
+use crate::folder::{NodeRecord, NoticeKind, Notices, Reading, Run, SPEED_FACTS};
 use crate::judge::{self, Judged, Member};
 use crate::metric::Metric;
 use crate::plan::Manifest;
@@ -27,20 +28,23 @@ struct Gpu<'a> {
     node: usize,
     rack: Option<usize>,
     slot: Option<u32>,
+    /// The product's name.
     device: &'a str,
+    /// The number of its group.
+    group: usize,
     runs: Vec<&'a Run>,
     /// Of a confirming plan.
     again: Vec<&'a Run>,
 }
 
-impl Gpu<'_> {
+impl<'a> Gpu<'a> {
     /// A metric's log speeds over fresh processes.
     fn logs(runs: &[&Run], metric: &Metric) -> Vec<f64> {
         let of = |run: &&Run| run.values.iter().find(|(m, _)| m == metric).map(|(_, v)| metric.log_speed(*v));
         runs.iter().filter_map(of).filter(|log| log.is_finite()).collect()
     }
 
-    fn last(&self) -> Option<&Run> {
+    fn last(&self) -> Option<&'a Run> {
         self.runs.last().or(self.again.last()).copied()
     }
 }
@@ -53,7 +57,7 @@ struct JudgedMetric {
     members: Vec<usize>,
     slots: Vec<u32>,
     judged: Judged,
-    /// Corrected p values of GPUs, of their steadiness, of nodes and of racks.
+    /// Corrected p values of GPUs, of their steadiness, of nodes, of racks and of slots.
     adjusted: Adjusted,
 }
 
@@ -63,6 +67,7 @@ struct Adjusted {
     steadiness: Vec<f64>,
     nodes: Vec<Option<f64>>,
     racks: Vec<Option<f64>>,
+    slots: Vec<f64>,
 }
 
 /// What is known before anything is named.
@@ -73,7 +78,8 @@ struct Fleet<'a> {
     racks: Vec<String>,
     /// Rack of a node.
     rack_of: HashMap<usize, usize>,
-    groups: Vec<(&'a str, Vec<usize>)>,
+    /// Equal GPUs, by their product's name and what of their settings other groups of it have not.
+    groups: Vec<(String, Vec<usize>)>,
     metrics: Vec<JudgedMetric>,
     tests: usize,
 }
@@ -86,15 +92,20 @@ pub fn verdict(mut reading: Reading, settings: &Settings, past: &[FleetReport]) 
     for run in &runs {
         match (&run.plan, &plans.first) {
             (Some(plan), _) if plans.confirming.contains(plan) => used.push((run, true)),
-            (Some(plan), Some(first)) if plan != first => {
-                notices.add(NoticeKind::OtherPlan, run.path.clone(), format!("of plan {plan}"));
+            (plan, Some(first)) if plan.as_ref() != Some(first) => {
+                let of =
+                    plan.as_ref().map_or_else(|| "of no plan".to_owned(), |plan| format!("of plan {plan}"));
+                notices.add(NoticeKind::OtherPlan, run.path.clone(), of);
             }
             _ => used.push((run, false)),
         }
     }
+    leave_out_other_settings(&mut used, &mut notices);
     let manifest = plans.manifest.as_ref();
     let mut fleet = Fleet::new(settings, &used, manifest);
     fleet.judge();
+    let compared = days::compare(&fleet, plans.first.as_deref(), past, &mut notices);
+    let changes = fleet.correct(&compared);
     let records: Vec<&NodeRecord> = records
         .iter()
         .filter(|record| plans.first.as_ref().is_none_or(|plan| *plan == record.plan))
@@ -103,8 +114,9 @@ pub fn verdict(mut reading: Reading, settings: &Settings, past: &[FleetReport]) 
     let mut findings = names::faults(&fleet, &records, &mut states);
     findings.extend(names::slow(&fleet, &mut states));
     findings.extend(names::fleet_wide(&fleet, &mut states));
-    let (days, changed) = days::compare(&fleet, past, &findings);
-    findings.extend(changed);
+    let days = days::trend(&compared, &findings);
+    findings.extend(days::changed(&fleet, &compared, &changes, &findings));
+    findings.extend(days::moved(&fleet, past));
     let (missing, absent) = missing::find(&fleet, manifest, &records, past);
     findings.extend(absent.findings);
     let mut gpus = fleet.rows(&states);
@@ -119,6 +131,7 @@ pub fn verdict(mut reading: Reading, settings: &Settings, past: &[FleetReport]) 
     FleetReport {
         schema_version: REPORT_VERSION,
         kind: ReportMark::FleetReport,
+        plan: plans.first,
         at: used.iter().map(|(run, _)| run.started_at.as_str()).max().unwrap_or_default().to_owned(),
         settings: settings.clone(),
         expected: manifest.map(|manifest| Expected {
@@ -141,6 +154,41 @@ pub fn verdict(mut reading: Reading, settings: &Settings, past: &[FleetReport]) 
         expected_false_names: if fleet.tests > 0 { settings.alpha / (1.0 - settings.alpha) } else { 0.0 },
         days,
     }
+}
+
+/// Leaves out runs whose settings are not those of most runs of the GPU's first plan: they are measurements of another thing.
+fn leave_out_other_settings(used: &mut Vec<(&Run, bool)>, notices: &mut Notices) {
+    // How many runs have the settings, and the latest of them.
+    let mut counts: HashMap<&str, Vec<(&Run, usize)>> = HashMap::new();
+    for first in [true, false] {
+        for (run, again) in used.iter().filter(|(_, again)| *again != first) {
+            let known = counts.entry(&run.gpu).or_default();
+            match known.iter_mut().find(|(other, _)| other.speed_facts() == run.speed_facts()) {
+                Some(seen) => *seen = (*run, seen.1 + usize::from(!again)),
+                None => known.push((*run, usize::from(!again))),
+            }
+        }
+    }
+    let usual: HashMap<&str, &Run> = counts
+        .into_iter()
+        .filter_map(|(gpu, known)| {
+            let most =
+                known.into_iter().max_by(|a, b| (a.1, &a.0.started_at).cmp(&(b.1, &b.0.started_at)))?;
+            Some((gpu, most.0))
+        })
+        .collect();
+    used.retain(|(run, _)| {
+        let (here, usual) = (run.speed_facts(), usual[run.gpu.as_str()].speed_facts());
+        let differs = SPEED_FACTS.iter().zip(here).zip(usual).find(|((_, here), usual)| here != usual);
+        if let Some(((name, here), usual)) = differs {
+            notices.add(
+                NoticeKind::OtherSettings,
+                run.path.clone(),
+                format!("{name} {here}, and mostly {usual}"),
+            );
+        }
+        differs.is_none()
+    });
 }
 
 /// Which plan is judged, and which ones confirm it.
@@ -229,14 +277,32 @@ impl<'a> Fleet<'a> {
                 fleet.rack_of.insert(node, rack);
             }
             let (device, slot) = (last.device.as_str(), last.slot);
-            fleet.gpus.push(Gpu { id, node, rack, slot, device, runs, again });
+            fleet.gpus.push(Gpu { id, node, rack, slot, device, group: 0, runs, again });
         }
-        let mut groups: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-        for (number, gpu) in fleet.gpus.iter().enumerate() {
-            groups.entry(gpu.device).or_default().push(number);
-        }
-        fleet.groups = groups.into_iter().collect();
+        fleet.group();
         fleet
+    }
+
+    /// Puts GPUs together that are compared with each other: of one product, under equal settings, measured by one build.
+    fn group(&mut self) {
+        let mut groups: BTreeMap<(&str, [&str; SPEED_FACTS.len()]), Vec<usize>> = BTreeMap::new();
+        for (number, gpu) in self.gpus.iter().enumerate() {
+            let facts = gpu.last().map_or(["unknown"; SPEED_FACTS.len()], Run::speed_facts);
+            groups.entry((gpu.device, facts)).or_default().push(number);
+        }
+        let keys: Vec<_> = groups.keys().copied().collect();
+        for (group, ((device, facts), numbers)) in groups.into_iter().enumerate() {
+            let mut shown = device.to_owned();
+            for (fact, name) in SPEED_FACTS.iter().enumerate() {
+                if keys.iter().any(|(other, theirs)| *other == device && theirs[fact] != facts[fact]) {
+                    let _ = write!(shown, ", {name} {}", facts[fact]);
+                }
+            }
+            for &number in &numbers {
+                self.gpus[number].group = group;
+            }
+            self.groups.push((shown, numbers));
+        }
     }
 
     fn rack_number(&mut self, name: &str) -> usize {
@@ -246,7 +312,7 @@ impl<'a> Fleet<'a> {
         })
     }
 
-    /// Judges each metric of each group, and corrects all tests together.
+    /// Judges each metric of each group.
     fn judge(&mut self) {
         let mut found = Vec::new();
         for (group, (_, numbers)) in self.groups.iter().enumerate() {
@@ -258,8 +324,16 @@ impl<'a> Fleet<'a> {
                 found.extend(self.judge_metric(group, numbers, metric));
             }
         }
-        self.tests = correct(&mut found);
         self.metrics = found;
+    }
+
+    /// Corrects all tests of the report together; the corrected p values of what changed since the latest day that is compared.
+    fn correct(&mut self, days: &[days::Compared<'_>]) -> Vec<f64> {
+        let changes = days.last().map_or(&[][..], |day| &day.changes);
+        let changes: Vec<f64> = changes.iter().map(|change| change.p).collect();
+        let (tests, adjusted) = correct(&mut self.metrics, &changes);
+        self.tests = tests;
+        adjusted
     }
 
     fn judge_metric(&self, group: usize, numbers: &[usize], metric: &Metric) -> Option<JudgedMetric> {
@@ -283,6 +357,14 @@ impl<'a> Fleet<'a> {
         Some(JudgedMetric { group, metric: metric.clone(), members, slots, judged, adjusted })
     }
 
+    /// How many of these GPUs have a metric from enough processes.
+    fn having(&self, numbers: &[usize], metric: &Metric) -> usize {
+        let enough = |&&number: &&usize| {
+            Gpu::logs(&self.gpus[number].runs, metric).len() >= self.settings.processes.max(2)
+        };
+        numbers.iter().filter(enough).count()
+    }
+
     /// How many of these GPUs have each value of a fact, by the last run of each.
     fn facts(&self, numbers: &[usize]) -> Vec<(String, Vec<(String, usize)>)> {
         let mut facts: BTreeMap<&str, BTreeMap<&str, usize>> = BTreeMap::new();
@@ -303,7 +385,7 @@ impl<'a> Fleet<'a> {
             .iter()
             .enumerate()
             .map(|(group, (device, numbers))| Group {
-                device: (*device).to_owned(),
+                device: device.clone(),
                 gpus: numbers.len(),
                 metrics: self.metrics.iter().filter(|m| m.group == group).map(|m| self.summary(m)).collect(),
                 facts: self.facts(numbers),
@@ -315,16 +397,13 @@ impl<'a> Fleet<'a> {
         let judged = &found.judged;
         let sheet = found.members.iter().find_map(|&gpu| self.gpus[gpu].last()?.datasheet_bytes_per_s);
         let center = found.metric.value(judged.center);
-        let scale = median(&judged.gpus.iter().map(|gpu| gpu.scale).collect::<Vec<_>>());
-        let freedom = MAD_EFFICIENCY * (found.members.len() as f64 - 1.0);
-        let reach = student_quantile(self.settings.alpha / self.tests.max(1) as f64, freedom).abs() * scale;
         MetricSummary {
             metric: found.metric.clone(),
             gpus: found.members.len(),
             center,
             spread: judged.spread,
             process_spread: judged.process_spread,
-            detectable: (1.0 - (-reach).exp()).max(self.settings.margin),
+            detectable: self.detectable(found),
             datasheet_share: sheet.filter(|_| found.metric == Metric::Read).map(|sheet| center / sheet),
             slots: judged
                 .slots
@@ -334,6 +413,14 @@ impl<'a> Fleet<'a> {
                 .map(|(e, slot)| (*slot, e.exp_m1()))
                 .collect(),
         }
+    }
+
+    /// The least share that a single GPU is slower by when it is named with a chance of one half.
+    fn detectable(&self, found: &JudgedMetric) -> f64 {
+        let scale = median(&found.judged.gpus.iter().map(|gpu| gpu.scale).collect::<Vec<_>>());
+        let freedom = MAD_EFFICIENCY * (found.members.len() as f64 - 1.0);
+        let reach = student_quantile(self.settings.alpha / self.tests.max(1) as f64, freedom).abs() * scale;
+        (1.0 - (-reach).exp()).max(self.settings.margin)
     }
 
     fn rows(&self, states: &[State]) -> Vec<GpuRow> {
@@ -367,7 +454,7 @@ impl<'a> Fleet<'a> {
                     slot: gpu.slot,
                     serial: last.and_then(|run| run.serial.clone()),
                     pci_bus_id: last.and_then(|run| run.pci_bus_id.clone()),
-                    device: gpu.device.to_owned(),
+                    device: self.groups[gpu.group].0.clone(),
                     processes: gpu.runs.len(),
                     confirming: gpu.again.len(),
                     values: values.collect(),
@@ -389,15 +476,17 @@ impl<'a> Fleet<'a> {
     }
 }
 
-/// Corrects all tests together; how many there are.
-fn correct(metrics: &mut [JudgedMetric]) -> usize {
+/// Corrects all tests together, with these others; how many there are, and the others' corrected p values.
+fn correct(metrics: &mut [JudgedMetric], others: &[f64]) -> (usize, Vec<f64>) {
     let mut p = Vec::new();
     for found in metrics.iter() {
         let judged = &found.judged;
         p.extend(judged.gpus.iter().map(|tested| tested.p));
         p.extend(judged.steadiness.iter().map(|steadiness| steadiness.p));
         p.extend(judged.nodes.iter().chain(&judged.racks).flatten().map(|tested| tested.p));
+        p.extend(judged.slot_tests.iter().map(|tested| tested.p));
     }
+    p.extend(others);
     let mut adjusted = holm(&p).into_iter();
     for found in metrics {
         let mut take = |count: usize| -> Vec<f64> { adjusted.by_ref().take(count).collect() };
@@ -407,9 +496,10 @@ fn correct(metrics: &mut [JudgedMetric]) -> usize {
         };
         let nodes = units(&found.judged.nodes);
         let racks = units(&found.judged.racks);
-        found.adjusted = Adjusted { gpus, steadiness, nodes, racks };
+        let slots = adjusted.by_ref().take(found.judged.slot_tests.len()).collect();
+        found.adjusted = Adjusted { gpus, steadiness, nodes, racks, slots };
     }
-    p.len()
+    (p.len(), adjusted.collect())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! Enters: values on a scale where effects add up, such as logarithms. Leaves: centres, spreads, effects, p values. Not a number is a bug of
 //! the caller.
 
-use statrs::distribution::{ChiSquared, ContinuousCDF, StudentsT};
+use statrs::distribution::{ChiSquared, ContinuousCDF, FisherSnedecor, StudentsT};
 
 use super::summary::median;
 
@@ -76,9 +76,10 @@ pub fn student_quantile(chance: f64, freedom: f64) -> f64 {
         .map_or(f64::NAN, |distribution| distribution.inverse_cdf(chance))
 }
 
-/// The chance of a sum of squares at or above this.
-pub fn chi_square_tail(sum: f64, freedom: f64) -> f64 {
-    ChiSquared::new(freedom).map_or(1.0, |distribution| distribution.sf(sum))
+/// The chance of a ratio of two estimated variances at or above this, by Fisher's distribution; `freedom` is that of both, the upper one
+/// first.
+pub fn variance_ratio_tail(ratio: f64, freedom: (f64, f64)) -> f64 {
+    FisherSnedecor::new(freedom.0, freedom.1.max(1.0)).map_or(1.0, |distribution| distribution.sf(ratio))
 }
 
 /// Effects of rows and columns that add up to a table.
@@ -242,9 +243,13 @@ mod tests {
 
     #[test]
     fn tails_are_those_of_the_tables() {
-        // scipy: t.cdf(-2.306, 8) = 0.0250; chi2.sf(5.991, 2) = 0.0500
+        // The 5 % points of t with 8 degrees on both sides, and of F with 2 and 10.
         assert!((student_tail(-2.306, 8.0) - 0.025).abs() < 1e-4);
-        assert!((chi_square_tail(5.991, 2.0) - 0.05).abs() < 1e-4);
+        assert!((variance_ratio_tail(4.1028, (2.0, 10.0)) - 0.05).abs() < 1e-4);
+        // With two upper degrees it has a closed form: (1 + 2x/d)^(-d/2).
+        let (x, d) = (30.0, 5.9_f64);
+        let wanted = (1.0 + 2.0 * x / d).powf(-d / 2.0);
+        assert!((variance_ratio_tail(x, (2.0, d)) / wanted - 1.0).abs() < 1e-6);
     }
 
     proptest! {

@@ -14,6 +14,9 @@ fn report() -> FleetReport {
     }
     let list = crate::nodes::parse("node[0000-0008]").unwrap();
     let manifest = crate::plan::Manifest::new(crate::plan::Plan::open("quick-ceiling").unwrap(), list);
+    for run in &mut runs {
+        run.plan = Some(manifest.digest.clone());
+    }
     let manifests = vec![(std::path::PathBuf::from("fleet.json"), manifest)];
     let mut report = verdict(Reading { manifests, runs, ..Reading::default() }, &Settings::default(), &[]);
     let suspect = report.findings.iter_mut().find(|f| f.kind == FindingKind::GpuSuspect).unwrap();

@@ -108,7 +108,7 @@ fn kept_ceilings_are_no_fresh_measurement() {
     put(&folder.path().join("result.json"), &report);
     let reading = read(&[folder.path().to_owned()]).unwrap();
     assert!(reading.runs[0].values.iter().all(|(metric, _)| matches!(metric, Metric::Step(_))));
-    assert!(reading.runs[0].failed[0].contains("--fresh-ceilings"));
+    assert!(reading.runs[0].unmeasured[0].why.contains("--fresh-ceilings"));
 }
 
 #[test]
@@ -179,4 +179,51 @@ fn any_truncation_or_flipped_byte_is_a_run_or_a_notice_and_never_a_panic() {
         flipped[at] ^= 1 << (at % 8);
         try_bytes(&flipped);
     }
+}
+
+#[test]
+fn the_settings_that_set_speed_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut report = result("GPU-a", "n1", 1);
+    let gpu = report.environment.gpu.as_mut().unwrap();
+    (gpu.power_limit_watts, gpu.mig, gpu.ecc) = (Some(700.0), Some(false), Some(true));
+    gpu.memory_bytes = Some(hbmark_core::units::Bytes(151_397_597_184));
+    let build = &mut report.environment.build;
+    (build.version, build.git_revision, build.profile) = ("0.1.0".into(), Some("abc".into()), "debug".into());
+    put(&folder.path().join("result.json"), &report);
+    let run = read(&[folder.path().to_owned()]).unwrap().runs.remove(0);
+    assert_eq!(run.speed_facts(), ["off", "141 GiB", "700 W", "on", "0.1.0 (abc, debug)"]);
+}
+
+/// An invalid cell counted like a good one, whatever it was invalid for.
+#[test]
+fn of_an_invalid_cell_no_value_is_taken_and_changed_tokens_are_wrong_outputs() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut report = result("GPU-a", "n1", 1);
+    let causes = [
+        (Status::Invalid, Cause::TokensChanged { sequence: 0, first: 1, then: 2 }),
+        (Status::Invalid, Cause::TokenCount { wanted: 2, found: 1 }),
+        (Status::Invalid, Cause::ClocksDisagree { timeline_ns: 1.0, host_ns: 2.0 }),
+        (Status::Invalid, Cause::AboveDatasheetPeak { share: 1.2 }),
+        (Status::Oom, Cause::NotReached),
+        (Status::Failed, Cause::NotReached),
+        (Status::Skipped, Cause::EmptyBatch),
+    ];
+    for (cell, (status, cause)) in report.cells.iter_mut().zip(causes) {
+        (cell.status, cell.reason) = (status, Some(cause));
+    }
+    let of = |index: usize| Metric::Step(report.cells[index].id.clone());
+    put(&folder.path().join("result.json"), &report);
+    let run = read(&[folder.path().to_owned()]).unwrap().runs.remove(0);
+    for index in 0..7 {
+        assert!(run.values.iter().all(|(metric, _)| *metric != of(index)), "{}", report.cells[index].id);
+    }
+    assert!(run.values.iter().any(|(metric, _)| *metric == of(7)));
+    assert_eq!(run.wrong.len(), 2, "{:?}", run.wrong);
+    assert!(run.wrong[0].contains("gave different tokens"), "{:?}", run.wrong);
+    let lacks: Vec<Lack> = run.unmeasured.iter().map(|unmeasured| unmeasured.lack).collect();
+    let (invalid, failed) = (Lack::Invalid, Lack::Failed);
+    assert_eq!(lacks, [invalid, invalid, invalid, invalid, failed, failed, Lack::NotRun]);
+    assert_eq!(run.unmeasured[2].metric, Some(of(2)));
+    assert!(run.unmeasured[2].why.contains("cannot be trusted"), "{}", run.unmeasured[2].why);
 }

@@ -1,46 +1,56 @@
 //! Day against day, GPU by GPU: what all changed by, apart from what one did. A UUID stays with its board, a slot with its chassis: a GPU that
 //! moved says which of them is slow.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::names::{common, probability, slower};
 use super::{Fleet, Gpu};
+use crate::folder::{NoticeKind, Notices};
 use crate::metric::Metric;
 use crate::result::{Day, DayShift, Finding, FindingKind, FleetReport};
-use hbmark_core::stats::{MAD_EFFICIENCY, holm, mad_sd, median, median_error, student_tail};
+use hbmark_core::stats::{MAD_EFFICIENCY, mad_sd, median, median_error, student_tail};
 
 /// GPUs of both days without which there is no common shift.
 const LEAST_PAIRS: usize = 4;
 
-/// Past days in their order, and what changed since the latest.
-pub(super) fn compare(
+/// Another day beside this one.
+pub(super) struct Compared<'a> {
+    day: &'a FleetReport,
+    shifts: Vec<DayShift>,
+    pub changes: Vec<Change>,
+}
+
+/// What a metric changed by since a day: of one GPU beside the others, or of all of them. Below zero is slower now.
+pub(super) struct Change {
+    gpu: Option<usize>,
+    metric: Metric,
+    /// GPUs of both days, and what they are.
+    gpus: usize,
+    device: String,
+    effect: f64,
+    /// One-sided, not yet corrected.
+    pub p: f64,
+}
+
+/// Days of the same plan, in their order. Another plan measures other things: its days are left out, and a notice says so.
+pub(super) fn compare<'a>(
     fleet: &Fleet<'_>,
-    past: &[FleetReport],
-    named: &[Finding],
-) -> (Vec<Day>, Vec<Finding>) {
-    let mut past: Vec<&FleetReport> = past.iter().collect();
-    past.sort_by(|a, b| a.at.cmp(&b.at));
-    let named: Vec<&str> = named.iter().filter_map(|finding| finding.gpu.as_deref()).collect();
-    let mut findings = Vec::new();
-    let mut days = Vec::new();
-    for (index, day) in past.iter().enumerate() {
-        let (shifts, changed) = shifts(fleet, day);
-        if index + 1 == past.len() {
-            findings
-                .extend(changed.into_iter().filter(|f| f.gpu.as_deref().is_none_or(|g| !named.contains(&g))));
-            findings.extend(moved(fleet, day));
+    plan: Option<&str>,
+    past: &'a [FleetReport],
+    notices: &mut Notices,
+) -> Vec<Compared<'a>> {
+    let mut compared = Vec::new();
+    for day in past {
+        match (plan, day.plan_digest()) {
+            (Some(plan), Some(other)) if plan != other => {
+                let why = format!("of plan {other}, and this report of {plan}: not compared day by day");
+                notices.add(NoticeKind::OtherPlan, format!("the report of {}", day.at), why);
+            }
+            _ => compared.push(since(fleet, day)),
         }
-        let effects = day
-            .gpus
-            .iter()
-            .filter(|row| named.contains(&row.gpu.as_str()))
-            .flat_map(|row| {
-                row.values.iter().filter_map(|v| Some((row.gpu.clone(), v.metric.clone(), v.effect?)))
-            })
-            .collect();
-        days.push(Day { at: day.at.clone(), shifts, effects });
     }
-    (days, findings)
+    compared.sort_by(|a, b| a.day.at.cmp(&b.day.at));
+    compared
 }
 
 /// Log speeds of a day by GPU and metric.
@@ -51,77 +61,113 @@ fn speeds(day: &FleetReport) -> HashMap<(&str, &Metric), f64> {
     each.filter(|(_, log)| log.is_finite()).collect()
 }
 
-fn shifts(fleet: &Fleet<'_>, day: &FleetReport) -> (Vec<DayShift>, Vec<Finding>) {
+fn since<'a>(fleet: &Fleet<'_>, day: &'a FleetReport) -> Compared<'a> {
     let then = speeds(day);
-    let limit = (1.0 - fleet.settings.margin).ln();
-    let (mut shifts, mut tests, mut findings) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut shifts, mut changes) = (Vec::new(), Vec::new());
     for found in &fleet.metrics {
-        let pairs: Vec<(usize, f64)> = found
+        // Of each GPU the change, and the least that two medians of its processes differ by.
+        let pairs: Vec<(usize, f64, f64)> = found
             .members
             .iter()
             .filter_map(|&number| {
                 let gpu = &fleet.gpus[number];
                 let was = then.get(&(gpu.id, &found.metric))?;
-                Some((number, median(&Gpu::logs(&gpu.runs, &found.metric)) - was))
+                let logs = Gpu::logs(&gpu.runs, &found.metric);
+                let floor = found.judged.process_spread * median_error(logs.len()) * std::f64::consts::SQRT_2;
+                Some((number, median(&logs) - was, floor))
             })
             .collect();
         if pairs.len() < LEAST_PAIRS {
             continue;
         }
-        let changes: Vec<f64> = pairs.iter().map(|(_, change)| *change).collect();
-        let (shift, spread) = (median(&changes), mad_sd(&changes));
-        let device = fleet.groups[found.group].0;
-        if shift <= limit {
-            let evidence = format!(
-                "{} of {} {device} is {} than on {}, all together",
-                found.metric,
-                pairs.len(),
-                slower(shift),
-                day.at
-            );
-            findings.push(Finding {
-                metric: Some(found.metric.clone()),
-                effect: Some(shift.exp_m1()),
-                ..common(FindingKind::FleetChanged, evidence)
-            });
-        }
+        let each: Vec<f64> = pairs.iter().map(|(_, change, _)| *change).collect();
+        let (shift, spread) = (median(&each), mad_sd(&each));
         let freedom = MAD_EFFICIENCY * (pairs.len() as f64 - 1.0);
-        for (number, change) in &pairs {
-            let count = Gpu::logs(&fleet.gpus[*number].runs, &found.metric).len();
-            // Two medians of processes differ.
-            let floor = found.judged.process_spread * median_error(count) * std::f64::consts::SQRT_2;
-            let scale = spread.max(floor);
-            let p = if scale > 0.0 { student_tail((change - shift) / scale, freedom) } else { 1.0 };
-            tests.push((*number, &found.metric, change - shift, p));
+        let change = |gpu: Option<usize>, effect: f64, scale: f64| Change {
+            gpu,
+            metric: found.metric.clone(),
+            gpus: pairs.len(),
+            device: fleet.groups[found.group].0.clone(),
+            effect,
+            p: if scale > 0.0 { student_tail(effect / scale, freedom) } else { 1.0 },
+        };
+        let floors: Vec<f64> = pairs.iter().map(|(.., floor)| *floor).collect();
+        changes.push(change(None, shift, spread.max(median(&floors)) * median_error(pairs.len())));
+        for (number, changed, floor) in &pairs {
+            changes.push(change(Some(*number), changed - shift, spread.max(*floor)));
         }
         shifts.push(DayShift {
-            device: device.to_owned(),
+            device: fleet.groups[found.group].0.clone(),
             metric: found.metric.clone(),
             gpus: pairs.len(),
             shift: shift.exp_m1(),
             spread,
         });
     }
-    let adjusted = holm(&tests.iter().map(|(.., p)| *p).collect::<Vec<_>>());
-    let mut seen = std::collections::HashSet::new();
-    for ((number, metric, effect, _), p) in tests.iter().zip(adjusted) {
-        if *effect <= limit && p <= fleet.settings.alpha && seen.insert(*number) {
-            let evidence = format!(
-                "{metric} is {} than on {}, beside what all changed by; p {} after Holm",
-                slower(*effect),
-                day.at,
-                probability(p)
-            );
-            let base = fleet.about(FindingKind::GpuChanged, *number, evidence);
-            let metric = Some((*metric).clone());
-            findings.push(Finding { metric, effect: Some(effect.exp_m1()), p_adjusted: Some(p), ..base });
-        }
-    }
-    (shifts, findings)
+    Compared { day, shifts, changes }
 }
 
-/// GPUs that are in another place than they were, and those that are gone from a node which still reports.
-fn moved(fleet: &Fleet<'_>, day: &FleetReport) -> Vec<Finding> {
+/// What became slower since the latest day, by more than the margin and the corrected test; without GPUs that are named already.
+pub(super) fn changed(
+    fleet: &Fleet<'_>,
+    compared: &[Compared<'_>],
+    adjusted: &[f64],
+    named: &[Finding],
+) -> Vec<Finding> {
+    let Some(Compared { day, changes, .. }) = compared.last() else { return Vec::new() };
+    let limit = (1.0 - fleet.settings.margin).ln();
+    let mut seen: HashSet<&str> = named.iter().filter_map(|finding| finding.gpu.as_deref()).collect();
+    let mut findings = Vec::new();
+    for (change, &p) in changes.iter().zip(adjusted) {
+        if change.effect > limit || p > fleet.settings.alpha {
+            continue;
+        }
+        let (metric, effect) = (&change.metric, slower(change.effect));
+        let base = match change.gpu {
+            None => {
+                let evidence = format!(
+                    "{metric} of {} {} is {effect} than on {}, all together; p {} after Holm",
+                    change.gpus,
+                    change.device,
+                    day.at,
+                    probability(p)
+                );
+                common(FindingKind::FleetChanged, evidence)
+            }
+            Some(number) if seen.insert(fleet.gpus[number].id) => {
+                let evidence = format!(
+                    "{metric} is {effect} than on {}, beside what all changed by; p {} after Holm",
+                    day.at,
+                    probability(p)
+                );
+                fleet.about(FindingKind::GpuChanged, number, evidence)
+            }
+            Some(_) => continue,
+        };
+        let metric = Some(metric.clone());
+        findings.push(Finding { metric, effect: Some(change.effect.exp_m1()), p_adjusted: Some(p), ..base });
+    }
+    findings
+}
+
+/// The days with what all changed by, and how GPUs that are named today did.
+pub(super) fn trend(compared: &[Compared<'_>], named: &[Finding]) -> Vec<Day> {
+    let named: HashSet<&str> = named.iter().filter_map(|finding| finding.gpu.as_deref()).collect();
+    let day = |compared: &Compared<'_>| {
+        let rows = compared.day.gpus.iter().filter(|row| named.contains(row.gpu.as_str()));
+        let effects = rows
+            .flat_map(|row| {
+                row.values.iter().filter_map(|v| Some((row.gpu.clone(), v.metric.clone(), v.effect?)))
+            })
+            .collect();
+        Day { at: compared.day.at.clone(), shifts: compared.shifts.clone(), effects }
+    };
+    compared.iter().map(day).collect()
+}
+
+/// GPUs that are in another place than on the latest day, of whatever plan, and those that are gone from a node which still reports.
+pub(super) fn moved(fleet: &Fleet<'_>, past: &[FleetReport]) -> Vec<Finding> {
+    let Some(day) = past.iter().max_by(|a, b| a.at.cmp(&b.at)) else { return Vec::new() };
     let now: HashMap<&str, usize> = fleet.gpus.iter().enumerate().map(|(n, gpu)| (gpu.id, n)).collect();
     let mut findings = Vec::new();
     for row in &day.gpus {
