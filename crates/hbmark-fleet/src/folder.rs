@@ -455,7 +455,8 @@ fn run(text: &str, path: &Path, content: [u8; 32]) -> Result<Option<Run>, String
     let plain = |text: &String| input::plain(text);
     let device = gpu.as_ref().and_then(|gpu| gpu.name.as_ref()).or(cpu.model.as_ref());
     let sheet = saved.datasheet.as_ref().map(|sheet| sheet.bandwidth_bytes_per_s);
-    let product = gpu.as_ref().and_then(|gpu| gpu.name.clone());
+    // A slice has its GPU's name, and a part of what that promises.
+    let product = gpu.as_ref().filter(|gpu| gpu.mig != Some(true)).and_then(|gpu| gpu.name.clone());
     let sheet = sheet.or_else(|| Some(devices::find(&product?).ok()?.bandwidth_bytes_per_s));
     let text_of = |value: Option<&String>| value.map(plain);
     let facts = [
