@@ -140,62 +140,6 @@ pub unsafe extern "C" fn gemm_strided_batched_ex(
     }
 }
 
-/// # Safety
-///
-/// As for [`gemm_strided_batched_ex`], with all of them f64.
-#[unsafe(export_name = "simulated_cublasDgemmStridedBatched")]
-pub unsafe extern "C" fn dgemm_strided_batched(
-    handle: *mut c_void,
-    transa: c_int,
-    transb: c_int,
-    m: c_int,
-    n: c_int,
-    k: c_int,
-    alpha: *const f64,
-    a: *const f64,
-    lda: c_int,
-    stride_a: c_longlong,
-    b: *const f64,
-    ldb: c_int,
-    stride_b: c_longlong,
-    beta: *const f64,
-    c: *mut f64,
-    ldc: c_int,
-    stride_c: c_longlong,
-    batch_count: c_int,
-) -> Status {
-    count!("cublasDgemmStridedBatched");
-    let f64 = gemm::R_64F;
-    // SAFETY: the caller's promise.
-    unsafe {
-        gemm_strided_batched_ex(
-            handle,
-            transa,
-            transb,
-            m,
-            n,
-            k,
-            alpha.cast(),
-            a.cast(),
-            f64,
-            lda,
-            stride_a,
-            b.cast(),
-            f64,
-            ldb,
-            stride_b,
-            beta.cast(),
-            c.cast(),
-            f64,
-            ldc,
-            stride_c,
-            batch_count,
-            gemm::COMPUTE_64F,
-            -1,
-        )
-    }
-}
-
 /// Puts a checked product on a stream; an empty one is none.
 fn enqueue(stream: usize, name: &str, product: Gemm) -> Status {
     if product.is_empty() {

@@ -173,15 +173,10 @@ pub unsafe extern "C" fn algo_get_heuristic(
         Ok(shape) => shape,
         Err(status) => return status,
     };
-    let Some(preference) = PREFERENCES.get(preference) else { return INVALID_VALUE };
+    let Some(workspace_bytes) = PREFERENCES.get(preference) else { return INVALID_VALUE };
     let mut count = 0;
     for (i, method) in METHODS.iter().enumerate() {
-        let promised = preference.alignments.iter().all(|alignment| *alignment >= method.alignment);
-        if count < requested
-            && promised
-            && shape.columns_fit(method)
-            && method.workspace_bytes <= preference.workspace_bytes
-        {
+        if count < requested && shape.columns_fit(method) && method.workspace_bytes <= workspace_bytes {
             // SAFETY: one of so many for which there is room, by the caller's promise.
             unsafe { results.add(count as usize).write(shape.result(i)) };
             count += 1;

@@ -184,8 +184,13 @@ pub unsafe extern "C" fn all_reduce(
     });
     let sent = 2 * 4 * floats * (ranks - 1) / ranks;
     let work = Work {
- begin: Some(begin),
- ..Work::new("ncclAllReduce", Demand { peer_bytes: sent as u64, meets: true, ..Demand::default() }, Arc::new(|| Err("waits for another device".into()))) };
+        begin: Some(begin),
+        ..Work::new(
+            "ncclAllReduce",
+            Demand { peer_bytes: sent as u64, meets: true, ..Demand::default() },
+            Arc::new(|| Err("waits for another device".into())),
+        )
+    };
     if stream::enqueue(stream, work) == 0 { SUCCESS } else { UNHANDLED_CUDA_ERROR }
 }
 

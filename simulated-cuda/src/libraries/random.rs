@@ -77,29 +77,6 @@ pub extern "C" fn set_seed(generator: *mut c_void, seed: u64) -> Status {
 /// # Safety
 ///
 /// When the stream comes to it, there is room for so many numbers.
-#[unsafe(export_name = "simulated_curandGenerateUniform")]
-pub unsafe extern "C" fn generate_uniform(generator: *mut c_void, out: *mut f32, numbers: usize) -> Status {
-    count!("curandGenerateUniform");
-    // A number just below 1 becomes 1 as f32, which is in the range; 0 is not, and f64 is never so small.
-    generate(generator, "curandGenerateUniform", out, numbers, |seed, i| uniform(seed, i) as f32)
-}
-
-/// # Safety
-///
-/// When the stream comes to it, there is room for so many numbers.
-#[unsafe(export_name = "simulated_curandGenerateUniformDouble")]
-pub unsafe extern "C" fn generate_uniform_double(
-    generator: *mut c_void,
-    out: *mut f64,
-    numbers: usize,
-) -> Status {
-    count!("curandGenerateUniformDouble");
-    generate(generator, "curandGenerateUniformDouble", out, numbers, uniform)
-}
-
-/// # Safety
-///
-/// When the stream comes to it, there is room for so many numbers.
 #[unsafe(export_name = "simulated_curandGenerateNormal")]
 pub unsafe extern "C" fn generate_normal(
     generator: *mut c_void,
@@ -112,37 +89,6 @@ pub unsafe extern "C" fn generate_normal(
     if !numbers.is_multiple_of(2) {
         return LENGTH_NOT_MULTIPLE;
     }
-    let number = move |seed, i| (f64::from(mean) + f64::from(deviation) * normal(seed, i)) as f32;
-    generate(generator, "curandGenerateNormal", out, numbers, number)
-}
-
-/// # Safety
-///
-/// When the stream comes to it, there is room for so many numbers.
-#[unsafe(export_name = "simulated_curandGenerateNormalDouble")]
-pub unsafe extern "C" fn generate_normal_double(
-    generator: *mut c_void,
-    out: *mut f64,
-    numbers: usize,
-    mean: f64,
-    deviation: f64,
-) -> Status {
-    count!("curandGenerateNormalDouble");
-    if !numbers.is_multiple_of(2) {
-        return LENGTH_NOT_MULTIPLE;
-    }
-    let number = move |seed, i| mean + deviation * normal(seed, i);
-    generate(generator, "curandGenerateNormalDouble", out, numbers, number)
-}
-
-/// Puts the next numbers of a generator on its stream; `number` makes one of the seed and its place.
-fn generate<T: 'static>(
-    generator: *mut c_void,
-    name: &str,
-    out: *mut T,
-    numbers: usize,
-    number: impl Fn(u64, u64) -> T + Send + Sync + 'static,
-) -> Status {
     let next = |generator: &mut Generator| {
         let before = *generator;
         generator.drawn += numbers as u64;
@@ -162,15 +108,16 @@ fn generate<T: 'static>(
     }
     let out = out.expose_provenance();
     let run = move || {
-        let out = std::ptr::with_exposed_provenance_mut::<T>(out);
+        let out = std::ptr::with_exposed_provenance_mut::<f32>(out);
         for i in 0..numbers {
+            let number = f64::from(mean) + f64::from(deviation) * normal(seed, drawn + i as u64);
             // SAFETY: there is room for so many, by the promise of the library's callers, and the address is aligned.
-            unsafe { out.add(i).write(number(seed, drawn + i as u64)) };
+            unsafe { out.add(i).write(number as f32) };
         }
         Ok(())
     };
-    let demand = Demand::of_memory(numbers * size_of::<T>());
-    let work = Work::new(name, demand, Arc::new(run));
+    let demand = Demand::of_memory(numbers * size_of::<f32>());
+    let work = Work::new("curandGenerateNormal", demand, Arc::new(run));
     if stream::enqueue(std::ptr::with_exposed_provenance_mut(stream), work) == 0 {
         SUCCESS
     } else {

@@ -18,10 +18,8 @@ pub const DESC_BIAS_POINTER: c_int = 8;
 pub const DESC_BIAS_DATA_TYPE: c_int = 26;
 /// The last of them in CUDA 13.0.
 const LAST_DESC: c_int = 38;
-/// `cublasLtMatmulPreferenceAttributes_t`, that of the workspace, those of alignments, and the last in CUDA 13.0.
+/// `cublasLtMatmulPreferenceAttributes_t`, that of the workspace, and the last in CUDA 13.0.
 pub const PREF_MAX_WORKSPACE_BYTES: c_int = 1;
-pub const PREF_MIN_ALIGNMENT_A_BYTES: c_int = 5;
-pub const PREF_MIN_ALIGNMENT_D_BYTES: c_int = 8;
 const LAST_PREF: c_int = 12;
 /// `cublasLtEpilogue_t`: nothing, and the addition of a bias.
 pub const EPILOGUE_DEFAULT: i32 = 1;
@@ -47,17 +45,11 @@ pub(super) struct Layout {
     pub(super) leading: i64,
 }
 
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Preference {
-    pub(super) workspace_bytes: usize,
-    /// Of A, B, C and D.
-    pub(super) alignments: [usize; 4],
-}
-
 pub(super) static LIBRARIES: Handles<()> = Handles::new();
 pub(super) static DESCRIPTIONS: Handles<Description> = Handles::new();
 pub(super) static LAYOUTS: Handles<Layout> = Handles::new();
-pub(super) static PREFERENCES: Handles<Preference> = Handles::new();
+/// The bytes of workspace that an algorithm may have.
+pub(super) static PREFERENCES: Handles<usize> = Handles::new();
 
 /// # Safety
 ///
@@ -202,10 +194,8 @@ pub extern "C" fn layout_destroy(layout: *mut c_void) -> Status {
 #[unsafe(export_name = "simulated_cublasLtMatmulPreferenceCreate")]
 pub unsafe extern "C" fn preference_create(preference: *mut *mut c_void) -> Status {
     count!("cublasLtMatmulPreferenceCreate");
-    // The library's defaults.
-    let made = Preference { workspace_bytes: 0, alignments: [256; 4] };
     // SAFETY: the caller's promise.
-    unsafe { give(&PREFERENCES, Ok(made), preference) }
+    unsafe { give(&PREFERENCES, Ok(0), preference) }
 }
 
 #[unsafe(export_name = "simulated_cublasLtMatmulPreferenceDestroy")]
@@ -225,15 +215,10 @@ pub unsafe extern "C" fn preference_set_attribute(
     bytes: usize,
 ) -> Status {
     count!("cublasLtMatmulPreferenceSetAttribute");
-    let set = |preference: &mut Preference| {
+    let set = |workspace_bytes: &mut usize| {
         match kind {
             // SAFETY: the caller's promise.
-            PREF_MAX_WORKSPACE_BYTES => preference.workspace_bytes = unsafe { attribute(value, bytes) }?,
-            PREF_MIN_ALIGNMENT_A_BYTES..=PREF_MIN_ALIGNMENT_D_BYTES => {
-                // SAFETY: as above.
-                let alignment: u32 = unsafe { attribute(value, bytes) }?;
-                preference.alignments[(kind - PREF_MIN_ALIGNMENT_A_BYTES) as usize] = alignment as usize;
-            }
+            PREF_MAX_WORKSPACE_BYTES => *workspace_bytes = unsafe { attribute(value, bytes) }?,
             0..=LAST_PREF => return Err(NOT_SUPPORTED),
             _ => return Err(INVALID_VALUE),
         }
