@@ -311,7 +311,9 @@ macro_rules! entry_points {
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($argument: $type),*) -> c_uint {
                 $crate::calls::count!(stringify!($name));
-                let answer = move || -> Answer { $body };
+                #[allow(unused_unsafe, reason = "most of them only write where the caller wants the answer")]
+                // SAFETY: addresses are the caller's, as NVML's documentation says of each.
+                let answer = move || -> Answer { unsafe { $body } };
                 answer().map_or_else(|status| status as c_uint, |()| 0)
             }
         )*
@@ -332,8 +334,7 @@ entry_points! {
     // The system.
     fn nvmlSystemGetDriverVersion(version: *mut c_char, bytes: c_uint) {
         opened()?;
-        // SAFETY: the caller's.
-        unsafe { put_text(version, bytes, device::DRIVER_VERSION) }
+        put_text(version, bytes, device::DRIVER_VERSION)
     }
     fn nvmlSystemGetCudaDriverVersion_v2(version: Out<'_, c_int>) {
         opened()?;
@@ -348,13 +349,11 @@ entry_points! {
         put(device, handle)
     }
     fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: Out<'_, Handle>) {
-        // SAFETY: the caller's.
-        let uuid = unsafe { text(uuid) }?;
+        let uuid = text(uuid)?;
         find(device, |gpu| gpu.uuid().eq_ignore_ascii_case(uuid))
     }
     fn nvmlDeviceGetHandleByPciBusId_v2(bus_id: *const c_char, device: Out<'_, Handle>) {
-        // SAFETY: the caller's.
-        let wanted = pci_address(unsafe { text(bus_id) }?).ok_or(Status::InvalidArgument)?;
+        let wanted = pci_address(text(bus_id)?).ok_or(Status::InvalidArgument)?;
         find(device, |gpu| wanted == [0, device::pci_bus(gpu.index), 0])
     }
     fn nvmlDeviceGetIndex(device: Handle, index: Out<'_, c_uint>) { put(index, gpu(device)?.index) }
@@ -363,28 +362,23 @@ entry_points! {
     // What the device is.
     fn nvmlDeviceGetName(device: Handle, name: *mut c_char, bytes: c_uint) {
         let gpu = gpu(device)?;
-        // SAFETY: the caller's.
-        unsafe { put_text(name, bytes, &gpu.device.name()) }
+        put_text(name, bytes, &gpu.device.name())
     }
     fn nvmlDeviceGetUUID(device: Handle, uuid: *mut c_char, bytes: c_uint) {
         let gpu = gpu(device)?;
-        // SAFETY: the caller's.
-        unsafe { put_text(uuid, bytes, &gpu.uuid()) }
+        put_text(uuid, bytes, &gpu.uuid())
     }
     fn nvmlDeviceGetSerial(device: Handle, serial: *mut c_char, bytes: c_uint) {
         let gpu = gpu(device)?;
-        // SAFETY: the caller's.
-        unsafe { put_text(serial, bytes, &format!("51d000000000{}", gpu.index)) }
+        put_text(serial, bytes, &format!("51d000000000{}", gpu.index))
     }
     fn nvmlDeviceGetBoardPartNumber(device: Handle, part: *mut c_char, bytes: c_uint) {
         gpu(device)?;
-        // SAFETY: the caller's.
-        unsafe { put_text(part, bytes, "SIMULATED") }
+        put_text(part, bytes, "SIMULATED")
     }
     fn nvmlDeviceGetVbiosVersion(device: Handle, version: *mut c_char, bytes: c_uint) {
         gpu(device)?;
-        // SAFETY: the caller's.
-        unsafe { put_text(version, bytes, "51.D0.00.00.00") }
+        put_text(version, bytes, "51.D0.00.00.00")
     }
     fn nvmlDeviceGetCudaComputeCapability(device: Handle, major: Out<'_, c_int>, minor: Out<'_, c_int>) {
         let capability = gpu(device)?.script.compute_capability();
@@ -450,13 +444,11 @@ entry_points! {
     // Processes.
     fn nvmlDeviceGetComputeRunningProcesses_v3(device: Handle, count: Option<&mut c_uint>, processes: *mut ProcessInfo) {
         let running = gpu(device)?.processes();
-        // SAFETY: the caller's.
-        unsafe { put_list(count, processes, &running) }
+        put_list(count, processes, &running)
     }
     fn nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Handle, count: Option<&mut c_uint>, processes: *mut ProcessInfo) {
         gpu(device)?;
-        // SAFETY: the caller's.
-        unsafe { put_list(count, processes, &[]) }
+        put_list(count, processes, &[])
     }
 
     // Clocks.
