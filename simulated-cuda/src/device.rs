@@ -4,6 +4,7 @@
 //! bytes in use, whether it is lost.
 
 use std::ffi::c_int;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use crate::script::Script;
@@ -32,8 +33,8 @@ pub type ComputeCapability = (u32, u32);
 
 /// What one product promises and its driver reports.
 ///
-/// *Source*: `models/devices.toml` for the fields that it has (a test compares them); the others stand beside each device.
-#[derive(Debug, PartialEq)]
+/// *Source*: `models/devices.toml` for the fields that it has ([`data_sheet`]); the others stand beside each device.
+#[derive(Debug, Default, PartialEq)]
 pub struct Device {
     /// As a script names it.
     pub short_name: &'static str,
@@ -51,7 +52,7 @@ pub struct Device {
     pub dense_flops_per_s: Peaks,
     /// To equal devices of the same machine, one direction.
     pub link_bytes_per_s: f64,
-    pub nvlinks: u32,
+    pub nvlink: bool,
     /// Whether the switch joins devices to a fabric, which NVML describes.
     pub fabric: bool,
     pub max_power_watts: u32,
@@ -63,13 +64,11 @@ pub struct Device {
 }
 
 /// Dense peaks of matrix units; `f32` is the plain vector rate.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Peaks {
     pub f32: f64,
     /// The same for bf16.
     pub f16: f64,
-    pub int8: f64,
-    pub fp8: Option<f64>,
 }
 
 /// What a compute capability grants.
@@ -125,113 +124,115 @@ impl Limits {
 /// *Source* beside `models/devices.toml`: clocks, bus and powers as `nvidia-smi -q` prints them for the product; multiprocessors and links
 /// of the architecture whitepapers (Ampere, Ada, Hopper) and the data sheet of DGX B200; PCI numbers of the PCI ID repository (10de);
 /// f64 of the programming guide's table of arithmetic throughput. None was read off a device here; idle powers are typical, not promised.
-pub static DEVICES: [Device; 5] = [
+pub static DEVICES: LazyLock<[Device; 5]> = LazyLock::new(|| {
+    [
+        Device {
+            short_name: "h200",
+            compute_capability: (9, 0),
+            multiprocessors: 132,
+            max_sm_clock_mhz: 1980,
+            idle_sm_clock_mhz: 345,
+            memory_clock_mhz: 3201,
+            memory_bus_bits: 6144,
+            nvlink: true,
+            fabric: true,
+            max_power_watts: 700,
+            idle_power_watts: 76,
+            pci_device_id: 0x2335,
+            f32_to_f64: 2,
+            ..data_sheet("NVIDIA H200")
+        },
+        Device {
+            short_name: "h100",
+            compute_capability: (9, 0),
+            multiprocessors: 132,
+            max_sm_clock_mhz: 1980,
+            idle_sm_clock_mhz: 345,
+            memory_clock_mhz: 2619,
+            memory_bus_bits: 5120,
+            nvlink: true,
+            fabric: true,
+            max_power_watts: 700,
+            idle_power_watts: 70,
+            pci_device_id: 0x2330,
+            f32_to_f64: 2,
+            ..data_sheet("NVIDIA H100 80GB HBM3")
+        },
+        Device {
+            short_name: "a100",
+            compute_capability: (8, 0),
+            multiprocessors: 108,
+            max_sm_clock_mhz: 1410,
+            idle_sm_clock_mhz: 210,
+            memory_clock_mhz: 1593,
+            memory_bus_bits: 5120,
+            nvlink: true,
+            fabric: false,
+            max_power_watts: 400,
+            idle_power_watts: 62,
+            pci_device_id: 0x20b2,
+            f32_to_f64: 2,
+            ..data_sheet("NVIDIA A100-SXM4-80GB")
+        },
+        Device {
+            short_name: "l40s",
+            compute_capability: (8, 9),
+            multiprocessors: 142,
+            max_sm_clock_mhz: 2520,
+            idle_sm_clock_mhz: 210,
+            memory_clock_mhz: 9001,
+            memory_bus_bits: 384,
+            nvlink: false,
+            fabric: false,
+            max_power_watts: 350,
+            idle_power_watts: 35,
+            pci_device_id: 0x26b9,
+            f32_to_f64: 64,
+            ..data_sheet("NVIDIA L40S")
+        },
+        Device {
+            short_name: "b200",
+            compute_capability: (10, 0),
+            multiprocessors: 148,
+            max_sm_clock_mhz: 1965,
+            idle_sm_clock_mhz: 120,
+            memory_clock_mhz: 3996,
+            memory_bus_bits: 8192,
+            nvlink: true,
+            fabric: true,
+            max_power_watts: 1000,
+            idle_power_watts: 140,
+            pci_device_id: 0x2901,
+            f32_to_f64: 2,
+            ..data_sheet("NVIDIA B200")
+        },
+    ]
+});
+
+/// What the program's table has of a product.
+fn data_sheet(product: &'static str) -> Device {
+    let (devices, links) =
+        include_str!("../../models/devices.toml").split_once("\n[[link]]").expect("links follow devices");
+    let found = |rows: &'static str, table, text: String| {
+        rows.split(table).find(|row| row.contains(&text)).unwrap_or_else(|| panic!("no row has {text}"))
+    };
+    let row = found(devices, "[[device]]", format!("product = \"{product}\"\n"));
+    let name = row.split('"').nth(1).expect("a row begins with its name");
+    let figure = |row: &str, key| -> f64 {
+        let after = row.split_once(&format!("{key} = ")).unwrap_or_else(|| panic!("{name} has no {key}")).1;
+        let text: String = after.chars().take_while(|c| c.is_ascii_digit() || ".e_".contains(*c)).collect();
+        text.replace('_', "").parse().expect("a figure is a number")
+    };
     Device {
-        short_name: "h200",
-        product: "NVIDIA H200",
-        compute_capability: (9, 0),
-        multiprocessors: 132,
-        memory_bytes: 151_397_597_184,
-        l2_bytes: 52_428_800,
-        max_sm_clock_mhz: 1980,
-        idle_sm_clock_mhz: 345,
-        memory_clock_mhz: 3201,
-        memory_bus_bits: 6144,
-        bandwidth_bytes_per_s: 4.8e12,
-        dense_flops_per_s: Peaks { f32: 67e12, f16: 989.5e12, int8: 1979e12, fp8: Some(1979e12) },
-        link_bytes_per_s: 4.5e11,
-        nvlinks: 18,
-        fabric: true,
-        max_power_watts: 700,
-        idle_power_watts: 76,
-        pci_device_id: 0x2335,
-        f32_to_f64: 2,
-    },
-    Device {
-        short_name: "h100",
-        product: "NVIDIA H100 80GB HBM3",
-        compute_capability: (9, 0),
-        multiprocessors: 132,
-        memory_bytes: 85_899_345_920,
-        l2_bytes: 52_428_800,
-        max_sm_clock_mhz: 1980,
-        idle_sm_clock_mhz: 345,
-        memory_clock_mhz: 2619,
-        memory_bus_bits: 5120,
-        bandwidth_bytes_per_s: 3.352e12,
-        dense_flops_per_s: Peaks { f32: 66.9e12, f16: 989.4e12, int8: 1978.9e12, fp8: Some(1978.9e12) },
-        link_bytes_per_s: 4.5e11,
-        nvlinks: 18,
-        fabric: true,
-        max_power_watts: 700,
-        idle_power_watts: 70,
-        pci_device_id: 0x2330,
-        f32_to_f64: 2,
-    },
-    Device {
-        short_name: "a100",
-        product: "NVIDIA A100-SXM4-80GB",
-        compute_capability: (8, 0),
-        multiprocessors: 108,
-        memory_bytes: 85_899_345_920,
-        l2_bytes: 41_943_040,
-        max_sm_clock_mhz: 1410,
-        idle_sm_clock_mhz: 210,
-        memory_clock_mhz: 1593,
-        memory_bus_bits: 5120,
-        bandwidth_bytes_per_s: 2.039e12,
-        dense_flops_per_s: Peaks { f32: 19.5e12, f16: 312e12, int8: 624e12, fp8: None },
-        link_bytes_per_s: 3.0e11,
-        nvlinks: 12,
-        fabric: false,
-        max_power_watts: 400,
-        idle_power_watts: 62,
-        pci_device_id: 0x20b2,
-        f32_to_f64: 2,
-    },
-    Device {
-        short_name: "l40s",
-        product: "NVIDIA L40S",
-        compute_capability: (8, 9),
-        multiprocessors: 142,
-        memory_bytes: 47_244_640_256,
-        l2_bytes: 100_663_296,
-        max_sm_clock_mhz: 2520,
-        idle_sm_clock_mhz: 210,
-        memory_clock_mhz: 9001,
-        memory_bus_bits: 384,
-        bandwidth_bytes_per_s: 8.64e11,
-        dense_flops_per_s: Peaks { f32: 91.6e12, f16: 362.05e12, int8: 733e12, fp8: Some(733e12) },
-        link_bytes_per_s: 3.2e10,
-        nvlinks: 0,
-        fabric: false,
-        max_power_watts: 350,
-        idle_power_watts: 35,
-        pci_device_id: 0x26b9,
-        f32_to_f64: 64,
-    },
-    Device {
-        short_name: "b200",
-        product: "NVIDIA B200",
-        compute_capability: (10, 0),
-        multiprocessors: 148,
-        memory_bytes: 193_273_528_320,
-        l2_bytes: 132_120_576,
-        max_sm_clock_mhz: 1965,
-        idle_sm_clock_mhz: 120,
-        memory_clock_mhz: 3996,
-        memory_bus_bits: 8192,
-        bandwidth_bytes_per_s: 8.0e12,
-        dense_flops_per_s: Peaks { f32: 75e12, f16: 2250e12, int8: 4500e12, fp8: Some(4500e12) },
-        link_bytes_per_s: 9.0e11,
-        nvlinks: 18,
-        fabric: true,
-        max_power_watts: 1000,
-        idle_power_watts: 140,
-        pci_device_id: 0x2901,
-        f32_to_f64: 2,
-    },
-];
+        product,
+        memory_bytes: figure(row, "memory_bytes") as u64,
+        l2_bytes: figure(row, "l2_bytes") as u64,
+        bandwidth_bytes_per_s: figure(row, "bandwidth_bytes_per_s"),
+        dense_flops_per_s: Peaks { f32: figure(row, " f32"), f16: figure(row, " f16") },
+        link_bytes_per_s: figure(found(links, "[[link]]", format!("\"{name}\"")), "bytes_per_s"),
+        ..Device::default()
+    }
+}
 
 impl Device {
     /// The device of a short name.
@@ -332,43 +333,9 @@ pub fn attribute(script: &Script, index: u32, number: c_int) -> Option<c_int> {
 mod tests {
     use super::*;
 
-    /// The figure of a key in the rows of one device.
-    fn figure(row: &str, key: &str) -> Option<f64> {
-        let after = row.split_once(&format!("{key} = "))?.1;
-        let text: String = after.chars().take_while(|c| c.is_ascii_digit() || ".e_".contains(*c)).collect();
-        text.replace('_', "").parse().ok()
-    }
-
-    #[test]
-    fn figures_are_those_of_the_program_s_data_sheets() {
-        let table =
-            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/devices.toml")).unwrap();
-        let (devices, links) = table.split_once("\n[[link]]").unwrap();
-        for device in &DEVICES {
-            let named = format!("product = \"{}\"\n", device.product);
-            let row = devices.split("[[device]]").find(|row| row.contains(&named)).unwrap();
-            let peaks = device.dense_flops_per_s;
-            for (key, value) in [
-                ("memory_bytes", device.memory_bytes as f64),
-                ("l2_bytes", device.l2_bytes as f64),
-                ("bandwidth_bytes_per_s", device.bandwidth_bytes_per_s),
-                (" f32", peaks.f32),
-                (" f16", peaks.f16),
-                ("bf16", peaks.f16),
-                ("int8", peaks.int8),
-            ] {
-                assert_eq!(figure(row, key), Some(value), "{key} of {}", device.product);
-            }
-            assert_eq!(figure(row, "fp8"), peaks.fp8, "fp8 of {}", device.product);
-            let name = row.split('"').nth(1).unwrap();
-            let link = links.split("[[link]]").find(|row| row.contains(&format!("\"{name}\""))).unwrap();
-            assert_eq!(figure(link, "bytes_per_s"), Some(device.link_bytes_per_s), "link of {name}");
-        }
-    }
-
     #[test]
     fn clocks_and_bus_make_about_the_bandwidth() {
-        for device in &DEVICES {
+        for device in DEVICES.iter() {
             let bytes_per_s =
                 f64::from(device.memory_clock_mhz) * 1e6 * 2.0 * f64::from(device.memory_bus_bits / 8);
             let ratio = bytes_per_s / device.bandwidth_bytes_per_s;

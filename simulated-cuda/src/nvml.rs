@@ -1,8 +1,7 @@
 //! The ABI of NVML.
 //!
-//! Enters: calls of libnvidia-ml as the program makes them through nvml-wrapper, and some that other tools make. Leaves: answers of the
-//! simulated devices, with the planted faults in them; what a real device of the kind does not support is answered so. Nothing is set
-//! through NVML.
+//! Enters: calls of libnvidia-ml as the program makes them through nvml-wrapper. Leaves: answers of the simulated devices, with the planted
+//! faults in them; what a real device of the kind does not support is answered so. Nothing is set through NVML.
 //!
 //! A sample of a device begins where its SM clock is asked for, which is the first thing that the program asks for in each of its own.
 //!
@@ -53,16 +52,6 @@ pub struct PciInfo {
     pub bus_id: [c_char; 32],
 }
 
-/// `nvmlMemory_t`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub struct Memory {
-    pub total: u64,
-    pub free: u64,
-    /// With what the driver reserves.
-    pub used: u64,
-}
-
 /// `nvmlMemory_v2_t`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -93,14 +82,6 @@ pub struct ViolationTime {
     pub violation_ns: u64,
 }
 
-/// `nvmlUtilization_t`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub struct Utilization {
-    pub gpu: c_uint,
-    pub memory: c_uint,
-}
-
 /// `nvmlGpuFabricInfo_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
@@ -111,26 +92,10 @@ pub struct FabricInfo {
     pub state: u8,
 }
 
-/// `nvmlFieldValue_t`; its value is a union of eight bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct FieldValue {
-    pub field: c_uint,
-    pub scope: c_uint,
-    pub timestamp_us: i64,
-    pub latency_us: i64,
-    pub value_type: c_uint,
-    pub status: c_uint,
-    pub value: u64,
-}
-
 /// Of instances in [`ProcessInfo`] where there is no MIG.
 const NO_INSTANCE: c_uint = c_uint::MAX;
 /// Process numbers of others. *Source*: below Linux's highest, 4,194,304, and above what a machine in use reaches.
 const FIRST_FOREIGN_PID: c_uint = 4_190_001;
-/// `NVML_VALUE_TYPE_UNSIGNED_INT`, `NVML_VALUE_TYPE_UNSIGNED_LONG_LONG`.
-const UNSIGNED_INT: c_uint = 1;
-const UNSIGNED_LONG_LONG: c_uint = 3;
 /// `NVML_GPU_FABRIC_STATE_COMPLETED`.
 const FABRIC_COMPLETED: u8 = 3;
 
@@ -226,44 +191,9 @@ impl Gpu {
         )
     }
 
-    fn max_clock(self, kind: c_uint) -> Result<c_uint, Status> {
-        clock(kind, self.device.max_sm_clock_mhz, self.device.memory_clock_mhz)
-    }
-
     /// This device, if it has links to others, MIG and a module's number: those here that have one of them have all.
     fn with_nvlink(self) -> Result<Self, Status> {
-        if self.device.nvlinks > 0 { Ok(self) } else { Err(Status::NotSupported) }
-    }
-
-    fn link(self, link: c_uint) -> Answer {
-        if link < self.with_nvlink()?.device.nvlinks { Ok(()) } else { Err(Status::InvalidArgument) }
-    }
-
-    /// Errors of memory by `nvmlMemoryErrorType_t`.
-    fn memory_errors(self, kind: c_uint) -> Result<u64, Status> {
-        match kind {
-            0 => Ok(0),
-            1 => Ok(self.script.uncorrected_errors.into()),
-            _ => Err(Status::InvalidArgument),
-        }
-    }
-
-    /// A field by `NVML_FI_*`: its type and value.
-    fn field(self, field: c_uint) -> Result<(c_uint, u64), Status> {
-        let long = |value| Ok((UNSIGNED_LONG_LONG, value));
-        let int = |value: u32| Ok((UNSIGNED_INT, value.into()));
-        match field {
-            // ECC now and after the next start.
-            1 | 2 => int(1),
-            // Corrected errors since the start and ever, uncorrected ones likewise.
-            3 | 5 => long(0),
-            4 | 6 => long(self.script.uncorrected_errors.into()),
-            // The temperature of memory, the energy, the mean and the momentary power.
-            82 => int(self.reading().temperature_celsius + 6),
-            83 => long(self.energy()),
-            185 | 186 => int(self.reading().power_milliwatts),
-            _ => Err(Status::NotSupported),
-        }
+        if self.device.nvlink { Ok(self) } else { Err(Status::NotSupported) }
     }
 }
 
@@ -381,7 +311,9 @@ macro_rules! entry_points {
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($argument: $type),*) -> c_uint {
                 $crate::calls::count!(stringify!($name));
-                let answer = move || -> Answer { $body };
+                #[allow(unused_unsafe, reason = "most of them only write where the caller wants the answer")]
+                // SAFETY: addresses are the caller's, as NVML's documentation says of each.
+                let answer = move || -> Answer { unsafe { $body } };
                 answer().map_or_else(|status| status as c_uint, |()| 0)
             }
         )*
@@ -394,10 +326,6 @@ entry_points! {
         OPENED.fetch_add(1, Relaxed);
         Ok(())
     }
-    fn nvmlInitWithFlags(_flags: c_uint) {
-        OPENED.fetch_add(1, Relaxed);
-        Ok(())
-    }
     fn nvmlShutdown() {
         let closed = OPENED.fetch_update(Relaxed, Relaxed, |opened| opened.checked_sub(1));
         closed.map(|_| ()).map_err(|_| Status::Uninitialized)
@@ -406,19 +334,9 @@ entry_points! {
     // The system.
     fn nvmlSystemGetDriverVersion(version: *mut c_char, bytes: c_uint) {
         opened()?;
-        // SAFETY: the caller's.
-        unsafe { put_text(version, bytes, device::DRIVER_VERSION) }
-    }
-    fn nvmlSystemGetNVMLVersion(version: *mut c_char, bytes: c_uint) {
-        opened()?;
-        // SAFETY: the caller's.
-        unsafe { put_text(version, bytes, &format!("13.{}", device::DRIVER_VERSION)) }
+        put_text(version, bytes, device::DRIVER_VERSION)
     }
     fn nvmlSystemGetCudaDriverVersion_v2(version: Out<'_, c_int>) {
-        opened()?;
-        put(version, device::CUDA_VERSION)
-    }
-    fn nvmlSystemGetCudaDriverVersion(version: Out<'_, c_int>) {
         opened()?;
         put(version, device::CUDA_VERSION)
     }
@@ -431,68 +349,42 @@ entry_points! {
         put(device, handle)
     }
     fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: Out<'_, Handle>) {
-        // SAFETY: the caller's.
-        let uuid = unsafe { text(uuid) }?;
+        let uuid = text(uuid)?;
         find(device, |gpu| gpu.uuid().eq_ignore_ascii_case(uuid))
     }
     fn nvmlDeviceGetHandleByPciBusId_v2(bus_id: *const c_char, device: Out<'_, Handle>) {
-        // SAFETY: the caller's.
-        let wanted = pci_address(unsafe { text(bus_id) }?).ok_or(Status::InvalidArgument)?;
+        let wanted = pci_address(text(bus_id)?).ok_or(Status::InvalidArgument)?;
         find(device, |gpu| wanted == [0, device::pci_bus(gpu.index), 0])
     }
-    fn nvmlDeviceGetHandleBySerial(serial: *const c_char, device: Out<'_, Handle>) {
-        // SAFETY: the caller's.
-        let serial = unsafe { text(serial) }?;
-        find(device, |gpu| serial_number(gpu.index) == serial)
-    }
     fn nvmlDeviceGetIndex(device: Handle, index: Out<'_, c_uint>) { put(index, gpu(device)?.index) }
-    fn nvmlDeviceGetMinorNumber(device: Handle, minor: Out<'_, c_uint>) { put(minor, gpu(device)?.index) }
     fn nvmlDeviceGetModuleId(device: Handle, module: Out<'_, c_uint>) { put(module, gpu(device)?.with_nvlink()?.index + 1) }
-    fn nvmlDeviceGetBoardId(device: Handle, board: Out<'_, c_uint>) { put(board, device::pci_bus(gpu(device)?.index) << 8) }
 
     // What the device is.
     fn nvmlDeviceGetName(device: Handle, name: *mut c_char, bytes: c_uint) {
         let gpu = gpu(device)?;
-        // SAFETY: the caller's.
-        unsafe { put_text(name, bytes, &gpu.device.name()) }
+        put_text(name, bytes, &gpu.device.name())
     }
     fn nvmlDeviceGetUUID(device: Handle, uuid: *mut c_char, bytes: c_uint) {
         let gpu = gpu(device)?;
-        // SAFETY: the caller's.
-        unsafe { put_text(uuid, bytes, &gpu.uuid()) }
+        put_text(uuid, bytes, &gpu.uuid())
     }
     fn nvmlDeviceGetSerial(device: Handle, serial: *mut c_char, bytes: c_uint) {
         let gpu = gpu(device)?;
-        // SAFETY: the caller's.
-        unsafe { put_text(serial, bytes, &serial_number(gpu.index)) }
+        put_text(serial, bytes, &format!("51d000000000{}", gpu.index))
     }
     fn nvmlDeviceGetBoardPartNumber(device: Handle, part: *mut c_char, bytes: c_uint) {
         gpu(device)?;
-        // SAFETY: the caller's.
-        unsafe { put_text(part, bytes, "SIMULATED") }
+        put_text(part, bytes, "SIMULATED")
     }
     fn nvmlDeviceGetVbiosVersion(device: Handle, version: *mut c_char, bytes: c_uint) {
         gpu(device)?;
-        // SAFETY: the caller's.
-        unsafe { put_text(version, bytes, "51.D0.00.00.00") }
+        put_text(version, bytes, "51.D0.00.00.00")
     }
     fn nvmlDeviceGetCudaComputeCapability(device: Handle, major: Out<'_, c_int>, minor: Out<'_, c_int>) {
         let capability = gpu(device)?.script.compute_capability();
         put(major, capability.0.cast_signed())?;
         put(minor, capability.1.cast_signed())
     }
-    fn nvmlDeviceGetArchitecture(device: Handle, architecture: Out<'_, c_uint>) {
-        let architecture_number = match gpu(device)?.script.compute_capability() {
-            (7, _) => 6,
-            (8, 9) => 8,
-            (8, _) => 7,
-            (9, _) => 9,
-            _ => 10,
-        };
-        put(architecture, architecture_number)
-    }
-    // `NVML_BRAND_NVIDIA`.
-    fn nvmlDeviceGetBrand(device: Handle, brand: Out<'_, c_uint>) { gpu(device).and_then(|_| put(brand, 14)) }
     fn nvmlDeviceGetPciInfo_v3(device: Handle, pci: Out<'_, PciInfo>) {
         let gpu = gpu(device)?;
         let info = PciInfo {
@@ -509,8 +401,6 @@ entry_points! {
     }
     fn nvmlDeviceGetMemoryBusWidth(device: Handle, bits: Out<'_, c_uint>) { put(bits, gpu(device)?.device.memory_bus_bits) }
     fn nvmlDeviceGetPersistenceMode(device: Handle, mode: Out<'_, c_uint>) { gpu(device).and_then(|_| put(mode, 1)) }
-    fn nvmlDeviceGetComputeMode(device: Handle, mode: Out<'_, c_uint>) { gpu(device).and_then(|_| put(mode, 0)) }
-    fn nvmlDeviceGetPerformanceState(device: Handle, state: Out<'_, c_uint>) { gpu(device).and_then(|_| put(state, 0)) }
     fn nvmlDeviceGetMigMode(device: Handle, current: Out<'_, c_uint>, pending: Out<'_, c_uint>) {
         gpu(device)?.with_nvlink()?;
         put(current, 0)?;
@@ -521,11 +411,7 @@ entry_points! {
         Err(Status::InvalidArgument)
     }
 
-    // Memory and its errors.
-    fn nvmlDeviceGetMemoryInfo(device: Handle, memory: Out<'_, Memory>) {
-        let MemoryV2 { total, reserved, free, used, .. } = gpu(device)?.memory();
-        put(memory, Memory { total, free, used: used + reserved })
-    }
+    // Memory, and rows of it that were replaced.
     fn nvmlDeviceGetMemoryInfo_v2(device: Handle, memory: Option<&mut MemoryV2>) {
         let now = gpu(device)?.memory();
         let memory = memory.ok_or(Status::InvalidArgument)?;
@@ -540,14 +426,6 @@ entry_points! {
         gpu(device)?;
         put(current, 1)?;
         put(pending, 1)
-    }
-    fn nvmlDeviceGetTotalEccErrors(device: Handle, kind: c_uint, _counter: c_uint, errors: Out<'_, u64>) {
-        put(errors, gpu(device)?.memory_errors(kind)?)
-    }
-    fn nvmlDeviceGetMemoryErrorCounter(device: Handle, kind: c_uint, _counter: c_uint, location: c_uint, errors: Out<'_, u64>) {
-        // Planted errors are all in device memory, whose number is 2.
-        let found = gpu(device)?.memory_errors(kind)?;
-        put(errors, if location == 2 { found } else { 0 })
     }
     fn nvmlDeviceGetRemappedRows(
         device: Handle,
@@ -566,18 +444,11 @@ entry_points! {
     // Processes.
     fn nvmlDeviceGetComputeRunningProcesses_v3(device: Handle, count: Option<&mut c_uint>, processes: *mut ProcessInfo) {
         let running = gpu(device)?.processes();
-        // SAFETY: the caller's.
-        unsafe { put_list(count, processes, &running) }
-    }
-    fn nvmlDeviceGetGraphicsRunningProcesses_v3(device: Handle, count: Option<&mut c_uint>, processes: *mut ProcessInfo) {
-        gpu(device)?;
-        // SAFETY: the caller's.
-        unsafe { put_list(count, processes, &[]) }
+        put_list(count, processes, &running)
     }
     fn nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Handle, count: Option<&mut c_uint>, processes: *mut ProcessInfo) {
         gpu(device)?;
-        // SAFETY: the caller's.
-        unsafe { put_list(count, processes, &[]) }
+        put_list(count, processes, &[])
     }
 
     // Clocks.
@@ -589,19 +460,11 @@ entry_points! {
         let reading = gpu.reading();
         put(mhz, clock(kind, reading.sm_clock_mhz, reading.memory_clock_mhz)?)
     }
-    fn nvmlDeviceGetMaxClockInfo(device: Handle, kind: c_uint, mhz: Out<'_, c_uint>) { put(mhz, gpu(device)?.max_clock(kind)?) }
-    fn nvmlDeviceGetApplicationsClock(device: Handle, kind: c_uint, mhz: Out<'_, c_uint>) { put(mhz, gpu(device)?.max_clock(kind)?) }
-    fn nvmlDeviceGetDefaultApplicationsClock(device: Handle, kind: c_uint, mhz: Out<'_, c_uint>) {
-        put(mhz, gpu(device)?.max_clock(kind)?)
+    fn nvmlDeviceGetMaxClockInfo(device: Handle, kind: c_uint, mhz: Out<'_, c_uint>) {
+        let device = gpu(device)?.device;
+        put(mhz, clock(kind, device.max_sm_clock_mhz, device.memory_clock_mhz)?)
     }
     fn nvmlDeviceGetCurrentClocksThrottleReasons(device: Handle, reasons: Out<'_, u64>) { put(reasons, gpu(device)?.reading().reasons) }
-    fn nvmlDeviceGetCurrentClocksEventReasons(device: Handle, reasons: Out<'_, u64>) { put(reasons, gpu(device)?.reading().reasons) }
-    fn nvmlDeviceGetSupportedClocksThrottleReasons(device: Handle, reasons: Out<'_, u64>) {
-        gpu(device).and_then(|_| put(reasons, reading::SUPPORTED_REASONS))
-    }
-    fn nvmlDeviceGetSupportedClocksEventReasons(device: Handle, reasons: Out<'_, u64>) {
-        gpu(device).and_then(|_| put(reasons, reading::SUPPORTED_REASONS))
-    }
     fn nvmlDeviceGetViolationStatus(device: Handle, policy: c_uint, time: Out<'_, ViolationTime>) {
         let gpu = gpu(device)?;
         // nvmlPerfPolicyType_t: power, thermal, synchronous boost, board limit, low utilisation, reliability, and sums of them.
@@ -613,26 +476,11 @@ entry_points! {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         put(time, ViolationTime { reference_us: u64::try_from(now.as_micros()).unwrap_or_default(), violation_ns })
     }
-    fn nvmlDeviceGetUtilizationRates(device: Handle, utilisation: Out<'_, Utilization>) {
-        let (gpu, memory) = gpu(device)?.reading().utilisation;
-        put(utilisation, Utilization { gpu, memory })
-    }
 
     // Power and temperature.
     fn nvmlDeviceGetPowerUsage(device: Handle, milliwatts: Out<'_, c_uint>) { put(milliwatts, gpu(device)?.reading().power_milliwatts) }
     fn nvmlDeviceGetEnforcedPowerLimit(device: Handle, milliwatts: Out<'_, c_uint>) {
         put(milliwatts, gpu(device)?.device.max_power_watts * 1000)
-    }
-    fn nvmlDeviceGetPowerManagementLimit(device: Handle, milliwatts: Out<'_, c_uint>) {
-        put(milliwatts, gpu(device)?.device.max_power_watts * 1000)
-    }
-    fn nvmlDeviceGetPowerManagementDefaultLimit(device: Handle, milliwatts: Out<'_, c_uint>) {
-        put(milliwatts, gpu(device)?.device.max_power_watts * 1000)
-    }
-    fn nvmlDeviceGetPowerManagementLimitConstraints(device: Handle, lowest: Out<'_, c_uint>, highest: Out<'_, c_uint>) {
-        let highest_watts = gpu(device)?.device.max_power_watts;
-        put(lowest, highest_watts * 1000 / 4)?;
-        put(highest, highest_watts * 1000)
     }
     fn nvmlDeviceGetTotalEnergyConsumption(device: Handle, millijoules: Out<'_, u64>) { put(millijoules, gpu(device)?.energy()) }
     fn nvmlDeviceGetTemperature(device: Handle, sensor: c_uint, celsius: Out<'_, c_uint>) {
@@ -643,32 +491,8 @@ entry_points! {
         }
         put(celsius, gpu.reading().temperature_celsius)
     }
-    fn nvmlDeviceGetTemperatureThreshold(device: Handle, threshold: c_uint, celsius: Out<'_, c_uint>) {
-        gpu(device)?;
-        let limit = match threshold {
-            // Shutdown, slowdown, the highest of memory, the highest in operation.
-            0 => reading::SLOWDOWN_CELSIUS + 5,
-            1 => reading::SLOWDOWN_CELSIUS,
-            2 => 95,
-            3 => reading::SLOWDOWN_CELSIUS - 2,
-            _ => return Err(Status::NotSupported),
-        };
-        put(celsius, limit)
-    }
-    // Servers cool the board: it has no fan.
-    fn nvmlDeviceGetFanSpeed(device: Handle, _percent: Out<'_, c_uint>) { gpu(device).and(Err(Status::NotSupported)) }
 
-    // Links.
-    fn nvmlDeviceGetNvLinkState(device: Handle, link: c_uint, active: Out<'_, c_uint>) {
-        gpu(device)?.link(link)?;
-        put(active, 1)
-    }
-    fn nvmlDeviceGetNvLinkVersion(device: Handle, link: c_uint, version: Out<'_, c_uint>) {
-        let gpu = gpu(device)?;
-        gpu.link(link)?;
-        // NVML_NVLINK_VERSION_3_0 of Ampere, 4_0 of Hopper, 5_0 of Blackwell.
-        put(version, match gpu.device.compute_capability.0 { 8 => 4, 9 => 6, _ => 7 })
-    }
+    // The fabric.
     fn nvmlDeviceGetGpuFabricInfo(device: Handle, info: Out<'_, FabricInfo>) {
         if !gpu(device)?.device.fabric {
             return Err(Status::NotSupported);
@@ -676,40 +500,6 @@ entry_points! {
         // Within one machine a fabric has no number.
         put(info, FabricInfo { cluster_uuid: [0; 16], status: 0, clique: 0, state: FABRIC_COMPLETED })
     }
-
-    fn nvmlDeviceGetFieldValues(device: Handle, count: c_int, values: *mut FieldValue) {
-        let gpu = gpu(device)?;
-        let count = usize::try_from(count).ok().filter(|_| !values.is_null()).ok_or(Status::InvalidArgument)?;
-        // SAFETY: the caller's: so many structures.
-        for value in unsafe { std::slice::from_raw_parts_mut(values, count) } {
-            match gpu.field(value.field) {
-                Ok((value_type, found)) => (value.value_type, value.value, value.status) = (value_type, found, 0),
-                Err(status) => value.status = status as c_uint,
-            }
-        }
-        Ok(())
-    }
-}
-
-fn serial_number(index: u32) -> String {
-    format!("51d000000000{index}")
-}
-
-/// What a code means.
-#[unsafe(no_mangle)]
-pub extern "C" fn nvmlErrorString(status: c_uint) -> *const c_char {
-    let text = match status {
-        0 => c"Success",
-        1 => c"Uninitialized",
-        2 => c"Invalid Argument",
-        3 => c"Not Supported",
-        6 => c"Not Found",
-        7 => c"Insufficient Size",
-        15 => c"GPU is lost",
-        25 => c"Argument Version Mismatch",
-        _ => c"Unknown Error",
-    };
-    text.as_ptr()
 }
 
 #[cfg(test)]
@@ -752,7 +542,6 @@ mod tests {
             LOST[0].store(true, Relaxed);
             let mut index = MaybeUninit::uninit();
             assert_eq!(nvmlDeviceGetIndex(handle(0), Some(&mut index)), 15);
-            assert_eq!(CStr::from_ptr(nvmlErrorString(15)), c"GPU is lost");
             LOST[0].store(false, Relaxed);
             assert_eq!(nvmlShutdown(), 0);
         }

@@ -7,42 +7,61 @@ use std::sync::Arc;
 
 use super::gemm::{self, Gemm, INVALID_VALUE, Matrix, NOT_INITIALIZED, SUCCESS, Status, Type};
 use super::handles::Handles;
-use crate::calls::count;
 use crate::stream::{self, StreamHandle, Work};
 
 /// The stream of each handle, as a number.
 static HANDLES: Handles<usize> = Handles::new();
 
-/// Makes a handle, on the default stream.
-///
-/// # Safety
-///
-/// Null, or there is room for a handle.
-#[unsafe(export_name = "simulated_cublasCreate_v2")]
-pub unsafe extern "C" fn create(handle: *mut *mut c_void) -> Status {
-    count!("cublasCreate_v2");
-    if handle.is_null() {
-        return INVALID_VALUE;
-    }
-    // SAFETY: there is room, by the caller's promise.
-    unsafe { *handle = HANDLES.insert(0) };
-    SUCCESS
-}
-
-#[unsafe(export_name = "simulated_cublasDestroy_v2")]
-pub extern "C" fn destroy(handle: *mut c_void) -> Status {
-    count!("cublasDestroy_v2");
-    if HANDLES.remove(handle).is_some() { SUCCESS } else { NOT_INITIALIZED }
-}
-
-#[unsafe(export_name = "simulated_cublasSetStream_v2")]
-pub extern "C" fn set_stream(handle: *mut c_void, stream: StreamHandle) -> Status {
-    count!("cublasSetStream_v2");
-    // A stream's handle is only handed on, never followed here.
-    if HANDLES.with(handle, |kept| *kept = stream.expose_provenance()).is_some() {
+entries! {
+    // On the default stream.
+    "cublasCreate_v2" create(handle: *mut *mut c_void) -> Status {
+        if handle.is_null() {
+            return INVALID_VALUE;
+        }
+        *handle = HANDLES.insert(0);
         SUCCESS
-    } else {
-        NOT_INITIALIZED
+    }
+    "cublasDestroy_v2" destroy(handle: *mut c_void) -> Status {
+        if HANDLES.remove(handle).is_some() { SUCCESS } else { NOT_INITIALIZED }
+    }
+    "cublasSetStream_v2" set_stream(handle: *mut c_void, stream: StreamHandle) -> Status {
+        // A stream's handle is only handed on, never followed here.
+        let set = |kept: &mut usize| *kept = stream.expose_provenance();
+        if HANDLES.with(handle, set).is_some() { SUCCESS } else { NOT_INITIALIZED }
+    }
+    "cublasGemmStridedBatchedEx" gemm_strided_batched_ex(
+        handle: *mut c_void, transa: c_int, transb: c_int, m: c_int, n: c_int, k: c_int, alpha: *const c_void,
+        a: *const c_void, a_type: c_int, lda: c_int, stride_a: c_longlong,
+        b: *const c_void, b_type: c_int, ldb: c_int, stride_b: c_longlong, beta: *const c_void,
+        c: *mut c_void, c_type: c_int, ldc: c_int, stride_c: c_longlong,
+        batch_count: c_int, compute_type: c_int, algo: c_int) -> Status {
+        let checked = || {
+            let stream = HANDLES.get(handle).ok_or(NOT_INITIALIZED)?;
+            let (transpose_a, transpose_b) = (transposed(transa)?, transposed(transb)?);
+            // cublasGemmAlgo_t.
+            if !matches!(algo, -1..=23 | 99..=115 | 999) {
+                return Err(INVALID_VALUE);
+            }
+            let side = |address: *const c_void, values, leading: c_int, stride| {
+                let (address, values) = (address.expose_provenance(), Type::from_cuda(values)?);
+                Ok::<_, Status>(Matrix { address, values, leading: leading.into(), stride })
+            };
+            let a = side(a, a_type, lda, stride_a)?;
+            let b = side(b, b_type, ldb, stride_b)?;
+            let c = side(c, c_type, ldc, stride_c)?;
+            let scale = gemm::scale_type(compute_type, a.values, b.values, c.values)?;
+            let (alpha, beta) = (gemm::scalar(scale, alpha)?, gemm::scalar(scale, beta)?);
+            let (m, n, k, batch, compute) = (m.into(), n.into(), k.into(), batch_count.into(), compute_type);
+            let product = Gemm { m, n, k, transpose_a, transpose_b, alpha, beta, a, b, c, d: c, bias: None, batch, compute, parts: 1 };
+            product.check()?;
+            Ok((stream, product))
+        };
+        match checked() {
+            Ok((stream, product)) => {
+                enqueue(std::ptr::with_exposed_provenance_mut(stream), "cublasGemmStridedBatchedEx", product, || ())
+            }
+            Err(status) => status,
+        }
     }
 }
 
@@ -59,156 +78,21 @@ pub(super) fn transposed(operation: c_int) -> Result<bool, Status> {
     }
 }
 
-/// # Safety
-///
-/// alpha and beta are null or addresses of values of the type that the compute type asks for. When the stream comes to it, the matrices
-/// are memory of the sizes that they have here.
-#[unsafe(export_name = "simulated_cublasGemmStridedBatchedEx")]
-pub unsafe extern "C" fn gemm_strided_batched_ex(
-    handle: *mut c_void,
-    transa: c_int,
-    transb: c_int,
-    m: c_int,
-    n: c_int,
-    k: c_int,
-    alpha: *const c_void,
-    a: *const c_void,
-    a_type: c_int,
-    lda: c_int,
-    stride_a: c_longlong,
-    b: *const c_void,
-    b_type: c_int,
-    ldb: c_int,
-    stride_b: c_longlong,
-    beta: *const c_void,
-    c: *mut c_void,
-    c_type: c_int,
-    ldc: c_int,
-    stride_c: c_longlong,
-    batch_count: c_int,
-    compute_type: c_int,
-    algo: c_int,
+/// Puts a checked product on a stream, after something else; an empty one is none.
+pub(super) fn enqueue(
+    stream: StreamHandle,
+    name: &str,
+    product: Gemm,
+    before: impl Fn() + Send + Sync + 'static,
 ) -> Status {
-    count!("cublasGemmStridedBatchedEx");
-    let checked = || {
-        let stream = HANDLES.get(handle).ok_or(NOT_INITIALIZED)?;
-        let (transpose_a, transpose_b) = (transposed(transa)?, transposed(transb)?);
-        // cublasGemmAlgo_t.
-        if !matches!(algo, -1..=23 | 99..=115 | 999) {
-            return Err(INVALID_VALUE);
-        }
-        let side = |address: *const c_void, values, leading: c_int, stride| {
-            Ok::<_, Status>(Matrix {
-                address: address.expose_provenance(),
-                values: Type::from_cuda(values)?,
-                leading: leading.into(),
-                stride,
-            })
-        };
-        let (a, b, c) = (
-            side(a, a_type, lda, stride_a)?,
-            side(b, b_type, ldb, stride_b)?,
-            side(c, c_type, ldc, stride_c)?,
-        );
-        let scale = gemm::scale_type(compute_type, a.values, b.values, c.values)?;
-        // SAFETY: of that type, by the caller's promise.
-        let (alpha, beta) = unsafe { (gemm::scalar(scale, alpha)?, gemm::scalar(scale, beta)?) };
-        let (m, n, k, batch) = (m.into(), n.into(), k.into(), batch_count.into());
-        let product = Gemm {
-            m,
-            n,
-            k,
-            transpose_a,
-            transpose_b,
-            alpha,
-            beta,
-            a,
-            b,
-            c,
-            d: c,
-            bias: None,
-            batch,
-            compute: compute_type,
-            parts: 1,
-        };
-        product.check()?;
-        Ok((stream, product))
-    };
-    match checked() {
-        Ok((stream, product)) => enqueue(stream, "cublasGemmStridedBatchedEx", product),
-        Err(status) => status,
-    }
-}
-
-/// # Safety
-///
-/// As for [`gemm_strided_batched_ex`], with all of them f64.
-#[unsafe(export_name = "simulated_cublasDgemmStridedBatched")]
-pub unsafe extern "C" fn dgemm_strided_batched(
-    handle: *mut c_void,
-    transa: c_int,
-    transb: c_int,
-    m: c_int,
-    n: c_int,
-    k: c_int,
-    alpha: *const f64,
-    a: *const f64,
-    lda: c_int,
-    stride_a: c_longlong,
-    b: *const f64,
-    ldb: c_int,
-    stride_b: c_longlong,
-    beta: *const f64,
-    c: *mut f64,
-    ldc: c_int,
-    stride_c: c_longlong,
-    batch_count: c_int,
-) -> Status {
-    count!("cublasDgemmStridedBatched");
-    let f64 = gemm::R_64F;
-    // SAFETY: the caller's promise.
-    unsafe {
-        gemm_strided_batched_ex(
-            handle,
-            transa,
-            transb,
-            m,
-            n,
-            k,
-            alpha.cast(),
-            a.cast(),
-            f64,
-            lda,
-            stride_a,
-            b.cast(),
-            f64,
-            ldb,
-            stride_b,
-            beta.cast(),
-            c.cast(),
-            f64,
-            ldc,
-            stride_c,
-            batch_count,
-            gemm::COMPUTE_64F,
-            -1,
-        )
-    }
-}
-
-/// Puts a checked product on a stream; an empty one is none.
-fn enqueue(stream: usize, name: &str, product: Gemm) -> Status {
     if product.is_empty() {
         return SUCCESS;
     }
     let run = move || {
+        before();
         // SAFETY: it was checked, and callers of the library promise that the memory is there when the stream comes to it.
         unsafe { product.run() }
     };
     let work = Work::new(name, product.demand(), Arc::new(run));
-    if stream::enqueue(std::ptr::with_exposed_provenance_mut(stream), work) == 0 {
-        SUCCESS
-    } else {
-        gemm::EXECUTION_FAILED
-    }
+    if stream::enqueue(stream, work) == 0 { SUCCESS } else { gemm::EXECUTION_FAILED }
 }

@@ -5,12 +5,11 @@
 //! workspace that they need, and in the alignment that they ask for; one that needs a workspace overwrites the start of it.
 
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
 
+use super::blas::enqueue;
 use super::gemm::{self, Gemm, INVALID_VALUE, Matrix, NOT_INITIALIZED, NOT_SUPPORTED, SUCCESS, Status, Type};
-use crate::calls::count;
 use crate::launch::mix;
-use crate::stream::{self, StreamHandle, Work};
+use crate::stream::StreamHandle;
 
 mod descriptions;
 pub use descriptions::*;
@@ -147,176 +146,90 @@ impl Shape {
     }
 }
 
-/// # Safety
-///
-/// Where they are not null, there is room for so many results and for a count.
-#[unsafe(export_name = "simulated_cublasLtMatmulAlgoGetHeuristic")]
-pub unsafe extern "C" fn algo_get_heuristic(
-    handle: *mut c_void,
-    desc: *mut c_void,
-    a: *mut c_void,
-    b: *mut c_void,
-    c: *mut c_void,
-    d: *mut c_void,
-    preference: *mut c_void,
-    requested: c_int,
-    results: *mut HeuristicResult,
-    returned: *mut c_int,
-) -> Status {
-    count!("cublasLtMatmulAlgoGetHeuristic");
-    if results.is_null() || returned.is_null() || requested <= 0 {
-        return INVALID_VALUE;
+entries! {
+    // There is room for as many results as are requested.
+    "cublasLtMatmulAlgoGetHeuristic" algo_get_heuristic(handle: *mut c_void, desc: *mut c_void, a: *mut c_void, b: *mut c_void,
+        c: *mut c_void, d: *mut c_void, preference: *mut c_void, requested: c_int, results: *mut HeuristicResult, returned: *mut c_int)
+        -> Status {
+        if results.is_null() || returned.is_null() || requested <= 0 {
+            return INVALID_VALUE;
+        }
+        *returned = 0;
+        let shape = match Shape::new(handle, desc, [a, b, c, d].map(<*mut c_void>::cast_const)) {
+            Ok(shape) => shape,
+            Err(status) => return status,
+        };
+        let Some(workspace_bytes) = PREFERENCES.get(preference) else { return INVALID_VALUE };
+        let mut count = 0;
+        for (i, method) in METHODS.iter().enumerate() {
+            if count < requested && shape.columns_fit(method) && method.workspace_bytes <= workspace_bytes {
+                results.add(count as usize).write(shape.result(i));
+                count += 1;
+            }
+        }
+        *returned = count;
+        if count > 0 { SUCCESS } else { NOT_SUPPORTED }
     }
-    // SAFETY: there is room for a count, by the caller's promise.
-    unsafe { *returned = 0 };
-    let shape = match Shape::new(handle, desc, [a, b, c, d].map(<*mut c_void>::cast_const)) {
-        Ok(shape) => shape,
-        Err(status) => return status,
-    };
-    let Some(preference) = PREFERENCES.get(preference) else { return INVALID_VALUE };
-    let mut count = 0;
-    for (i, method) in METHODS.iter().enumerate() {
-        let promised = preference.alignments.iter().all(|alignment| *alignment >= method.alignment);
-        if count < requested
-            && promised
-            && shape.columns_fit(method)
-            && method.workspace_bytes <= preference.workspace_bytes
-        {
-            // SAFETY: one of so many for which there is room, by the caller's promise.
-            unsafe { results.add(count as usize).write(shape.result(i)) };
-            count += 1;
+    "cublasLtMatmulAlgoCheck" algo_check(handle: *mut c_void, desc: *mut c_void, a: *mut c_void, b: *mut c_void, c: *mut c_void,
+        d: *mut c_void, algorithm: *const Algorithm, result: *mut HeuristicResult) -> Status {
+        let Some(algorithm) = algorithm.as_ref() else { return INVALID_VALUE };
+        let checked = Shape::new(handle, desc, [a, b, c, d].map(<*mut c_void>::cast_const))
+            .and_then(|shape| shape.method(algorithm).map(|_| shape.result(algorithm.data[0] as usize)));
+        match checked {
+            Ok(_) if result.is_null() => INVALID_VALUE,
+            Ok(checked) => { result.write(checked); SUCCESS }
+            Err(status) => status,
         }
     }
-    // SAFETY: as above.
-    unsafe { *returned = count };
-    if count > 0 { SUCCESS } else { NOT_SUPPORTED }
-}
-
-/// # Safety
-///
-/// Null, or an algorithm and room for a result.
-#[unsafe(export_name = "simulated_cublasLtMatmulAlgoCheck")]
-pub unsafe extern "C" fn algo_check(
-    handle: *mut c_void,
-    desc: *mut c_void,
-    a: *mut c_void,
-    b: *mut c_void,
-    c: *mut c_void,
-    d: *mut c_void,
-    algorithm: *const Algorithm,
-    result: *mut HeuristicResult,
-) -> Status {
-    count!("cublasLtMatmulAlgoCheck");
-    // SAFETY: null or an algorithm, by the caller's promise.
-    let Some(algorithm) = (unsafe { algorithm.as_ref() }) else { return INVALID_VALUE };
-    let checked = Shape::new(handle, desc, [a, b, c, d].map(<*mut c_void>::cast_const))
-        .and_then(|shape| shape.method(algorithm).map(|_| shape.result(algorithm.data[0] as usize)));
-    match checked {
-        Ok(_) if result.is_null() => INVALID_VALUE,
-        Ok(checked) => {
-            // SAFETY: there is room, by the caller's promise.
-            unsafe { result.write(checked) };
-            SUCCESS
+    "cublasLtMatmul" matmul(handle: *mut c_void, desc: *mut c_void, alpha: *const c_void, a: *const c_void, a_layout: *mut c_void,
+        b: *const c_void, b_layout: *mut c_void, beta: *const c_void, c: *const c_void, c_layout: *mut c_void,
+        d: *mut c_void, d_layout: *mut c_void, algorithm: *const Algorithm, workspace: *mut c_void, workspace_bytes: usize,
+        stream: StreamHandle) -> Status {
+        let workspace = workspace.expose_provenance();
+        let checked = || {
+            let layouts = [a_layout, b_layout, c_layout, d_layout].map(<*mut c_void>::cast_const);
+            let shape = Shape::new(handle, desc, layouts)?;
+            let (alpha, beta) = (gemm::scalar(shape.scale, alpha)?, gemm::scalar(shape.scale, beta)?);
+            let side = |address: *const c_void, Layout { values, leading, .. }| {
+                Matrix { address: address.expose_provenance(), values, leading, stride: 0 }
+            };
+            let [a_layout, b_layout, c_layout, d_layout] = shape.sides;
+            let Description { transpose_a, transpose_b, compute, epilogue, bias, .. } = shape.description;
+            let mut product = Gemm {
+                m: d_layout.rows, n: d_layout.columns, k: shape.k, transpose_a, transpose_b, alpha, beta,
+                a: side(a, a_layout), b: side(b, b_layout), c: side(c, c_layout), d: side(d, d_layout),
+                bias: (epilogue == EPILOGUE_BIAS).then_some(bias), batch: 1, compute, parts: 1,
+            };
+            product.check()?;
+            // What is added to in place is what is written.
+            if product.c.address == product.d.address && product.c.leading != product.d.leading {
+                return Err(INVALID_VALUE);
+            }
+            let method = match algorithm.as_ref() {
+                Some(algorithm) => shape.method(algorithm)?,
+                None => &METHODS[METHODS.len() - 1],
+            };
+            let needed = method.workspace_bytes;
+            if needed > 0 && (needed > workspace_bytes || workspace == 0 || !workspace.is_multiple_of(WORKSPACE_ALIGNMENT)) {
+                return Err(INVALID_VALUE);
+            }
+            let read = [&product.a, &product.b, &product.d].into_iter().chain((beta != 0.0).then_some(&product.c));
+            if method.alignment > 0 && !product.is_empty() && !read.into_iter().all(|side| side.is_aligned(method.alignment)) {
+                return Err(NOT_SUPPORTED);
+            }
+            product.parts = method.parts;
+            Ok((product, needed))
+        };
+        match checked() {
+            Ok((product, needed)) => {
+                let overwritten = needed.min(OVERWRITTEN);
+                // It is that large, and in no other use.
+                let overwrite = move || if overwritten > 0 {
+                    std::ptr::with_exposed_provenance_mut::<u8>(workspace).write_bytes(0xff, overwritten);
+                };
+                enqueue(stream, "cublasLtMatmul", product, overwrite)
+            }
+            Err(status) => status,
         }
-        Err(status) => status,
     }
-}
-
-/// # Safety
-///
-/// Scalars are null or addresses of values of the description's type; the algorithm is null or one. When the stream comes to it, the
-/// matrices, the bias and the workspace are memory of the sizes that they have here.
-#[unsafe(export_name = "simulated_cublasLtMatmul")]
-pub unsafe extern "C" fn matmul(
-    handle: *mut c_void,
-    desc: *mut c_void,
-    alpha: *const c_void,
-    a: *const c_void,
-    a_layout: *mut c_void,
-    b: *const c_void,
-    b_layout: *mut c_void,
-    beta: *const c_void,
-    c: *const c_void,
-    c_layout: *mut c_void,
-    d: *mut c_void,
-    d_layout: *mut c_void,
-    algorithm: *const Algorithm,
-    workspace: *mut c_void,
-    workspace_bytes: usize,
-    stream: StreamHandle,
-) -> Status {
-    count!("cublasLtMatmul");
-    let workspace = workspace.expose_provenance();
-    let checked = || {
-        let layouts = [a_layout, b_layout, c_layout, d_layout].map(<*mut c_void>::cast_const);
-        let shape = Shape::new(handle, desc, layouts)?;
-        // SAFETY: of that type, by the caller's promise.
-        let (alpha, beta) = unsafe { (gemm::scalar(shape.scale, alpha)?, gemm::scalar(shape.scale, beta)?) };
-        let side = |address: *const c_void, layout: Layout| Matrix {
-            address: address.expose_provenance(),
-            values: layout.values,
-            leading: layout.leading,
-            stride: 0,
-        };
-        let [a_layout, b_layout, c_layout, d_layout] = shape.sides;
-        let mut product = Gemm {
-            m: d_layout.rows,
-            n: d_layout.columns,
-            k: shape.k,
-            transpose_a: shape.description.transpose_a,
-            transpose_b: shape.description.transpose_b,
-            alpha,
-            beta,
-            a: side(a, a_layout),
-            b: side(b, b_layout),
-            c: side(c, c_layout),
-            d: side(d, d_layout),
-            bias: (shape.description.epilogue == EPILOGUE_BIAS).then_some(shape.description.bias),
-            batch: 1,
-            compute: shape.description.compute,
-            parts: 1,
-        };
-        product.check()?;
-        // What is added to in place is what is written.
-        if product.c.address == product.d.address && product.c.leading != product.d.leading {
-            return Err(INVALID_VALUE);
-        }
-        // SAFETY: null or an algorithm, by the caller's promise.
-        let method = match unsafe { algorithm.as_ref() } {
-            Some(algorithm) => shape.method(algorithm)?,
-            None => &METHODS[METHODS.len() - 1],
-        };
-        let needed = method.workspace_bytes;
-        if needed > 0
-            && (needed > workspace_bytes || workspace == 0 || !workspace.is_multiple_of(WORKSPACE_ALIGNMENT))
-        {
-            return Err(INVALID_VALUE);
-        }
-        let read =
-            [&product.a, &product.b, &product.d].into_iter().chain((beta != 0.0).then_some(&product.c));
-        if method.alignment > 0
-            && !product.is_empty()
-            && !read.into_iter().all(|side| side.is_aligned(method.alignment))
-        {
-            return Err(NOT_SUPPORTED);
-        }
-        product.parts = method.parts;
-        Ok((product, needed))
-    };
-    let (product, needed) = match checked() {
-        Ok((product, _)) if product.is_empty() => return SUCCESS,
-        Ok(checked) => checked,
-        Err(status) => return status,
-    };
-    let run = move || {
-        let overwritten = needed.min(OVERWRITTEN);
-        if overwritten > 0 {
-            // SAFETY: the workspace is that large and in no other use, by the promise of the library's callers.
-            unsafe { std::ptr::with_exposed_provenance_mut::<u8>(workspace).write_bytes(0xff, overwritten) };
-        }
-        // SAFETY: it was checked, and callers of the library promise that the memory is there when the stream comes to it.
-        unsafe { product.run() }
-    };
-    let work = Work::new("cublasLtMatmul", product.demand(), Arc::new(run));
-    if stream::enqueue(stream, work) == 0 { SUCCESS } else { gemm::EXECUTION_FAILED }
 }

@@ -1,7 +1,7 @@
 //! Products of matrices as cuBLAS defines them.
 //!
 //! Enters: column-major matrices by their addresses, types and sizes. Leaves: `D = alpha · op(A) · op(B) + beta · C (+ bias)`, summed in
-//! f32 (f64 where all is f64), or the status with which the library refuses.
+//! f32, or the status with which the library refuses.
 
 use half::{bf16, f16};
 
@@ -17,7 +17,6 @@ pub const NOT_SUPPORTED: Status = 15;
 
 /// `cudaDataType_t`.
 pub const R_32F: i32 = 0;
-pub const R_64F: i32 = 1;
 pub const R_16F: i32 = 2;
 pub const R_16BF: i32 = 14;
 
@@ -26,15 +25,10 @@ pub const COMPUTE_16F: i32 = 64;
 pub const COMPUTE_16F_PEDANTIC: i32 = 65;
 pub const COMPUTE_32F: i32 = 68;
 pub const COMPUTE_32F_PEDANTIC: i32 = 69;
-pub const COMPUTE_64F: i32 = 70;
-pub const COMPUTE_64F_PEDANTIC: i32 = 71;
 pub const COMPUTE_32F_FAST_16F: i32 = 74;
 pub const COMPUTE_32F_FAST_16BF: i32 = 75;
 pub const COMPUTE_32F_FAST_TF32: i32 = 77;
 pub const COMPUTE_32F_EMULATED_16BFX9: i32 = 78;
-pub const COMPUTE_64F_EMULATED_FIXEDPOINT: i32 = 79;
-/// Sums in i32, which the library knows and this does not multiply.
-const COMPUTE_32I: [i32; 2] = [72, 73];
 
 /// The values of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +36,6 @@ pub enum Type {
     F16,
     Bf16,
     F32,
-    F64,
 }
 
 impl Type {
@@ -51,7 +44,6 @@ impl Type {
         match self {
             Self::F16 | Self::Bf16 => 2,
             Self::F32 => 4,
-            Self::F64 => 8,
         }
     }
 
@@ -65,8 +57,7 @@ impl Type {
             R_16F => Ok(Self::F16),
             R_16BF => Ok(Self::Bf16),
             R_32F => Ok(Self::F32),
-            R_64F => Ok(Self::F64),
-            3..=13 | 15..=33 => Err(NOT_SUPPORTED),
+            1 | 3..=13 | 15..=33 => Err(NOT_SUPPORTED),
             _ => Err(INVALID_VALUE),
         }
     }
@@ -81,7 +72,6 @@ impl Type {
                 Self::F16 => from.cast::<f16>().read_unaligned().to_f64(),
                 Self::Bf16 => from.cast::<bf16>().read_unaligned().to_f64(),
                 Self::F32 => f64::from(from.cast::<f32>().read_unaligned()),
-                Self::F64 => from.cast::<f64>().read_unaligned(),
             }
         }
     }
@@ -98,7 +88,6 @@ impl Type {
                 Self::F16 => to.cast::<f16>().write_unaligned(f16::from_f32(single)),
                 Self::Bf16 => to.cast::<bf16>().write_unaligned(bf16::from_f32(single)),
                 Self::F32 => to.cast::<f32>().write_unaligned(single),
-                Self::F64 => to.cast::<f64>().write_unaligned(value),
             }
         }
     }
@@ -112,7 +101,7 @@ impl Type {
 ///
 /// `CUBLAS_STATUS_NOT_SUPPORTED`, or `CUBLAS_STATUS_INVALID_VALUE` for a number that is not a compute type.
 pub fn scale_type(compute: i32, a: Type, b: Type, c: Type) -> Result<Type, Status> {
-    use Type::{Bf16, F16, F32, F64};
+    use Type::{Bf16, F16, F32};
     match (compute, a, b, c) {
         (COMPUTE_16F | COMPUTE_16F_PEDANTIC, F16, F16, F16) => Ok(F16),
         (COMPUTE_32F | COMPUTE_32F_PEDANTIC, F16, F16, F16 | F32) => Ok(F32),
@@ -127,17 +116,8 @@ pub fn scale_type(compute: i32, a: Type, b: Type, c: Type) -> Result<Type, Statu
             F32,
             F32,
         ) => Ok(F32),
-        (COMPUTE_64F | COMPUTE_64F_PEDANTIC | COMPUTE_64F_EMULATED_FIXEDPOINT, F64, F64, F64) => Ok(F64),
-        (
-            COMPUTE_16F
-            | COMPUTE_16F_PEDANTIC
-            | COMPUTE_32F..=COMPUTE_64F_PEDANTIC
-            | COMPUTE_32F_FAST_16F
-            | COMPUTE_32F_FAST_16BF
-            | COMPUTE_32F_FAST_TF32..=COMPUTE_64F_EMULATED_FIXEDPOINT,
-            ..,
-        ) => Err(NOT_SUPPORTED),
-        _ if COMPUTE_32I.contains(&compute) => Err(NOT_SUPPORTED),
+        // Among them sums in f64 and in i32, which the library knows and this does not multiply.
+        (64 | 65 | 68..=75 | 77..=79, ..) => Err(NOT_SUPPORTED),
         _ => Err(INVALID_VALUE),
     }
 }
@@ -270,7 +250,7 @@ impl Gemm {
         let (bytes, flops) = (self.bytes(), self.flops());
         match self.a.values {
             Type::F16 | Type::Bf16 => Demand { bytes, tensor_flops: flops, ..Demand::default() },
-            Type::F32 | Type::F64 => Demand { bytes, f32_flops: flops, ..Demand::default() },
+            Type::F32 => Demand { bytes, f32_flops: flops, ..Demand::default() },
         }
     }
 
@@ -295,13 +275,7 @@ impl Gemm {
         }
         for batch in 0..self.batch {
             // SAFETY: the caller's promise.
-            unsafe {
-                if self.d.values == Type::F64 {
-                    self.run_one::<f64>(batch);
-                } else {
-                    self.run_one::<f32>(batch);
-                }
-            }
+            unsafe { self.run_one(batch) };
         }
         Ok(())
     }
@@ -309,18 +283,18 @@ impl Gemm {
     /// # Safety
     ///
     /// As for [`Self::run`].
-    unsafe fn run_one<T: Sum>(&self, batch: i64) {
+    unsafe fn run_one(&self, batch: i64) {
         let k = if self.alpha == 0.0 { 0 } else { self.k };
         let length = k as usize;
         // SAFETY: the caller's promise, for both.
-        let rows = unsafe { self.lines::<T>(&self.a, batch, self.m, k, self.transpose_a) };
+        let rows = unsafe { self.lines(&self.a, batch, self.m, k, self.transpose_a) };
         // SAFETY: as above.
-        let columns = unsafe { self.lines::<T>(&self.b, batch, self.n, k, !self.transpose_b) };
+        let columns = unsafe { self.lines(&self.b, batch, self.n, k, !self.transpose_b) };
         let sums = products(&rows, &columns, length, self.parts);
         for column in 0..self.n {
             for row in 0..self.m {
                 // Nothing is summed where the matrices have no columns.
-                let sum = if length == 0 { 0.0 } else { sums[(column * self.m + row) as usize].to_f64() };
+                let sum = if length == 0 { 0.0 } else { f64::from(sums[(column * self.m + row) as usize]) };
                 let mut value = self.alpha * sum;
                 // SAFETY: within C, within the bias, and within D, by the caller's promise. C is not read where nothing is added.
                 unsafe {
@@ -342,14 +316,14 @@ impl Gemm {
     /// # Safety
     ///
     /// As for [`Self::run`].
-    unsafe fn lines<T: Sum>(&self, side: &Matrix, batch: i64, lines: i64, k: i64, across: bool) -> Vec<T> {
+    unsafe fn lines(&self, side: &Matrix, batch: i64, lines: i64, k: i64, across: bool) -> Vec<f32> {
         let mut values = Vec::with_capacity((lines * k) as usize);
         for line in 0..lines {
             for i in 0..k {
                 let (row, column) = if across { (i, line) } else { (line, i) };
                 // SAFETY: within the matrix, by the caller's promise.
                 let value = unsafe { side.values.read(side.at(batch, row, column) as *const u8) };
-                values.push(T::from_f64(rounded(value, self.compute)));
+                values.push(rounded(value, self.compute) as f32);
             }
         }
         values
@@ -369,68 +343,25 @@ fn rounded(value: f64, compute: i32) -> f64 {
     }
 }
 
-/// What sums are kept in.
-trait Sum: Copy {
-    fn from_f64(value: f64) -> Self;
-    fn to_f64(self) -> f64;
-    /// Adds all products of lines of so many values, `stride` apart, to `sums`: `[line of right][line of left]`.
-    fn add_products(left: &[Self], right: &[Self], stride: usize, values: usize, sums: &mut [Self]);
-}
-
-macro_rules! impl_sum {
-    ($type:ty, $multiply:path) => {
-        impl Sum for $type {
-            fn from_f64(value: f64) -> Self {
-                value as Self
-            }
-            fn to_f64(self) -> f64 {
-                f64::from(self)
-            }
-            fn add_products(left: &[Self], right: &[Self], stride: usize, values: usize, sums: &mut [Self]) {
-                let lines = |side: &[Self]| side.len().div_ceil(stride);
-                let (m, n) = (lines(right), lines(left));
-                assert_eq!(sums.len(), m * n);
-                assert!(
-                    values <= stride
-                        && (m - 1) * stride + values <= right.len()
-                        && (n - 1) * stride + values <= left.len()
-                );
-                let (stride, width) = (stride as isize, n as isize);
-                // SAFETY: values m and n lines, `stride` apart, begin where the slices do, and end before these do; the sums are m × n.
-                unsafe {
-                    $multiply(
-                        m,
-                        values,
-                        n,
-                        1.0,
-                        right.as_ptr(),
-                        stride,
-                        1,
-                        left.as_ptr(),
-                        1,
-                        stride,
-                        1.0,
-                        sums.as_mut_ptr(),
-                        width,
-                        1,
-                    );
-                }
-            }
-        }
-    };
-}
-impl_sum!(f32, matrixmultiply::sgemm);
-impl_sum!(f64, matrixmultiply::dgemm);
-
 /// The sums of products of all lines of both sides, each of so many parts: `[line of right][line of left]`.
-fn products<T: Sum>(left: &[T], right: &[T], length: usize, parts: usize) -> Vec<T> {
+fn products(left: &[f32], right: &[f32], length: usize, parts: usize) -> Vec<f32> {
     if length == 0 {
         return Vec::new();
     }
-    let mut sums = vec![T::from_f64(0.0); left.len() / length * (right.len() / length)];
+    let (m, n) = (right.len() / length, left.len() / length);
+    let mut sums = vec![0.0; m * n];
     let part = length.div_ceil(parts.max(1));
+    let stride = length as isize;
     for start in (0..length).step_by(part) {
-        T::add_products(&left[start..], &right[start..], length, part.min(length - start), &mut sums);
+        let values = part.min(length - start);
+        // SAFETY: there are m and n lines of so many values, and each part ends before its line does; the sums are m × n.
+        unsafe {
+            let (right, left) = (right[start..].as_ptr(), left[start..].as_ptr());
+            let sums = sums.as_mut_ptr();
+            matrixmultiply::sgemm(
+                m, values, n, 1.0, right, stride, 1, left, 1, stride, 1.0, sums, n as isize, 1,
+            );
+        }
     }
     sums
 }

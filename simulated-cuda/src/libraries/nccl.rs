@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::handles::Handles;
-use crate::calls::count;
 use crate::clock::Demand;
 use crate::machine::Machine;
 use crate::stream::{self, Begin, Finish, StreamHandle, Work};
@@ -87,122 +86,75 @@ struct Communicator {
 static GROUPS: Mutex<Option<HashMap<UniqueId, Arc<Group>>>> = Mutex::new(None);
 static COMMUNICATORS: Handles<Communicator> = Handles::new();
 
-/// # Safety
-///
-/// `version` can be written.
-#[unsafe(export_name = "simulated_ncclGetVersion")]
-pub unsafe extern "C" fn version(version: *mut c_int) -> Status {
-    count!("ncclGetVersion");
-    // SAFETY: the caller's promise.
-    unsafe { version.write(22_902) };
-    SUCCESS
-}
-
-/// # Safety
-///
-/// `id` can be written.
-#[unsafe(export_name = "simulated_ncclGetUniqueId")]
-pub unsafe extern "C" fn unique_id(id: *mut UniqueId) -> Status {
-    count!("ncclGetUniqueId");
-    let mut bytes = [0; 128];
-    static GIVEN: AtomicU64 = AtomicU64::new(1);
-    bytes[..8].copy_from_slice(&GIVEN.fetch_add(1, Ordering::Relaxed).to_le_bytes());
-    // SAFETY: the caller's promise.
-    unsafe { id.write(UniqueId { bytes }) };
-    SUCCESS
-}
-
-/// Waits until all ranks of the group have called it.
-///
-/// # Safety
-///
-/// `communicator` can be written.
-#[unsafe(export_name = "simulated_ncclCommInitRank")]
-pub unsafe extern "C" fn init_rank(
-    communicator: *mut *mut c_void,
-    ranks: c_int,
-    id: UniqueId,
-    rank: c_int,
-) -> Status {
-    count!("ncclCommInitRank");
-    let (Ok(ranks), Ok(rank)) = (usize::try_from(ranks), usize::try_from(rank)) else {
-        return INVALID_ARGUMENT;
-    };
-    if rank >= ranks || Machine::current_context() == 0 {
-        return INVALID_ARGUMENT;
+entries! {
+    "ncclGetVersion" version(version: *mut c_int) -> Status {
+        version.write(22_902);
+        SUCCESS
     }
-    let group = {
-        let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = || {
-            let state = State { joined: 0, brought: vec![None; ranks], done: 0 };
-            Arc::new(Group { state: Mutex::new(state), changed: Condvar::new() })
-        };
-        groups.get_or_insert_default().entry(id).or_insert_with(new).clone()
-    };
-    let mut state = group.lock();
-    state.joined += 1;
-    group.changed.notify_all();
-    while state.joined < ranks {
-        state = group.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+    "ncclGetUniqueId" unique_id(id: *mut UniqueId) -> Status {
+        static GIVEN: AtomicU64 = AtomicU64::new(1);
+        let mut bytes = [0; 128];
+        bytes[..8].copy_from_slice(&GIVEN.fetch_add(1, Ordering::Relaxed).to_le_bytes());
+        id.write(UniqueId { bytes });
+        SUCCESS
     }
-    drop(state);
-    // SAFETY: the caller's promise.
-    unsafe { communicator.write(COMMUNICATORS.insert(Communicator { group, rank, ranks })) };
-    SUCCESS
-}
-
-/// # Safety
-///
-/// When the stream comes to it, both are memory of so many floats.
-#[unsafe(export_name = "simulated_ncclAllReduce")]
-pub unsafe extern "C" fn all_reduce(
-    from: *const c_void,
-    to: *mut c_void,
-    floats: usize,
-    kind: c_int,
-    operation: c_int,
-    communicator: *mut c_void,
-    stream: StreamHandle,
-) -> Status {
-    count!("ncclAllReduce");
-    let Some(Communicator { group, rank, ranks }) = COMMUNICATORS.get(communicator) else {
-        return INVALID_ARGUMENT;
-    };
-    if kind != FLOAT32 || operation != SUM {
-        return INVALID_ARGUMENT;
-    }
-    let places = (from.expose_provenance(), to.expose_provenance());
-    let begin: Begin = Arc::new(move |_, _| {
-        let number = group.bring(rank, places, floats);
-        let waiting = group.clone();
-        let is_done = move || waiting.lock().done > number;
-        if is_done() {
-            return Ok(None);
+    // Waits until all ranks of the group have called it.
+    "ncclCommInitRank" init_rank(communicator: *mut *mut c_void, ranks: c_int, id: UniqueId, rank: c_int) -> Status {
+        let (Ok(ranks), Ok(rank)) = (usize::try_from(ranks), usize::try_from(rank)) else { return INVALID_ARGUMENT };
+        if rank >= ranks || Machine::current_context() == 0 {
+            return INVALID_ARGUMENT;
         }
-        let finish: Finish = Box::new(move || Ok(is_done()));
-        Ok(Some(finish))
-    });
-    let sent = 2 * 4 * floats * (ranks - 1) / ranks;
-    let work = Work {
- begin: Some(begin),
- ..Work::new("ncclAllReduce", Demand { peer_bytes: sent as u64, meets: true, ..Demand::default() }, Arc::new(|| Err("waits for another device".into()))) };
-    if stream::enqueue(stream, work) == 0 { SUCCESS } else { UNHANDLED_CUDA_ERROR }
-}
-
-#[unsafe(export_name = "simulated_ncclCommDestroy")]
-pub extern "C" fn destroy(communicator: *mut c_void) -> Status {
-    count!("ncclCommDestroy");
-    COMMUNICATORS.remove(communicator).map_or(INVALID_ARGUMENT, |_| SUCCESS)
-}
-
-#[unsafe(export_name = "simulated_ncclGetErrorString")]
-pub extern "C" fn error_string(status: Status) -> *const c_char {
-    count!("ncclGetErrorString");
-    match status {
-        SUCCESS => c"no error",
-        UNHANDLED_CUDA_ERROR => c"unhandled cuda error",
-        INVALID_ARGUMENT => c"invalid argument",
-        _ => c"unknown result code",
+        let group = {
+            let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
+            let new = || {
+                let state = State { joined: 0, brought: vec![None; ranks], done: 0 };
+                Arc::new(Group { state: Mutex::new(state), changed: Condvar::new() })
+            };
+            groups.get_or_insert_default().entry(id).or_insert_with(new).clone()
+        };
+        let mut state = group.lock();
+        state.joined += 1;
+        group.changed.notify_all();
+        while state.joined < ranks {
+            state = group.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(state);
+        communicator.write(COMMUNICATORS.insert(Communicator { group, rank, ranks }));
+        SUCCESS
     }
-    .as_ptr()
+    "ncclAllReduce" all_reduce(from: *const c_void, to: *mut c_void, floats: usize, kind: c_int, operation: c_int,
+        communicator: *mut c_void, stream: StreamHandle) -> Status {
+        let Some(Communicator { group, rank, ranks }) = COMMUNICATORS.get(communicator) else { return INVALID_ARGUMENT };
+        if kind != FLOAT32 || operation != SUM {
+            return INVALID_ARGUMENT;
+        }
+        let places = (from.expose_provenance(), to.expose_provenance());
+        let begin: Begin = Arc::new(move |_, _| {
+            let number = group.bring(rank, places, floats);
+            let waiting = group.clone();
+            let is_done = move || waiting.lock().done > number;
+            if is_done() {
+                return Ok(None);
+            }
+            let finish: Finish = Box::new(move || Ok(is_done()));
+            Ok(Some(finish))
+        });
+        let sent = 2 * 4 * floats * (ranks - 1) / ranks;
+        let demand = Demand { peer_bytes: sent as u64, meets: true, ..Demand::default() };
+        let run = Arc::new(|| Err("waits for another device".into()));
+        let work = Work { begin: Some(begin), ..Work::new("ncclAllReduce", demand, run) };
+        if stream::enqueue(stream, work) == 0 { SUCCESS } else { UNHANDLED_CUDA_ERROR }
+    }
+    "ncclCommDestroy" destroy(communicator: *mut c_void) -> Status {
+        COMMUNICATORS.remove(communicator).map_or(INVALID_ARGUMENT, |_| SUCCESS)
+    }
+    "ncclGetErrorString" error_string(status: Status) -> *const c_char {
+        let text = match status {
+            SUCCESS => c"no error",
+            UNHANDLED_CUDA_ERROR => c"unhandled cuda error",
+            INVALID_ARGUMENT => c"invalid argument",
+            _ => c"unknown result code",
+        };
+        text.as_ptr()
+    }
 }

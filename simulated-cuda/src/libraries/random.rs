@@ -9,7 +9,6 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use super::handles::Handles;
-use crate::calls::count;
 use crate::clock::Demand;
 use crate::launch::mix;
 use crate::stream::{self, StreamHandle, Work};
@@ -33,148 +32,61 @@ struct Generator {
 
 static GENERATORS: Handles<Generator> = Handles::new();
 
-/// Makes a pseudorandom generator; quasirandom ones there are none.
-///
-/// # Safety
-///
-/// Null, or there is room for a handle.
-#[unsafe(export_name = "simulated_curandCreateGenerator")]
-pub unsafe extern "C" fn create_generator(generator: *mut *mut c_void, kind: c_int) -> Status {
-    count!("curandCreateGenerator");
-    // curandRngType_t.
-    if !matches!(kind, 100 | 101 | 121 | 141 | 142 | 161) {
-        return TYPE_ERROR;
-    }
-    if generator.is_null() {
-        return OUT_OF_RANGE;
-    }
-    // SAFETY: there is room, by the caller's promise.
-    unsafe { *generator = GENERATORS.insert(Generator { stream: 0, seed: 0, drawn: 0 }) };
-    SUCCESS
-}
-
-#[unsafe(export_name = "simulated_curandDestroyGenerator")]
-pub extern "C" fn destroy_generator(generator: *mut c_void) -> Status {
-    count!("curandDestroyGenerator");
-    if GENERATORS.remove(generator).is_some() { SUCCESS } else { NOT_INITIALIZED }
-}
-
-#[unsafe(export_name = "simulated_curandSetStream")]
-pub extern "C" fn set_stream(generator: *mut c_void, stream: StreamHandle) -> Status {
-    count!("curandSetStream");
-    // A stream's handle is only handed on, never followed here.
-    let set = |generator: &mut Generator| generator.stream = stream.expose_provenance();
-    if GENERATORS.with(generator, set).is_some() { SUCCESS } else { NOT_INITIALIZED }
-}
-
-#[unsafe(export_name = "simulated_curandSetPseudoRandomGeneratorSeed")]
-pub extern "C" fn set_seed(generator: *mut c_void, seed: u64) -> Status {
-    count!("curandSetPseudoRandomGeneratorSeed");
-    let set = |generator: &mut Generator| (generator.seed, generator.drawn) = (seed, 0);
-    if GENERATORS.with(generator, set).is_some() { SUCCESS } else { NOT_INITIALIZED }
-}
-
-/// # Safety
-///
-/// When the stream comes to it, there is room for so many numbers.
-#[unsafe(export_name = "simulated_curandGenerateUniform")]
-pub unsafe extern "C" fn generate_uniform(generator: *mut c_void, out: *mut f32, numbers: usize) -> Status {
-    count!("curandGenerateUniform");
-    // A number just below 1 becomes 1 as f32, which is in the range; 0 is not, and f64 is never so small.
-    generate(generator, "curandGenerateUniform", out, numbers, |seed, i| uniform(seed, i) as f32)
-}
-
-/// # Safety
-///
-/// When the stream comes to it, there is room for so many numbers.
-#[unsafe(export_name = "simulated_curandGenerateUniformDouble")]
-pub unsafe extern "C" fn generate_uniform_double(
-    generator: *mut c_void,
-    out: *mut f64,
-    numbers: usize,
-) -> Status {
-    count!("curandGenerateUniformDouble");
-    generate(generator, "curandGenerateUniformDouble", out, numbers, uniform)
-}
-
-/// # Safety
-///
-/// When the stream comes to it, there is room for so many numbers.
-#[unsafe(export_name = "simulated_curandGenerateNormal")]
-pub unsafe extern "C" fn generate_normal(
-    generator: *mut c_void,
-    out: *mut f32,
-    numbers: usize,
-    mean: f32,
-    deviation: f32,
-) -> Status {
-    count!("curandGenerateNormal");
-    if !numbers.is_multiple_of(2) {
-        return LENGTH_NOT_MULTIPLE;
-    }
-    let number = move |seed, i| (f64::from(mean) + f64::from(deviation) * normal(seed, i)) as f32;
-    generate(generator, "curandGenerateNormal", out, numbers, number)
-}
-
-/// # Safety
-///
-/// When the stream comes to it, there is room for so many numbers.
-#[unsafe(export_name = "simulated_curandGenerateNormalDouble")]
-pub unsafe extern "C" fn generate_normal_double(
-    generator: *mut c_void,
-    out: *mut f64,
-    numbers: usize,
-    mean: f64,
-    deviation: f64,
-) -> Status {
-    count!("curandGenerateNormalDouble");
-    if !numbers.is_multiple_of(2) {
-        return LENGTH_NOT_MULTIPLE;
-    }
-    let number = move |seed, i| mean + deviation * normal(seed, i);
-    generate(generator, "curandGenerateNormalDouble", out, numbers, number)
-}
-
-/// Puts the next numbers of a generator on its stream; `number` makes one of the seed and its place.
-fn generate<T: 'static>(
-    generator: *mut c_void,
-    name: &str,
-    out: *mut T,
-    numbers: usize,
-    number: impl Fn(u64, u64) -> T + Send + Sync + 'static,
-) -> Status {
-    let next = |generator: &mut Generator| {
-        let before = *generator;
-        generator.drawn += numbers as u64;
-        before
-    };
-    if !out.is_null() && !out.is_aligned() {
-        return LAUNCH_FAILURE;
-    }
-    let Some(Generator { stream, seed, drawn }) = GENERATORS.with(generator, next) else {
-        return NOT_INITIALIZED;
-    };
-    if numbers == 0 {
-        return SUCCESS;
-    }
-    if out.is_null() {
-        return LAUNCH_FAILURE;
-    }
-    let out = out.expose_provenance();
-    let run = move || {
-        let out = std::ptr::with_exposed_provenance_mut::<T>(out);
-        for i in 0..numbers {
-            // SAFETY: there is room for so many, by the promise of the library's callers, and the address is aligned.
-            unsafe { out.add(i).write(number(seed, drawn + i as u64)) };
+entries! {
+    // A pseudorandom generator; quasirandom ones there are none.
+    "curandCreateGenerator" create_generator(generator: *mut *mut c_void, kind: c_int) -> Status {
+        // curandRngType_t.
+        if !matches!(kind, 100 | 101 | 121 | 141 | 142 | 161) {
+            return TYPE_ERROR;
         }
-        Ok(())
-    };
-    let demand = Demand::of_memory(numbers * size_of::<T>());
-    let work = Work::new(name, demand, Arc::new(run));
-    if stream::enqueue(std::ptr::with_exposed_provenance_mut(stream), work) == 0 {
+        if generator.is_null() {
+            return OUT_OF_RANGE;
+        }
+        *generator = GENERATORS.insert(Generator { stream: 0, seed: 0, drawn: 0 });
         SUCCESS
-    } else {
-        LAUNCH_FAILURE
+    }
+    "curandDestroyGenerator" destroy_generator(generator: *mut c_void) -> Status {
+        if GENERATORS.remove(generator).is_some() { SUCCESS } else { NOT_INITIALIZED }
+    }
+    "curandSetStream" set_stream(generator: *mut c_void, stream: StreamHandle) -> Status {
+        // A stream's handle is only handed on, never followed here.
+        let set = |generator: &mut Generator| generator.stream = stream.expose_provenance();
+        if GENERATORS.with(generator, set).is_some() { SUCCESS } else { NOT_INITIALIZED }
+    }
+    "curandSetPseudoRandomGeneratorSeed" set_seed(generator: *mut c_void, seed: u64) -> Status {
+        let set = |generator: &mut Generator| (generator.seed, generator.drawn) = (seed, 0);
+        if GENERATORS.with(generator, set).is_some() { SUCCESS } else { NOT_INITIALIZED }
+    }
+    "curandGenerateNormal" generate_normal(generator: *mut c_void, out: *mut f32, numbers: usize, mean: f32, deviation: f32) -> Status {
+        if !numbers.is_multiple_of(2) {
+            return LENGTH_NOT_MULTIPLE;
+        }
+        if !out.is_null() && !out.is_aligned() {
+            return LAUNCH_FAILURE;
+        }
+        let next = |generator: &mut Generator| {
+            let before = *generator;
+            generator.drawn += numbers as u64;
+            before
+        };
+        let Some(Generator { stream, seed, drawn }) = GENERATORS.with(generator, next) else { return NOT_INITIALIZED };
+        if numbers == 0 {
+            return SUCCESS;
+        }
+        if out.is_null() {
+            return LAUNCH_FAILURE;
+        }
+        let out = out.expose_provenance();
+        let run = move || {
+            let out = std::ptr::with_exposed_provenance_mut::<f32>(out);
+            for i in 0..numbers {
+                let number = f64::from(mean) + f64::from(deviation) * normal(seed, drawn + i as u64);
+                out.add(i).write(number as f32);
+            }
+            Ok(())
+        };
+        let work = Work::new("curandGenerateNormal", Demand::of_memory(numbers * size_of::<f32>()), Arc::new(run));
+        if stream::enqueue(std::ptr::with_exposed_provenance_mut(stream), work) == 0 { SUCCESS } else { LAUNCH_FAILURE }
     }
 }
 

@@ -9,7 +9,6 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::handles::Handles;
-use crate::calls::count;
 use crate::clock::Demand;
 use crate::launch::{self, Config, MOST_SHARED_BYTES, SHARED_BYTES};
 use crate::stream::{self, StreamHandle, Work};
@@ -81,172 +80,79 @@ fn kept(status: Status) -> Status {
     status
 }
 
-#[unsafe(export_name = "simulated___cudaRegisterFatBinary")]
-pub extern "C" fn register_fat_binary(_binary: *mut c_void) -> *mut *mut c_void {
-    count!("__cudaRegisterFatBinary");
-    BINARIES.insert(()).cast()
-}
-
-#[unsafe(export_name = "simulated___cudaRegisterFatBinaryEnd")]
-pub extern "C" fn register_fat_binary_end(_binary: *mut *mut c_void) {
-    count!("__cudaRegisterFatBinaryEnd");
-}
-
-#[unsafe(export_name = "simulated___cudaUnregisterFatBinary")]
-pub extern "C" fn unregister_fat_binary(binary: *mut *mut c_void) {
-    count!("__cudaUnregisterFatBinary");
-    if BINARIES.remove(binary.cast()).is_some() {
-        kernels().retain(|_, kernel| kernel.binary != binary.addr());
+entries! {
+    "__cudaRegisterFatBinary" register_fat_binary(_binary: *mut c_void) -> *mut *mut c_void { BINARIES.insert(()).cast() }
+    "__cudaRegisterFatBinaryEnd" register_fat_binary_end(_binary: *mut *mut c_void) {}
+    "__cudaUnregisterFatBinary" unregister_fat_binary(binary: *mut *mut c_void) {
+        if BINARIES.remove(binary.cast()).is_some() {
+            kernels().retain(|_, kernel| kernel.binary != binary.addr());
+        }
     }
-}
+    "__cudaInitModule" init_module(_binary: *mut *mut c_void) -> c_char { 1 }
+    "__cudaRegisterFunction" register_function(binary: *mut *mut c_void, host_function: *const c_void, _device_function: *mut c_char,
+        device_name: *const c_char, _thread_limit: c_int, _thread: *mut c_void, _block: *mut c_void, _block_size: *mut c_void,
+        _grid_size: *mut c_void, _warp_size: *mut c_int) {
+        let name = CStr::from_ptr(device_name).to_string_lossy();
+        let kernel = Kernel { name: name.into(), binary: binary.addr(), shared_limit: SHARED_BYTES };
+        kernels().insert(host_function.addr(), kernel);
+    }
+    // Variables of the device: emulated kernels have theirs in themselves.
+    "__cudaRegisterVar" register_var(_binary: *mut *mut c_void, _host_variable: *mut c_char, _device_address: *mut c_char,
+        _device_name: *const c_char, _external: c_int, _bytes: usize, _constant: c_int, _global: c_int) {}
 
-#[unsafe(export_name = "simulated___cudaInitModule")]
-pub extern "C" fn init_module(_binary: *mut *mut c_void) -> c_char {
-    count!("__cudaInitModule");
-    1
-}
-
-/// # Safety
-///
-/// The name is a zero-terminated string.
-#[unsafe(export_name = "simulated___cudaRegisterFunction")]
-pub unsafe extern "C" fn register_function(
-    binary: *mut *mut c_void,
-    host_function: *const c_void,
-    _device_function: *mut c_char,
-    device_name: *const c_char,
-    _thread_limit: c_int,
-    _thread: *mut c_void,
-    _block: *mut c_void,
-    _block_size: *mut c_void,
-    _grid_size: *mut c_void,
-    _warp_size: *mut c_int,
-) {
-    count!("__cudaRegisterFunction");
-    // SAFETY: the caller's promise.
-    let name = unsafe { CStr::from_ptr(device_name) }.to_string_lossy();
-    let kernel = Kernel { name: name.into(), binary: binary.addr(), shared_limit: SHARED_BYTES };
-    kernels().insert(host_function.addr(), kernel);
-}
-
-/// Variables of the device: emulated kernels have theirs in themselves.
-#[unsafe(export_name = "simulated___cudaRegisterVar")]
-pub extern "C" fn register_var(
-    _binary: *mut *mut c_void,
-    _host_variable: *mut c_char,
-    _device_address: *mut c_char,
-    _device_name: *const c_char,
-    _external: c_int,
-    _bytes: usize,
-    _constant: c_int,
-    _global: c_int,
-) {
-    count!("__cudaRegisterVar");
-}
-
-#[unsafe(export_name = "simulated___cudaPushCallConfiguration")]
-pub extern "C" fn push_call_configuration(
-    grid: Dim3,
-    block: Dim3,
-    shared_bytes: usize,
-    stream: StreamHandle,
-) -> c_int {
-    count!("__cudaPushCallConfiguration");
-    CONFIGURATIONS.with_borrow_mut(|stack| stack.push(Configuration { grid, block, shared_bytes, stream }));
-    SUCCESS
-}
-
-/// # Safety
-///
-/// There is room for each.
-#[unsafe(export_name = "simulated___cudaPopCallConfiguration")]
-pub unsafe extern "C" fn pop_call_configuration(
-    grid: *mut Dim3,
-    block: *mut Dim3,
-    shared_bytes: *mut usize,
-    stream: *mut StreamHandle,
-) -> Status {
-    count!("__cudaPopCallConfiguration");
-    let Some(configuration) = CONFIGURATIONS.with_borrow_mut(Vec::pop) else {
-        return kept(MISSING_CONFIGURATION);
-    };
-    // SAFETY: there is room, by the caller's promise.
-    unsafe {
+    "__cudaPushCallConfiguration" push_call_configuration(grid: Dim3, block: Dim3, shared_bytes: usize, stream: StreamHandle) -> c_int {
+        CONFIGURATIONS.with_borrow_mut(|stack| stack.push(Configuration { grid, block, shared_bytes, stream }));
+        SUCCESS
+    }
+    "__cudaPopCallConfiguration" pop_call_configuration(grid: *mut Dim3, block: *mut Dim3, shared_bytes: *mut usize,
+        stream: *mut StreamHandle) -> Status {
+        let Some(configuration) = CONFIGURATIONS.with_borrow_mut(Vec::pop) else { return kept(MISSING_CONFIGURATION) };
         *grid = configuration.grid;
         *block = configuration.block;
         *shared_bytes = configuration.shared_bytes;
         *stream = configuration.stream;
+        SUCCESS
     }
-    SUCCESS
-}
-
-/// The handle of a kernel, which here is the address of the function that launches it.
-///
-/// # Safety
-///
-/// There is room for a handle.
-#[unsafe(export_name = "simulated___cudaGetKernel")]
-pub unsafe extern "C" fn get_kernel(kernel: *mut *const c_void, host_function: *const c_void) -> Status {
-    count!("__cudaGetKernel");
-    if !kernels().contains_key(&host_function.addr()) {
-        return kept(INVALID_DEVICE_FUNCTION);
+    // The handle of a kernel, which here is the address of the function that launches it.
+    "__cudaGetKernel" get_kernel(kernel: *mut *const c_void, host_function: *const c_void) -> Status {
+        if !kernels().contains_key(&host_function.addr()) {
+            return kept(INVALID_DEVICE_FUNCTION);
+        }
+        *kernel = host_function;
+        SUCCESS
     }
-    // SAFETY: there is room, by the caller's promise.
-    unsafe { *kernel = host_function };
-    SUCCESS
-}
+    "__cudaLaunchKernel" launch_kernel_handle(kernel: *const c_void, grid: Dim3, block: Dim3, arguments: *mut *mut c_void,
+        shared_bytes: usize, stream: StreamHandle) -> Status { kept(launch(kernel, grid, block, arguments, shared_bytes, stream)) }
+    // What sources compiled for per-thread default streams call. A stream is always given here.
+    "__cudaLaunchKernel_ptsz" launch_kernel_handle_per_thread(kernel: *const c_void, grid: Dim3, block: Dim3, arguments: *mut *mut c_void,
+        shared_bytes: usize, stream: StreamHandle) -> Status { kept(launch(kernel, grid, block, arguments, shared_bytes, stream)) }
+    "cudaLaunchKernel" launch_kernel(host_function: *const c_void, grid: Dim3, block: Dim3, arguments: *mut *mut c_void,
+        shared_bytes: usize, stream: StreamHandle) -> Status { kept(launch(host_function, grid, block, arguments, shared_bytes, stream)) }
 
-/// # Safety
-///
-/// As for [`launch::work`].
-#[unsafe(export_name = "simulated___cudaLaunchKernel")]
-pub unsafe extern "C" fn launch_kernel_handle(
-    kernel: *const c_void,
-    grid: Dim3,
-    block: Dim3,
-    arguments: *mut *mut c_void,
-    shared_bytes: usize,
-    stream: StreamHandle,
-) -> Status {
-    count!("__cudaLaunchKernel");
-    // SAFETY: the caller's promise.
-    kept(unsafe { launch(kernel, grid, block, arguments, shared_bytes, stream) })
-}
-
-/// What sources compiled for per-thread default streams call. A stream is always given here.
-///
-/// # Safety
-///
-/// As for [`launch::work`].
-#[unsafe(export_name = "simulated___cudaLaunchKernel_ptsz")]
-pub unsafe extern "C" fn launch_kernel_handle_per_thread(
-    kernel: *const c_void,
-    grid: Dim3,
-    block: Dim3,
-    arguments: *mut *mut c_void,
-    shared_bytes: usize,
-    stream: StreamHandle,
-) -> Status {
-    count!("__cudaLaunchKernel_ptsz");
-    // SAFETY: the caller's promise.
-    kept(unsafe { launch(kernel, grid, block, arguments, shared_bytes, stream) })
-}
-
-/// # Safety
-///
-/// As for [`launch::work`].
-#[unsafe(export_name = "simulated_cudaLaunchKernel")]
-pub unsafe extern "C" fn launch_kernel(
-    host_function: *const c_void,
-    grid: Dim3,
-    block: Dim3,
-    arguments: *mut *mut c_void,
-    shared_bytes: usize,
-    stream: StreamHandle,
-) -> Status {
-    count!("cudaLaunchKernel");
-    // SAFETY: the caller's promise.
-    kept(unsafe { launch(host_function, grid, block, arguments, shared_bytes, stream) })
+    "cudaFuncSetAttribute" func_set_attribute(function: *const c_void, attribute: c_int, value: c_int) -> Status {
+        let mut kernels = kernels();
+        let Some(kernel) = kernels.get_mut(&function.addr()) else { return kept(INVALID_DEVICE_FUNCTION) };
+        match (attribute, usize::try_from(value)) {
+            (MAX_DYNAMIC_SHARED_MEMORY_SIZE, Ok(bytes)) if bytes <= MOST_SHARED_BYTES => {
+                kernel.shared_limit = bytes;
+                SUCCESS
+            }
+            // In percent, or as the driver likes.
+            (PREFERRED_SHARED_MEMORY_CARVEOUT, _) if (-1..=100).contains(&value) => SUCCESS,
+            _ => kept(INVALID_VALUE),
+        }
+    }
+    // There is one device.
+    "cudaGetDevice" get_device(device: *mut c_int) -> Status {
+        if device.is_null() {
+            return kept(INVALID_VALUE);
+        }
+        *device = 0;
+        SUCCESS
+    }
+    // The last error of this thread, which it forgets.
+    "cudaGetLastError" get_last_error() -> Status { LAST_ERROR.replace(SUCCESS) }
+    "cudaPeekAtLastError" peek_at_last_error() -> Status { LAST_ERROR.get() }
 }
 
 /// # Safety
@@ -278,49 +184,4 @@ unsafe fn launch(
 fn not_emulated(name: &str) -> Work {
     let message = format!("{name}: there is no emulation of this kernel");
     Work::new(name, Demand::default(), Arc::new(move || Err(message.clone())))
-}
-
-#[unsafe(export_name = "simulated_cudaFuncSetAttribute")]
-pub extern "C" fn func_set_attribute(function: *const c_void, attribute: c_int, value: c_int) -> Status {
-    count!("cudaFuncSetAttribute");
-    let mut kernels = kernels();
-    let Some(kernel) = kernels.get_mut(&function.addr()) else { return kept(INVALID_DEVICE_FUNCTION) };
-    match (attribute, usize::try_from(value)) {
-        (MAX_DYNAMIC_SHARED_MEMORY_SIZE, Ok(bytes)) if bytes <= MOST_SHARED_BYTES => {
-            kernel.shared_limit = bytes;
-            SUCCESS
-        }
-        // In percent, or as the driver likes.
-        (PREFERRED_SHARED_MEMORY_CARVEOUT, _) if (-1..=100).contains(&value) => SUCCESS,
-        _ => kept(INVALID_VALUE),
-    }
-}
-
-/// There is one device.
-///
-/// # Safety
-///
-/// Null, or there is room for a number.
-#[unsafe(export_name = "simulated_cudaGetDevice")]
-pub unsafe extern "C" fn get_device(device: *mut c_int) -> Status {
-    count!("cudaGetDevice");
-    if device.is_null() {
-        return kept(INVALID_VALUE);
-    }
-    // SAFETY: there is room, by the caller's promise.
-    unsafe { *device = 0 };
-    SUCCESS
-}
-
-/// The last error of this thread, which it forgets.
-#[unsafe(export_name = "simulated_cudaGetLastError")]
-pub extern "C" fn get_last_error() -> Status {
-    count!("cudaGetLastError");
-    LAST_ERROR.replace(SUCCESS)
-}
-
-#[unsafe(export_name = "simulated_cudaPeekAtLastError")]
-pub extern "C" fn peek_at_last_error() -> Status {
-    count!("cudaPeekAtLastError");
-    LAST_ERROR.get()
 }

@@ -212,10 +212,7 @@ impl Machine {
                 Ok(())
             })
         };
-        self.work(
-            stream,
-            Work::new("copy to the device", Demand::of_link(bytes), run),
-        )
+        self.work(stream, Work::new("copy to the device", Demand::of_link(bytes), run))
     }
 
     pub fn copy_to_host(&mut self, to: usize, from: usize, bytes: usize, stream: usize) -> Answer<()> {
@@ -235,10 +232,7 @@ impl Machine {
             unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
             Ok(())
         });
-        self.work(
-            stream,
-            Work::new("copy to the host", Demand::of_link(bytes), run),
-        )?;
+        self.work(stream, Work::new("copy to the host", Demand::of_link(bytes), run))?;
         if waits { self.run(handle) } else { Ok(()) }
     }
 
@@ -253,10 +247,7 @@ impl Machine {
             unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
             Ok(())
         });
-        self.work(
-            stream,
-            Work::new("copy on the device", Demand::of_memory(2 * bytes), run),
-        )
+        self.work(stream, Work::new("copy on the device", Demand::of_memory(2 * bytes), run))
     }
 
     pub fn fill(&mut self, to: usize, value: u8, bytes: usize, stream: usize) -> Answer<()> {
@@ -269,9 +260,6 @@ impl Machine {
             unsafe { std::ptr::write_bytes(to as *mut u8, value, bytes) };
             Ok(())
         });
-        self.work(
-            stream,
-            Work::new("fill", Demand::of_memory(bytes), run),
-        )
+        self.work(stream, Work::new("fill", Demand::of_memory(bytes), run))
     }
 }

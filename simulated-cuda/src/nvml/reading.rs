@@ -11,9 +11,6 @@ pub const GPU_IDLE: u64 = 0x1;
 pub const HW_SLOWDOWN: u64 = 0x8;
 pub const SW_THERMAL: u64 = 0x20;
 pub const HW_THERMAL: u64 = 0x40;
-/// Every reason that these devices can give: the above, application clocks, power cap, synchronous boost, power brake.
-pub const SUPPORTED_REASONS: u64 = GPU_IDLE | 0x2 | 0x4 | HW_SLOWDOWN | 0x10 | SW_THERMAL | HW_THERMAL | 0x80;
-
 /// Time that each sample with a thermal fault adds to the violation counter. *Source*: chosen, of the order of a block.
 const THERMAL_VIOLATION_NS: u64 = 50_000_000;
 /// Degrees at which the clocks fall. *Source*: `nvidia-smi -q` of H100, "GPU T.Limit"; the same for all here.
@@ -31,8 +28,6 @@ pub struct Reading {
     pub reasons: u64,
     /// Since the driver was loaded.
     pub thermal_violation_ns: u64,
-    /// Percent of the time that a kernel ran, and that memory was read or written.
-    pub utilisation: (u32, u32),
 }
 
 impl Reading {
@@ -59,7 +54,6 @@ impl Reading {
             temperature_celsius: if hot { SLOWDOWN_CELSIUS } else { temperature } + noise(2, 3),
             reasons: reasons | thermal,
             thermal_violation_ns: hot_samples * THERMAL_VIOLATION_NS,
-            utilisation: if in_use { (97 + noise(3, 3), 60 + noise(4, 8)) } else { (0, 0) },
         }
     }
 }
@@ -126,6 +120,6 @@ mod tests {
     #[test]
     fn a_device_without_work_is_idle() {
         let reading = Reading::of(&Script::default(), 0, 1, false);
-        assert_eq!((reading.reasons, reading.sm_clock_mhz, reading.utilisation), (GPU_IDLE, 345, (0, 0)));
+        assert_eq!((reading.reasons, reading.sm_clock_mhz), (GPU_IDLE, 345));
     }
 }

@@ -4,7 +4,6 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::calls::count;
 use crate::libraries::blas::transposed;
 use crate::libraries::gemm::{INVALID_VALUE, NOT_INITIALIZED, NOT_SUPPORTED, SUCCESS, Status, Type};
 use crate::libraries::handles::Handles;
@@ -18,10 +17,8 @@ pub const DESC_BIAS_POINTER: c_int = 8;
 pub const DESC_BIAS_DATA_TYPE: c_int = 26;
 /// The last of them in CUDA 13.0.
 const LAST_DESC: c_int = 38;
-/// `cublasLtMatmulPreferenceAttributes_t`, that of the workspace, those of alignments, and the last in CUDA 13.0.
+/// `cublasLtMatmulPreferenceAttributes_t`, that of the workspace, and the last in CUDA 13.0.
 pub const PREF_MAX_WORKSPACE_BYTES: c_int = 1;
-pub const PREF_MIN_ALIGNMENT_A_BYTES: c_int = 5;
-pub const PREF_MIN_ALIGNMENT_D_BYTES: c_int = 8;
 const LAST_PREF: c_int = 12;
 /// `cublasLtEpilogue_t`: nothing, and the addition of a bias.
 pub const EPILOGUE_DEFAULT: i32 = 1;
@@ -47,17 +44,11 @@ pub(super) struct Layout {
     pub(super) leading: i64,
 }
 
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Preference {
-    pub(super) workspace_bytes: usize,
-    /// Of A, B, C and D.
-    pub(super) alignments: [usize; 4],
-}
-
 pub(super) static LIBRARIES: Handles<()> = Handles::new();
 pub(super) static DESCRIPTIONS: Handles<Description> = Handles::new();
 pub(super) static LAYOUTS: Handles<Layout> = Handles::new();
-pub(super) static PREFERENCES: Handles<Preference> = Handles::new();
+/// The bytes of workspace that an algorithm may have.
+pub(super) static PREFERENCES: Handles<usize> = Handles::new();
 
 /// # Safety
 ///
@@ -81,47 +72,6 @@ fn take<T>(handles: &Handles<T>, handle: *mut c_void) -> Status {
     if handle.is_null() || handles.remove(handle).is_some() { SUCCESS } else { INVALID_VALUE }
 }
 
-/// # Safety
-///
-/// Null, or there is room for a handle.
-#[unsafe(export_name = "simulated_cublasLtCreate")]
-pub unsafe extern "C" fn create(handle: *mut *mut c_void) -> Status {
-    count!("cublasLtCreate");
-    // SAFETY: the caller's promise.
-    unsafe { give(&LIBRARIES, Ok(()), handle) }
-}
-
-#[unsafe(export_name = "simulated_cublasLtDestroy")]
-pub extern "C" fn destroy(handle: *mut c_void) -> Status {
-    count!("cublasLtDestroy");
-    if LIBRARIES.remove(handle).is_some() { SUCCESS } else { NOT_INITIALIZED }
-}
-
-/// # Safety
-///
-/// Null, or there is room for a handle.
-#[unsafe(export_name = "simulated_cublasLtMatmulDescCreate")]
-pub unsafe extern "C" fn desc_create(desc: *mut *mut c_void, compute: c_int, scale: c_int) -> Status {
-    count!("cublasLtMatmulDescCreate");
-    let description = Description {
-        compute,
-        scale,
-        transpose_a: false,
-        transpose_b: false,
-        epilogue: EPILOGUE_DEFAULT,
-        bias: 0,
-        bias_type: -1,
-    };
-    // SAFETY: the caller's promise.
-    unsafe { give(&DESCRIPTIONS, Type::from_cuda(scale).map(|_| description), desc) }
-}
-
-#[unsafe(export_name = "simulated_cublasLtMatmulDescDestroy")]
-pub extern "C" fn desc_destroy(desc: *mut c_void) -> Status {
-    count!("cublasLtMatmulDescDestroy");
-    take(&DESCRIPTIONS, desc)
-}
-
 /// Reads an attribute, whose size the caller gives.
 ///
 /// # Safety
@@ -135,113 +85,61 @@ unsafe fn attribute<T: Copy>(from: *const c_void, bytes: usize) -> Result<T, Sta
     Ok(unsafe { from.cast::<T>().read_unaligned() })
 }
 
-/// # Safety
-///
-/// `value` is null or the address of so many bytes.
-#[unsafe(export_name = "simulated_cublasLtMatmulDescSetAttribute")]
-pub unsafe extern "C" fn desc_set_attribute(
-    desc: *mut c_void,
-    kind: c_int,
-    value: *const c_void,
-    bytes: usize,
-) -> Status {
-    count!("cublasLtMatmulDescSetAttribute");
-    let set = |description: &mut Description| {
-        // SAFETY: the caller's promise, for whichever is read.
-        let number = || unsafe { attribute::<i32>(value, bytes) };
-        match kind {
-            DESC_TRANSA => description.transpose_a = transposed(number()?)?,
-            DESC_TRANSB => description.transpose_b = transposed(number()?)?,
-            DESC_EPILOGUE => description.epilogue = number()?,
-            DESC_BIAS_DATA_TYPE => description.bias_type = number()?,
-            // Scalars of the host, which are all that is taken.
-            DESC_POINTER_MODE if number()? == 0 => {}
-            // SAFETY: the caller's promise.
-            DESC_BIAS_POINTER => description.bias = unsafe { attribute(value, bytes) }?,
-            0..=LAST_DESC => return Err(NOT_SUPPORTED),
-            _ => return Err(INVALID_VALUE),
-        }
-        Ok(())
-    };
-    match DESCRIPTIONS.with(desc, set) {
-        Some(Ok(())) => SUCCESS,
-        Some(Err(status)) => status,
-        None => INVALID_VALUE,
+/// The status of a change to an object, if there is one.
+fn done(set: Option<Result<(), Status>>) -> Status {
+    set.unwrap_or(Err(INVALID_VALUE)).err().unwrap_or(SUCCESS)
+}
+
+entries! {
+    "cublasLtCreate" create(handle: *mut *mut c_void) -> Status { give(&LIBRARIES, Ok(()), handle) }
+    "cublasLtDestroy" destroy(handle: *mut c_void) -> Status {
+        if LIBRARIES.remove(handle).is_some() { SUCCESS } else { NOT_INITIALIZED }
     }
-}
 
-/// # Safety
-///
-/// Null, or there is room for a handle.
-#[unsafe(export_name = "simulated_cublasLtMatrixLayoutCreate")]
-pub unsafe extern "C" fn layout_create(
-    layout: *mut *mut c_void,
-    values: c_int,
-    rows: u64,
-    columns: u64,
-    leading: i64,
-) -> Status {
-    count!("cublasLtMatrixLayoutCreate");
-    let made = || {
-        let size = |size: u64| i64::try_from(size).map_err(|_| INVALID_VALUE);
-        Ok(Layout { values: Type::from_cuda(values)?, rows: size(rows)?, columns: size(columns)?, leading })
-    };
-    // SAFETY: the caller's promise.
-    unsafe { give(&LAYOUTS, made(), layout) }
-}
-
-#[unsafe(export_name = "simulated_cublasLtMatrixLayoutDestroy")]
-pub extern "C" fn layout_destroy(layout: *mut c_void) -> Status {
-    count!("cublasLtMatrixLayoutDestroy");
-    take(&LAYOUTS, layout)
-}
-
-/// # Safety
-///
-/// Null, or there is room for a handle.
-#[unsafe(export_name = "simulated_cublasLtMatmulPreferenceCreate")]
-pub unsafe extern "C" fn preference_create(preference: *mut *mut c_void) -> Status {
-    count!("cublasLtMatmulPreferenceCreate");
-    // The library's defaults.
-    let made = Preference { workspace_bytes: 0, alignments: [256; 4] };
-    // SAFETY: the caller's promise.
-    unsafe { give(&PREFERENCES, Ok(made), preference) }
-}
-
-#[unsafe(export_name = "simulated_cublasLtMatmulPreferenceDestroy")]
-pub extern "C" fn preference_destroy(preference: *mut c_void) -> Status {
-    count!("cublasLtMatmulPreferenceDestroy");
-    take(&PREFERENCES, preference)
-}
-
-/// # Safety
-///
-/// `value` is null or the address of so many bytes.
-#[unsafe(export_name = "simulated_cublasLtMatmulPreferenceSetAttribute")]
-pub unsafe extern "C" fn preference_set_attribute(
-    preference: *mut c_void,
-    kind: c_int,
-    value: *const c_void,
-    bytes: usize,
-) -> Status {
-    count!("cublasLtMatmulPreferenceSetAttribute");
-    let set = |preference: &mut Preference| {
-        match kind {
-            // SAFETY: the caller's promise.
-            PREF_MAX_WORKSPACE_BYTES => preference.workspace_bytes = unsafe { attribute(value, bytes) }?,
-            PREF_MIN_ALIGNMENT_A_BYTES..=PREF_MIN_ALIGNMENT_D_BYTES => {
-                // SAFETY: as above.
-                let alignment: u32 = unsafe { attribute(value, bytes) }?;
-                preference.alignments[(kind - PREF_MIN_ALIGNMENT_A_BYTES) as usize] = alignment as usize;
+    "cublasLtMatmulDescCreate" desc_create(desc: *mut *mut c_void, compute: c_int, scale: c_int) -> Status {
+        let (transpose_a, transpose_b, epilogue, bias, bias_type) = (false, false, EPILOGUE_DEFAULT, 0, -1);
+        let description = Description { compute, scale, transpose_a, transpose_b, epilogue, bias, bias_type };
+        give(&DESCRIPTIONS, Type::from_cuda(scale).map(|_| description), desc)
+    }
+    "cublasLtMatmulDescDestroy" desc_destroy(desc: *mut c_void) -> Status { take(&DESCRIPTIONS, desc) }
+    "cublasLtMatmulDescSetAttribute" desc_set_attribute(desc: *mut c_void, kind: c_int, value: *const c_void, bytes: usize) -> Status {
+        done(DESCRIPTIONS.with(desc, |description| {
+            let number = || attribute::<i32>(value, bytes);
+            match kind {
+                DESC_TRANSA => description.transpose_a = transposed(number()?)?,
+                DESC_TRANSB => description.transpose_b = transposed(number()?)?,
+                DESC_EPILOGUE => description.epilogue = number()?,
+                DESC_BIAS_DATA_TYPE => description.bias_type = number()?,
+                // Scalars of the host, which are all that is taken.
+                DESC_POINTER_MODE if number()? == 0 => {}
+                DESC_BIAS_POINTER => description.bias = attribute(value, bytes)?,
+                0..=LAST_DESC => return Err(NOT_SUPPORTED),
+                _ => return Err(INVALID_VALUE),
             }
-            0..=LAST_PREF => return Err(NOT_SUPPORTED),
-            _ => return Err(INVALID_VALUE),
-        }
-        Ok(())
-    };
-    match PREFERENCES.with(preference, set) {
-        Some(Ok(())) => SUCCESS,
-        Some(Err(status)) => status,
-        None => INVALID_VALUE,
+            Ok(())
+        }))
+    }
+
+    "cublasLtMatrixLayoutCreate" layout_create(layout: *mut *mut c_void, values: c_int, rows: u64, columns: u64, leading: i64) -> Status {
+        let made = || {
+            let size = |size: u64| i64::try_from(size).map_err(|_| INVALID_VALUE);
+            Ok(Layout { values: Type::from_cuda(values)?, rows: size(rows)?, columns: size(columns)?, leading })
+        };
+        give(&LAYOUTS, made(), layout)
+    }
+    "cublasLtMatrixLayoutDestroy" layout_destroy(layout: *mut c_void) -> Status { take(&LAYOUTS, layout) }
+
+    "cublasLtMatmulPreferenceCreate" preference_create(preference: *mut *mut c_void) -> Status { give(&PREFERENCES, Ok(0), preference) }
+    "cublasLtMatmulPreferenceDestroy" preference_destroy(preference: *mut c_void) -> Status { take(&PREFERENCES, preference) }
+    "cublasLtMatmulPreferenceSetAttribute" preference_set_attribute(preference: *mut c_void, kind: c_int, value: *const c_void,
+        bytes: usize) -> Status {
+        done(PREFERENCES.with(preference, |workspace_bytes| {
+            match kind {
+                PREF_MAX_WORKSPACE_BYTES => *workspace_bytes = attribute(value, bytes)?,
+                0..=LAST_PREF => return Err(NOT_SUPPORTED),
+                _ => return Err(INVALID_VALUE),
+            }
+            Ok(())
+        }))
     }
 }
