@@ -141,16 +141,16 @@ fn attention_of_single_rows_beside_prompts_equals_attention_over_single_rows() {
     let lengths: [(usize, usize); 7] = [(130, 1), (40, 1), (0, 70), (33, 1), (64, 9), (127, 1), (0, 1)];
     let scripts = lengths.map(|(cached, brings)| Script { cached, brings: vec![brings] });
     let cases = [
-        (Dtype::Bf16, Dtype::Bf16, 1, 16),
-        (Dtype::Bf16, Dtype::Bf16, 2, 16),
-        (Dtype::F16, Dtype::F16, 2, 1024),
-        (Dtype::Bf16, Dtype::Int8, 2, 16),
+        (Dtype::Bf16, Dtype::Bf16, 16, 1),
+        (Dtype::Bf16, Dtype::Bf16, 16, 2),
+        (Dtype::F16, Dtype::F16, 1024, 2),
+        (Dtype::Bf16, Dtype::Int8, 16, 2),
     ];
-    for (seed, (dtype, cache, min_prefill_rows, min_split)) in (0..).zip(cases) {
+    for (seed, (dtype, cache, min_split, min_prefill_rows)) in (0..).zip(cases) {
         let mut sample = Sample::of_dtype(dtype, 2);
         (sample.kv_dtype, sample.architecture.head_dim) = (cache, 64);
         let scenario = scenario_of(&sample, &scripts);
-        let tuning = Tuning { min_prefill_rows, min_split, ..SMALL };
+        let tuning = Tuning { min_split, min_prefill_rows, ..SMALL };
         let (mut tiled, mut single) = (emulated(seed, tuning), emulated(seed, SMALL));
         tiled.device_mut().multiprocessors = 100;
         let errors = operation_errors(&mut tiled, &mut single, &sample, &scenario).unwrap();
