@@ -158,6 +158,10 @@ fn sweep(
     report: &mut ServeReport,
     observer: &mut dyn Observer,
 ) -> Result<(), ServeError> {
+    // A value that is none is said before anything is measured.
+    for value in values {
+        vary(&mut stage.spec("", config.offered, config.seed), variable, *value)?;
+    }
     let mut stopped: Option<Cause> = None;
     for (index, value) in values.iter().enumerate() {
         // Prompts differ between points, or the second would find those of the first in the cache.

@@ -129,9 +129,10 @@ fn simulate(Asked { serving, config, .. }: &Asked<'_>) -> anyhow::Result<Outcome
     let finished =
         crate::serve::benchmark(&mut worker, config, model.as_deref(), &command_line(), &mut progress);
     progress.finish();
-    let report = finished?.report;
+    let Finished { report, ending, .. } = finished?;
     conclude(&report, &serving.output)??;
-    Ok(judge(&report, &serving.fail_on))
+    let judged = judge(&report, &serving.fail_on);
+    Ok(if ending == Completion::Whole { judged } else { Outcome::SomeCellsFailed })
 }
 
 /// What is asked for, before its journal.
