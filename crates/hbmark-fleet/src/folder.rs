@@ -170,7 +170,7 @@ pub struct Run {
     pub hostname: Option<String>,
     pub rack: Option<String>,
     pub slot: Option<u32>,
-    /// The product's name. Together with [`SPEED_FACTS`] it says what is compared with what.
+    /// The product's name. Together with `SPEED_FACTS` it says what is compared with what.
     pub device: String,
     pub plan: Option<String>,
     pub at_once: Option<u32>,
