@@ -239,8 +239,8 @@ pub struct Failures {
 
 impl Failures {
     /// Of the rounds of one cell, or of several cells that stand together.
-    pub fn of(cells: &[&[Pair]]) -> Self {
-        let rounds = cells.iter().map(|pairs| pairs.len()).max().unwrap_or(0);
+    pub fn of(cells: &[Vec<Pair>]) -> Self {
+        let rounds = cells.iter().map(Vec::len).max().unwrap_or(0);
         let count = |failed: fn(&Pair) -> bool| {
             let in_any = |round: &usize| cells.iter().filter_map(|pairs| pairs.get(*round)).any(failed);
             (0..rounds).filter(in_any).count()

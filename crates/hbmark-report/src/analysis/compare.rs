@@ -43,10 +43,7 @@ pub fn judge(
     let tested = later.iter().filter(|of_cell| of_cell.iter().flatten().count() > 1).count();
     let tests = stats::order_test(&later, b_second, settings.seed);
     let effect = |index: usize, floor: Option<f64>| {
-        let failed = match cells.get(index) {
-            Some(rounds) => Failures::of(&[rounds.as_slice()]),
-            None => Failures::of(&cells.iter().map(Vec::as_slice).collect::<Vec<_>>()),
-        };
+        let failed = failures(cells, index);
         let (later, test) = (&later[index], tests[index]);
         PairedStatistics { later, b_second, test, tests: tested, floor, failed }.effect(settings)
     };
@@ -184,6 +181,11 @@ impl PairedStatistics<'_> {
             (ComparisonVerdict::Slower, format!("B takes {} more time", percent(ratio - 1.0)))
         }
     }
+}
+
+/// How often each side failed itself in a cell; behind the last cell, in any.
+fn failures(cells: &[Vec<Pair>], index: usize) -> Failures {
+    Failures::of(cells.get(index..=index).unwrap_or(cells))
 }
 
 /// Why the side that takes less time is not called faster: the rounds that count are those that it survived.
@@ -341,7 +343,7 @@ fn of_saved(cells: &[CellComparison]) -> Findings {
         let ratio = pair.log_ratio().map(f64::exp);
         let around = |low: &f64, high: &f64| ratio.is_some_and(|ratio| (*low..=*high).contains(&ratio));
         let interval = cell.effect.low.zip(cell.effect.high).filter(|(low, high)| around(low, high));
-        let failed = Failures::of(&[cell.pairs.as_slice()]);
+        let failed = Failures::of(std::slice::from_ref(&cell.pairs));
         let effect =
             PairedStatistics { later: &[], b_second: &[], test: None, tests: 0, floor: None, failed };
         Effect {

@@ -134,8 +134,7 @@ impl<'a> Measured<'a> {
             KnownFloor { time_ns: floor.time().0, bound: floor.bound(), kind }
         };
         let roof = report.ceilings.as_ref().map(|c| Roof::measured(c, cell.dtype));
-        // A rate that the steps themselves beat says nothing of them.
-        // A GPU's memory is its own, and its canary one pattern of those among which a ceiling is the fastest.
+        // A rate that the steps themselves beat says nothing of them. A GPU's memory is its own, and its canary one pattern of those among which a ceiling is the fastest.
         let on_host = report.environment.gpu.is_none();
         let rate = cell.read_beside_bytes_per_s.filter(|_| on_host && cell.fraction_of_read_beside.is_some());
         let beside = roof.as_ref().zip(rate).map(|(roof, rate)| {
@@ -163,6 +162,11 @@ impl<'a> Measured<'a> {
     /// Whether something ran, and not only a floor was computed.
     pub fn ran(&self) -> bool {
         self.cell.status != Status::Predicted
+    }
+
+    /// Whether memory was read at another rate beside the blocks than in the ceiling.
+    pub fn has_other_memory(&self) -> bool {
+        self.memory_change_ns.is_some_and(|change| change != 0.0)
     }
 
     /// The floor at the rate at which memory was read beside the blocks.

@@ -64,9 +64,7 @@ fn under_the_floor(measured: &Measured<'_>, report: &Report) -> String {
         }
         _ if cached => "part of what it reads comes from the cache",
         Some(RungKind::Datasheet) => "the data sheet row or the timing is wrong",
-        _ if measured.memory_change_ns.is_some_and(|change| change != 0.0) => {
-            "memory was faster in its steps than beside them"
-        }
+        _ if measured.has_other_memory() => "memory was faster in its steps than beside them",
         _ => "the ceiling was measured low",
     };
     format!("{engine} is {share:.1} % under its floor: {why}")
@@ -122,8 +120,7 @@ fn dtype_part(measured: &Measured<'_>, floor: KnownFloor, lowest: &CellResult) -
 
 /// The rate that memory had beside an engine's blocks, where it was not the ceiling's.
 fn other_rate(measured: &Measured<'_>) -> Option<String> {
-    let changed = measured.memory_change_ns.is_some_and(|change| change != 0.0);
-    let rate = measured.cell.read_beside_bytes_per_s.filter(|_| changed);
+    let rate = measured.cell.read_beside_bytes_per_s.filter(|_| measured.has_other_memory());
     rate.map(|rate| format!("{} read beside {}", BytesPerSecond(rate), measured.cell.engine))
 }
 

@@ -6,9 +6,9 @@
 //! The sides were run at other times, so that a machine which changed meanwhile looks like a change of B: only what lies beyond the
 //! interval of the machine's own ratio is called.
 
-use super::{Findings, is_shown, is_within_margin, percent, survived};
+use super::{Findings, failures, is_shown, is_within_margin, percent, survived};
 use crate::analysis::words::counted;
-use hbmark_core::result::comparison::{ComparisonVerdict, Effect, Failures, Pair, Settings};
+use hbmark_core::result::comparison::{ComparisonVerdict, Effect, Pair, Settings};
 use hbmark_core::stats::{self, Interval};
 
 /// Processes of one side, at most.
@@ -40,10 +40,7 @@ pub fn judge(cells: &[Vec<Pair>], read: &[Pair], settings: &Settings) -> Finding
             p: test.map(|test| test.p),
             p_exact: test.map(|test| test.exact),
             p_adjusted: test.map(|test| test.p_adjusted),
-            failed: match cells.get(index) {
-                Some(pairs) => Failures::of(&[pairs.as_slice()]),
-                None => Failures::of(&cells.iter().map(Vec::as_slice).collect::<Vec<_>>()),
-            },
+            failed: failures(cells, index),
             ..Effect::unknown()
         };
         (effect.verdict, effect.reason) = rule(&effect, &sides, machine, settings);
