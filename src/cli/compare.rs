@@ -357,7 +357,7 @@ fn serving_sides(
     let arguments = |side: &BTreeMap<String, String>| -> Vec<String> {
         side.iter().map(|(key, value)| format!("--{key}={value}")).collect()
     };
-    let (of_a, of_b) = (arguments(a), arguments(b));
+    let (mut of_a, mut of_b) = (arguments(a), arguments(b));
     let config = |letter: char, arguments: &[String]| -> anyhow::Result<ServeConfig> {
         serve::point_config(arguments).with_context(|| format!("side {letter}"))
     };
@@ -367,6 +367,14 @@ fn serving_sides(
         items == other,
         "one side has a rate and the other a closed loop; give both the same load"
     );
+    // Each side would go on until it shows something, and they would measure different requests.
+    for (config, arguments) in [(&config_a, &mut of_a), (&config_b, &mut of_b)] {
+        if config.max_requests > config.requests
+            && !arguments.iter().any(|given| given.starts_with("--max-requests="))
+        {
+            arguments.push(format!("--max-requests={}", config.requests));
+        }
+    }
     let salted = [&config_a, &config_b].iter().all(|config| config.server.is_some());
     Ok(Sides { command: Launched::Serve { seed: args.seed, salted }, a: of_a, b: of_b, items })
 }

@@ -49,7 +49,8 @@ pub struct ServerConfig {
     pub extra_body: Option<String>,
     /// Outputs go on after the end of the sequence where the API has no word for it, too.
     pub ignore_eos: bool,
-    pub request_timeout_s: f64,
+    /// None: an hour, ten minutes of them without a token.
+    pub request_timeout_s: Option<f64>,
     /// Between two readings of its counters; 0 for none.
     pub metrics_interval_s: f64,
     /// Most requests in flight, in an open loop.
@@ -174,15 +175,20 @@ impl ServerConfig {
         let api = if is_chat { Api::Chat } else { Api::Completions };
         let backend = self.backend.unwrap_or(Backend { dialect: found.dialect, api });
         let name = self.name(&found, model.is_some())?;
+        let listed = found.models.iter().find(|model| model.id == name);
+        // What a server says of its first model holds for no other.
+        let other = listed.filter(|listed| found.models.first().is_some_and(|first| first.id != listed.id));
+        let longest = other.map_or(found.max_model_len, |model| model.max_model_len);
         let identity = ServerIdentity {
             url: found.root.clone(),
             dialect: backend.dialect,
             path: self.path(backend),
             model: name,
             version: found.version.clone(),
-            max_model_len: found.max_model_len.and_then(|most| usize::try_from(most).ok()),
+            max_model_len: longest.and_then(|most| usize::try_from(most).ok()),
         };
-        let (prompts, mut warnings) = prompts(config, model, backend, &found)?;
+        let vocabulary = listed.or(found.models.first()).and_then(|model| model.vocab_size);
+        let (prompts, mut warnings) = prompts(config, model, backend, vocabulary)?;
         if let Some(shape) =
             self.model.as_ref().filter(|given| self.served_model.is_none() && **given != identity.model)
         {
@@ -207,8 +213,6 @@ impl ServerConfig {
         }
         let page = found.metrics.as_ref().map(|metrics| metrics.page.clone());
         let interval = Duration::from_secs_f64(self.metrics_interval_s);
-        let total = Duration::from_secs_f64(self.request_timeout_s);
-        let limits = Limits::default();
         let structured = config.asked_structure();
         let grammar = structured.map(|asked| asked.grammar.parse::<Grammar>()).transpose()?;
         let lora = config.lora.as_ref().map(|asked| adapters(asked, config)).transpose()?;
@@ -222,12 +226,9 @@ impl ServerConfig {
             endpoint: Endpoint::resolve(target).map_err(ServerError::from)?,
             backend,
             identity,
-            limits: Limits {
-                total,
-                headers: limits.headers.min(total),
-                first_token: limits.first_token.min(total),
-                ..limits
-            },
+            limits: self
+                .request_timeout_s
+                .map_or_else(Limits::default, |total| Limits::whole(Duration::from_secs_f64(total))),
             cap: self.cap,
             prompts,
             salt: self.cache_salt.clone(),
@@ -301,7 +302,7 @@ fn prompts(
     config: &ServeConfig,
     model: Option<&OpenModel>,
     backend: Backend,
-    found: &Probe,
+    vocabulary: Option<u64>,
 ) -> Result<(Prompts, Vec<String>), ServeError> {
     let endpoint = backend.endpoint();
     // OpenAI's API has ids, and many servers that speak it do not.
@@ -311,8 +312,7 @@ fn prompts(
         None => config.tokenizer.as_deref().map(Tokenizer::open_path).transpose()?.map(Box::new),
     };
     if takes_ids {
-        let said = found.models.first().and_then(|model| model.vocab_size);
-        let said = said.and_then(|size| usize::try_from(size).ok());
+        let said = vocabulary.and_then(|size| usize::try_from(size).ok());
         let given = model.map(|model| model.architecture.vocab_size);
         return Ok((Prompts::ids(said.or(given).unwrap_or(VOCABULARY)), Vec::new()));
     }

@@ -36,6 +36,7 @@ pub use descriptors::TooFewFiles;
 pub(crate) use descriptors::check_open_files;
 use hbmark_core::result::serving::Failure;
 use hbmark_core::units::{Nanos, whole};
+use hbmark_traffic::order::Order;
 use hbmark_traffic::scheduler::SchedulerLoad;
 use hbmark_traffic::serving_loop::{LoadMode, Progress, Record, RemoteTokens, RequestOutcome, Run, Traffic};
 use prepared::Prepared;
@@ -74,13 +75,21 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         let seconds = Duration::from_secs;
+        let silence = seconds(600);
         Self {
             connect: seconds(30),
-            headers: seconds(600),
-            first_token: seconds(600),
-            event: seconds(120),
+            headers: silence,
+            first_token: silence,
+            event: silence,
             total: seconds(3600),
         }
+    }
+}
+
+impl Limits {
+    /// One limit for the whole request, however long a part of it takes.
+    pub fn whole(total: Duration) -> Self {
+        Self { headers: total, first_token: total, event: total, total, ..Self::default() }
     }
 }
 
@@ -194,8 +203,7 @@ struct Client<'a> {
     /// The address that answered last.
     address: usize,
     prepared: Prepared,
-    /// The next request that is due.
-    next: usize,
+    order: Order,
     /// Connections on which more had come than was read in one turn, each once.
     unread: Vec<usize>,
     /// Requests that are due and wait at the cap.
@@ -263,7 +271,7 @@ impl<'a> Client<'a> {
             idle: Vec::new(),
             address: 0,
             prepared: Prepared::new(&job),
-            next: 0,
+            order: Order::new(traffic),
             unread: Vec::new(),
             waiting: VecDeque::new(),
             openings: vec![0.0; if matches!(traffic.kind, LoadMode::Closed { .. }) { places } else { 0 }]
@@ -320,7 +328,6 @@ impl<'a> Client<'a> {
             {
                 break;
             }
-            self.live.run.plan_exhausted |= self.next == self.job.traffic.plan.len();
             let due = present + self.until_due(present);
             self.prepared.ahead(&mut self.job, due);
             self.sleep(&mut events)?;
@@ -367,11 +374,7 @@ impl<'a> Client<'a> {
 
     /// When the next request is due, since the start.
     fn next_due(&self) -> Option<f64> {
-        let planned = self.job.traffic.plan.get(self.next).filter(|_| !self.gives_up())?;
-        match self.job.traffic.kind {
-            LoadMode::Open => Some(planned.arrival.0),
-            LoadMode::Closed { .. } => self.openings.front().copied(),
-        }
+        self.order.next_due(self.job.traffic, &self.openings).filter(|_| !self.gives_up())
     }
 
     fn until_due(&self, present: Moment) -> Moment {
@@ -403,8 +406,7 @@ impl<'a> Client<'a> {
         loop {
             let now = self.since(clock::now());
             let Some(due) = self.next_due().filter(|due| *due <= now) else { break };
-            let key = self.next;
-            self.next += 1;
+            let Some(key) = self.order.take() else { break };
             if matches!(self.job.traffic.kind, LoadMode::Closed { .. }) {
                 self.openings.pop_front();
             }
@@ -417,6 +419,8 @@ impl<'a> Client<'a> {
             self.waiting.push_back(key);
             self.dispatch_waiting();
         }
+        let run = &mut self.live.run;
+        run.loaded_until = run.loaded_until.or_else(|| self.order.used_up(self.job.traffic, &self.openings));
         self.dispatch_waiting();
     }
 
@@ -462,8 +466,8 @@ impl<'a> Client<'a> {
 
     /// Puts a request onto the connection of a stream, or onto a new one.
     fn begin(&mut self, slot: usize, present: Moment) {
-        let request = self.prepared.take(&mut self.job);
         let stream = &mut self.streams[slot];
+        let request = self.prepared.take(&mut self.job, stream.key);
         stream.kept = stream.connection.is_some();
         if let Some(connection) = &mut stream.connection {
             self.live.reused += 1;
@@ -740,6 +744,7 @@ impl<'a> Client<'a> {
         }
         if matches!(self.job.traffic.kind, LoadMode::Closed { .. }) {
             self.openings.push_back(now);
+            self.order.done(key);
         }
     }
 
@@ -763,7 +768,6 @@ impl<'a> Client<'a> {
         };
         // Whether it counts is known when the run is over: it may go on with more measured requests.
         let may_count = key >= self.live.run.measured.start;
-        let served = failure.is_none();
         if self.job.keep_events {
             self.live.events[key] = stream.answer.outputs().collect();
         }
@@ -779,11 +783,9 @@ impl<'a> Client<'a> {
             }
             match last.replace(at) {
                 None => first_tokens = Some(tokens as usize),
-                Some(before) if may_count => {
+                Some(before) if may_count && failure.is_none() => {
                     let gap: f64 = at - before;
-                    if served {
-                        self.live.event_gaps.push(gap, key);
-                    }
+                    self.live.event_gaps.push(gap, key);
                     for _ in 0..tokens {
                         self.token_gaps.push(gap / f64::from(tokens), key);
                     }

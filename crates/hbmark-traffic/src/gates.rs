@@ -4,7 +4,7 @@
 //! length of a saturated run are removed.
 
 use super::latency::{Window, ttft};
-use super::occupancy::{Stay, stays};
+use super::occupancy::{Stay, stay, stays};
 use super::scheduler::RejectReason;
 use super::serving_loop::{LoadMode, Record, RequestOutcome, Run, StepLog, Traffic};
 use super::stability::{
@@ -28,6 +28,8 @@ const MAX_FAILED_SHARE: f64 = 0.05;
 const LITTLE_TOLERANCE: f64 = 0.1;
 /// Largest relative error of the arrival rate against the plan.
 const RATE_TOLERANCE: f64 = 0.02;
+/// Of the measured requests' time in the system, the largest share with less load than was asked for.
+const MAX_UNLOADED_SHARE: f64 = 0.05;
 
 /// Measured requests that were due during the run: all, unless a time limit or a failure ended it early.
 pub(super) fn due<'a>(records: &'a [Record], window: &Window) -> impl Iterator<Item = &'a Record> {
@@ -196,6 +198,26 @@ pub(super) fn gates(
     served(result, records, traffic.kind);
 }
 
+/// Whether there were requests to send until the measured ones were done; a system that does not keep up has enough of them waiting.
+fn sustained(result: &mut ServeResult, run: &Run, traffic: &Traffic<'_>, records: &[Record]) {
+    let Some(until) = run.loaded_until.filter(|_| traffic.goes_on) else { return };
+    let stays = || records.iter().filter_map(|record| stay(run, record));
+    let all: f64 = stays().map(|stay| stay.departed - stay.arrival).sum();
+    let unloaded: f64 = stays().map(|stay| (stay.departed - stay.arrival.max(until)).max(0.0)).sum();
+    if unloaded > MAX_UNLOADED_SHARE * all {
+        result.gate(
+            GateName::SustainedLoad,
+            Some(false),
+            format!(
+                "no request was left to send after {}, and {:.0} % of the measured requests' time came after that; {:.0} % may",
+                Nanos(until),
+                unloaded / all * 100.0,
+                MAX_UNLOADED_SHARE * 100.0
+            ),
+        );
+    }
+}
+
 /// Whether a system keeps up, and on what grounds.
 pub(super) struct KeepsUp {
     stability: Stability,
@@ -328,7 +350,7 @@ pub(super) fn saturation(
         result.gates.push(Gate { name: GateName::KeepsUp, passed, detail });
     }
     if reasons.is_empty() {
-        return;
+        return sustained(result, run, traffic, records);
     }
     if result.validity == Validity::Valid {
         result.validity = Validity::Saturated;

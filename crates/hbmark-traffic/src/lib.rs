@@ -20,6 +20,7 @@ pub mod gates;
 pub mod latency;
 pub mod matrix;
 pub mod occupancy;
+pub mod order;
 pub mod point;
 pub mod requests;
 pub mod residuals;

@@ -62,6 +62,8 @@ pub enum TrafficSource {
     Dataset(#[serde(skip)] Option<std::rc::Rc<Dataset>>),
 }
 
+/// Requests behind the measured ones, for each place of a closed loop.
+const COOLDOWN: usize = 16;
 /// Requests of which a mean is taken.
 const SAMPLE: usize = 1_000;
 
@@ -115,11 +117,13 @@ pub struct PointSpec {
 }
 
 impl PointSpec {
-    /// Requests after the measured ones, to keep the system loaded until those are done.
-    pub fn cooldown(&self) -> usize {
+    /// Requests after the measured ones, to keep the system loaded until those are done. They are sent only until then.
+    fn cooldown(&self) -> usize {
         match self.offered {
             Offered::AtOnce => 0,
-            _ => self.most() / 2 + 16,
+            // While the longest output is made, each of the others' places is taken by many of mean length.
+            Offered::Concurrency(places) => COOLDOWN * places + 16,
+            Offered::Rate(_) | Offered::AsRecorded => (4 * self.requests).max(self.most() / 2 + 16),
         }
     }
 
@@ -309,6 +313,7 @@ impl PointSpec {
             } else {
                 None
             },
+            goes_on: self.offered != Offered::AtOnce && !matches!(self.source, TrafficSource::Trace(..)),
             stop_tokens: if self.stop_at_eos { eos.to_vec() } else { Vec::new() },
             time_limit: self.time_limit,
             ..Traffic::new(plan, kind, measured, vocab)

@@ -4,7 +4,7 @@
 //! [`Batch`] with block tables, and the output tokens. It owns no clock and no model, so the same scheduler serves a real engine and a
 //! simulated one.
 //!
-//! The policy and the option names are vLLM's: a step first schedules running requests, in order of rank, then admits waiting ones
+//! The policy and the option names are vLLM's: a step first schedules running requests, in order of admission, then admits waiting ones
 //! while the token budget, the number of sequences and the blocks allow. When blocks run out, the running request of the lowest rank is
 //! preempted: it frees its blocks, returns to the queue and is recomputed (from whatever prefix is still cached). Rank is arrival, or
 //! priority and then arrival. Because the lowest rank is preempted first and a request that could not run alone is rejected on
@@ -324,6 +324,9 @@ impl Scheduler {
         if self.batch.preempted.is_empty() {
             self.schedule_waiting(&mut budget);
         }
+        for seq in &self.batch.scheduled {
+            self.batch.adapters += usize::from(self.adapters.is_new(seq.adapter));
+        }
         self.batch.dropped.append(&mut self.ended);
         self.in_flight = !self.batch.scheduled.is_empty();
         &self.batch
@@ -338,9 +341,13 @@ impl Scheduler {
             let draft_tokens = self.draft_tokens(request, *budget);
             let tokens = (known + draft_tokens).min(*budget);
             let positions = request.computed + tokens;
-            if !self.ensure_blocks(slot, positions) {
-                // It had the lowest rank and was preempted itself.
-                break;
+            let before = self.batch.scheduled.len();
+            let has_blocks = self.ensure_blocks(slot, positions, budget);
+            // Those that were preempted for it, and stood before it.
+            index -= before - self.batch.scheduled.len();
+            if !has_blocks {
+                // It had the lowest rank and was preempted itself: behind it stands the next.
+                continue;
             }
             self.propose(slot, draft_tokens);
             self.push_scheduled(slot, tokens, draft_tokens);
@@ -370,17 +377,27 @@ impl Scheduler {
 
     /// Gives a running request blocks for a number of positions, and preempts requests of lower rank where needed. `false` when it had to
     /// be preempted itself.
-    fn ensure_blocks(&mut self, slot: u32, positions: usize) -> bool {
+    fn ensure_blocks(&mut self, slot: u32, positions: usize, budget: &mut usize) -> bool {
         loop {
             if self.extend(slot, positions) {
                 return true;
             }
-            let (_, victim) = *self.running.last().expect("the request itself runs");
+            let &(_, victim) = self.running.iter().max().expect("the request itself runs");
+            *budget += self.unschedule(victim);
             self.preempt(victim);
             if victim == slot {
                 return false;
             }
         }
+    }
+
+    /// Takes a request that is to be preempted out of the batch that is being made; the tokens that it had of the budget.
+    fn unschedule(&mut self, victim: u32) -> usize {
+        let Some(at) = self.batch.scheduled.iter().position(|seq| seq.slot.0 == victim) else { return 0 };
+        let seq = self.batch.scheduled.remove(at);
+        let request = self.request_mut(victim);
+        request.tokens.truncate(request.tokens.len() - seq.draft_tokens);
+        seq.tokens
     }
 
     fn schedule_waiting(&mut self, budget: &mut usize) {
@@ -434,8 +451,7 @@ impl Scheduler {
             self.found = found;
             assert!(self.extend(slot, hit + tokens), "room was checked above");
             self.adapters.start(adapter);
-            let at = self.running.partition_point(|other| other.0 < rank);
-            self.running.insert(at, (rank, slot));
+            self.running.push((rank, slot));
             self.push_scheduled(slot, tokens, 0);
             *budget -= tokens;
         }
@@ -454,7 +470,6 @@ impl Scheduler {
             is_first_step: !std::mem::replace(&mut request.started, true),
             adapter: request.adapter,
         };
-        self.batch.adapters += usize::from(self.adapters.is_new(seq.adapter));
         self.batch.scheduled.push(seq);
     }
 
@@ -591,7 +606,7 @@ impl Scheduler {
 
     fn remove(&mut self, slot: Slot) {
         let rank = self.request(slot.0).rank;
-        if let Ok(at) = self.running.binary_search_by(|other| other.0.cmp(&rank)) {
+        if let Some(at) = self.running.iter().position(|other| other.0 == rank) {
             self.running.remove(at);
             self.free(slot.0);
         }

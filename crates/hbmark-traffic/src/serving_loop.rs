@@ -20,6 +20,7 @@ use super::clock::Clock;
 use super::dataset::{Dataset, RecordedPrompt};
 use super::executor::{Executor, Phases};
 use super::latency::{decided, full_from};
+use super::order::Order;
 use super::scheduler::{EmittedToken, RejectReason, Request, Scheduler, SchedulerLoad};
 use super::step_model::Mixture;
 use super::workload::PlannedRequest;
@@ -55,6 +56,8 @@ pub struct Traffic<'a> {
     pub measured: Range<usize>,
     /// Measure more requests where these decide nothing.
     pub extension: Option<Extension>,
+    /// The plan is the beginning of traffic without an end: who uses it up has less load than was asked for.
+    pub goes_on: bool,
     pub vocab: usize,
     /// The tokens that prompts are drawn from; empty for the whole vocabulary.
     pub prompt_vocab: Vec<u32>,
@@ -78,6 +81,7 @@ impl<'a> Traffic<'a> {
             kind,
             measured,
             extension: None,
+            goes_on: false,
             vocab,
             prompt_vocab: Vec::new(),
             dataset: None,
@@ -200,8 +204,8 @@ pub struct Run {
     /// The device failed, not just one step: nothing it does afterwards is reliable.
     pub device_unusable: bool,
     pub outputs: Vec<Vec<u32>>,
-    /// The plan ended before the last measured request finished: the load dropped towards the end.
-    pub plan_exhausted: bool,
+    /// From then on there was less load than was asked for: every request of the plan had been sent.
+    pub loaded_until: Option<f64>,
     /// What a live server showed, which tells nothing of its steps and its queue.
     pub remote: Option<RemoteTokens>,
 }
@@ -349,8 +353,11 @@ pub fn run_with_scheduler(
     let prompts = if clock.is_virtual() {
         Vec::new()
     } else {
-        // A run that is extended makes the others when they arrive.
-        let ready = if traffic.extension.is_some() { 2 * traffic.measured.end } else { traffic.plan.len() };
+        // The others are made when they arrive.
+        let ready = match traffic.kind {
+            LoadMode::Open => 2 * traffic.measured.end,
+            LoadMode::Closed { .. } => traffic.plan.len(),
+        };
         traffic.plan.iter().take(ready).map(|request| traffic.prompt(request)).collect()
     };
     let mut server = Server {
@@ -359,7 +366,7 @@ pub fn run_with_scheduler(
         text,
         prompts,
         origin: clock.now().0,
-        next: 0,
+        order: Order::new(traffic),
         openings: match traffic.kind {
             LoadMode::Open => VecDeque::new(),
             LoadMode::Closed { concurrency } => vec![0.0; concurrency].into(),
@@ -396,7 +403,6 @@ pub fn run_with_scheduler(
             server.run.idle += server.now(clock) - now;
             continue;
         }
-        server.run.plan_exhausted |= server.next == traffic.plan.len();
         match server.step(executor, clock, &mut tokens)? {
             Ok(()) => failures = 0,
             Err(error) => {
@@ -424,8 +430,7 @@ struct Server<'a, 't> {
     text: Option<&'t mut dyn TextPath>,
     prompts: Vec<Vec<u32>>,
     origin: f64,
-    /// The next request of the plan.
-    next: usize,
+    order: Order,
     /// Closed loop: when slots became free.
     openings: VecDeque<f64>,
     in_system: usize,
@@ -446,11 +451,7 @@ impl Server<'_, '_> {
     }
 
     fn next_arrival(&self) -> Option<f64> {
-        let planned = self.traffic.plan.get(self.next)?;
-        match self.traffic.kind {
-            LoadMode::Open => Some(planned.arrival.0),
-            LoadMode::Closed { .. } => self.openings.front().copied(),
-        }
+        self.order.next_due(self.traffic, &self.openings)
     }
 
     /// Waits with nothing to do. The last wait is never shorter than a heartbeat, so that notifying an observer delays no arrival.
@@ -467,10 +468,11 @@ impl Server<'_, '_> {
         loop {
             let begin = self.now(clock);
             let Some(arrival) = self.next_arrival().filter(|arrival| *arrival <= begin) else {
+                self.run.loaded_until =
+                    self.run.loaded_until.or_else(|| self.order.used_up(self.traffic, &self.openings));
                 return Ok(());
             };
-            let key = self.next;
-            self.next += 1;
+            let Some(key) = self.order.take() else { return Ok(()) };
             self.openings.pop_front();
             if let Some(text) = &self.text {
                 self.run.encoded_tokens += text.encode(key)?;
@@ -522,6 +524,7 @@ impl Server<'_, '_> {
         }
         if matches!(self.traffic.kind, LoadMode::Closed { .. }) {
             self.openings.push_back(now);
+            self.order.done(key);
         }
     }
 

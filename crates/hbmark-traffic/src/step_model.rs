@@ -47,7 +47,7 @@ pub struct Calibration {
     pub base_context: f64,
     /// Time of one more cached position that a decode reads.
     pub ns_per_decode_position: f64,
-    /// Time of one more (query, cached position) pair of a later chunk of a prefill.
+    /// Time of one more pair of a prompt's token and a position that it attends to.
     pub ns_per_prefill_pair: f64,
     /// Time of a step that decodes and prefills over the sum predicted above: kernels behave differently on mixed shapes.
     #[serde(default = "one")]
@@ -64,7 +64,7 @@ pub struct Mixture {
     /// Tokens of sequences that decode, one of each and their draft tokens, and the sum of the sequences' cached positions.
     pub decodes: f64,
     pub positions: f64,
-    /// Tokens of prompts, and their (query, cached position) pairs.
+    /// Tokens of prompts, and the pairs of one with a position that it attends to.
     pub queries: f64,
     pub pairs: f64,
 }
@@ -83,7 +83,8 @@ impl Mixture {
             self.positions += part.cached as f64;
         } else {
             self.queries += part.tokens as f64;
-            self.pairs += part.tokens as f64 * part.cached as f64;
+            // A prompt's own positions are, on average, half of them before a token.
+            self.pairs += part.tokens as f64 * (part.cached as f64 + part.tokens as f64 / 2.0);
         }
     }
 }
@@ -158,14 +159,19 @@ impl Calibration {
         let time = if queries == 0.0 {
             interpolate(&self.decode, decodes) + context
         } else {
+            // Those that were timed are one prompt each: several short ones attend to far fewer positions than one as long as all of them.
+            let without_attention =
+                |(tokens, ns): &(f64, f64)| (*tokens, ns - self.ns_per_prefill_pair * tokens * tokens / 2.0);
+            let prefill: Vec<(f64, f64)> = self.prefill.iter().map(without_attention).collect();
+            let rows = |rows: f64| interpolate(&prefill, rows);
             // Matrix products see only rows, of prefill and decode alike; a decode's further cost (its head, its cache at the base context)
             // is its step's time over that of a prefill of as many tokens.
-            let extra = (interpolate(&self.decode, decodes) - interpolate(&self.prefill, decodes)).max(0.0);
+            let extra = (interpolate(&self.decode, decodes) - rows(decodes)).max(0.0);
             let extra = if decodes > 0.0 { extra } else { 0.0 };
             let mixed = if decodes > 0.0 { self.mixed } else { 1.0 };
-            (interpolate(&self.prefill, queries + decodes) + extra + context) * mixed
+            (rows(queries + decodes) + self.ns_per_prefill_pair * pairs + extra + context) * mixed
         };
-        (time + self.ns_per_prefill_pair * pairs).max(1.0)
+        time.max(1.0)
     }
 }
 
@@ -286,17 +292,21 @@ mod tests {
         let time = |p: Vec<RaggedPart>| model.step(p.into_iter()).0;
         assert!((time(parts(4, 8, &[]).collect()) - 150.0).abs() < 1e-9);
         assert!((time(parts(4, 108, &[]).collect()) - 350.0).abs() < 1e-9);
-        assert!((time(parts(0, 0, &[34]).collect()) - 430.0).abs() < 1e-9);
-        // 60 prefill tokens beside four decodes: 64 rows, and the 20 ns a decode of four takes over a prefill of four.
-        assert!((time(parts(4, 8, &[60]).collect()) - 750.0).abs() < 1e-9);
+        assert!((time(parts(0, 0, &[64]).collect()) - 730.0).abs() < 1e-9);
+        // Halfway between 4 and 64 rows without their attention, 129.2 and 525.2 ns, and 578 pairs.
+        assert!((time(parts(0, 0, &[34]).collect()) - 385.0).abs() < 1e-9);
+        // Two prompts have as many rows as one of both lengths, and half of its pairs.
+        assert!((time(parts(0, 0, &[32, 32]).collect()) - (730.0 - 0.1 * 32.0 * 32.0)).abs() < 1e-9);
+        // 60 prefill tokens beside four decodes: 64 rows, 1,800 pairs, and the 20.8 ns a decode of four takes over four rows.
+        assert!((time(parts(4, 8, &[60]).collect()) - 726.0).abs() < 1e-9);
         // A step that mixes both and took a tenth more than its parts, and no other, is corrected by it.
         let StepModel::Calibrated(calibration) = &model else { unreachable!("made so above") };
         let slower = StepModel::Calibrated(Calibration { mixed: 1.1, ..calibration.clone() });
-        assert!((slower.step(parts(4, 8, &[60])).0 - 825.0).abs() < 1e-9);
+        assert!((slower.step(parts(4, 8, &[60])).0 - 726.0 * 1.1).abs() < 1e-9);
         assert!((slower.step(parts(4, 8, &[])).0 - 150.0).abs() < 1e-9);
-        assert!((slower.step(parts(0, 0, &[34])).0 - 430.0).abs() < 1e-9);
-        // Beyond the last point the last piece goes on: 10 ns a token.
-        assert!((time(parts(0, 0, &[128]).collect()) - 1370.0).abs() < 1e-9);
+        assert!((slower.step(parts(0, 0, &[34])).0 - 385.0).abs() < 1e-9);
+        // Beyond the last point the last piece goes on, 6.6 ns a row, and 8,192 pairs.
+        assert!((time(parts(0, 0, &[128]).collect()) - (525.2 + 64.0 * 6.6 + 819.2)).abs() < 1e-9);
         let later = vec![RaggedPart::new(100, 4)];
         assert!((time(later) - 170.0).abs() < 1e-9);
     }

@@ -227,12 +227,21 @@ pub fn spec(offered: Offered) -> PointSpec {
 
 /// The point on the virtual clock: a prefill of n tokens takes n ms, a decode of n sequences 10 ms and n.
 pub fn simulated(spec: &PointSpec) -> (Run, ServeResult) {
+    let (plan, measured) = spec.plan().unwrap();
+    simulated_plan(spec, &plan, measured)
+}
+
+/// The point with a given plan.
+pub fn simulated_plan(
+    spec: &PointSpec,
+    plan: &[PlannedRequest],
+    measured: std::ops::Range<usize>,
+) -> (Run, ServeResult) {
     let model = StepModel::Calibrated(Calibration::of(
         vec![(1.0, 1e6), (101.0, 101e6)],
         vec![(1.0, 11e6), (11.0, 21e6)],
     ));
-    let (plan, measured) = spec.plan().unwrap();
-    let traffic = spec.traffic(&plan, measured, 1000, &[]);
+    let traffic = spec.traffic(plan, measured, 1000, &[]);
     let run = simulate(&model, spec, &traffic, &mut |_| {}).unwrap();
     let result = summarise(&run, &traffic, &spec.slo);
     (run, result)

@@ -100,20 +100,54 @@ pub fn read(path: &Path, limit: Option<usize>) -> Result<Trace, TraceError> {
 }
 
 /// Parses a line; its time is in nanoseconds on the trace's own scale.
-type Reader = fn(&str) -> Result<TraceRequest, String>;
+#[derive(Clone, Copy)]
+enum Reader {
+    /// A table: where its columns of time, prompt and output tokens are.
+    Columns(fn([&str; 3]) -> Result<TraceRequest, String>, [usize; 3]),
+    /// A JSON object per line.
+    Objects(fn(&str) -> Result<TraceRequest, String>),
+}
 
-/// The format of a trace, its reader, and whether the first line is a heading.
+impl Reader {
+    fn read(self, line: &str) -> Result<TraceRequest, String> {
+        let (row, columns) = match self {
+            Self::Objects(object) => return object(line),
+            Self::Columns(row, columns) => (row, columns),
+        };
+        let fields: Vec<&str> = line.split(',').collect();
+        let field = |column: usize| {
+            fields.get(column).copied().ok_or_else(|| format!("it has fewer than {} fields", column + 1))
+        };
+        row([field(columns[0])?, field(columns[1])?, field(columns[2])?])
+    }
+}
+
+/// The format of a trace, its reader, and whether the first line is a heading. Columns of a table are found by name: their order and what else
+/// there is differ between releases.
 fn recognise(first: &str) -> Option<(&'static str, Reader, bool)> {
-    Some(match first {
-        line if line.starts_with("TIMESTAMP,ContextTokens,GeneratedTokens") => ("Azure", azure, true),
-        line if line.starts_with("Timestamp,Model,Request tokens,Response tokens") => {
-            ("BurstGPT", burstgpt, true)
-        }
-        line if line.starts_with("arrived_at,num_prefill_tokens,num_decode_tokens") => ("Vidur", vidur, true),
-        line if line.starts_with('{') && line.contains("\"input_length\"") => ("Mooncake", mooncake, false),
-        line if line.starts_with('{') && line.contains("\"arrival_s\"") => ("hbmark", own, false),
-        _ => return None,
-    })
+    let has = |name: &str| first.starts_with('{') && first.contains(name);
+    if has("\"input_length\"") {
+        return Some(("Mooncake", Reader::Objects(mooncake), false));
+    }
+    if has("\"arrival_s\"") {
+        return Some(("hbmark", Reader::Objects(own), false));
+    }
+    let heading: Vec<&str> = first.split(',').map(|name| name.trim().trim_matches('"')).collect();
+    let columns = |names: [&str; 3]| {
+        let at = |name| heading.iter().position(|column| *column == name);
+        Some([at(names[0])?, at(names[1])?, at(names[2])?])
+    };
+    let azure = columns(["TIMESTAMP", "ContextTokens", "GeneratedTokens"])
+        .map(|columns| ("Azure", Reader::Columns(azure, columns), true));
+    let burstgpt = || {
+        let columns = columns(["Timestamp", "Request tokens", "Response tokens"])?;
+        Some(("BurstGPT", Reader::Columns(burstgpt, columns), true))
+    };
+    let vidur = || {
+        let columns = columns(["arrived_at", "num_prefill_tokens", "num_decode_tokens"])?;
+        Some(("Vidur", Reader::Columns(vidur, columns), true))
+    };
+    azure.or_else(burstgpt).or_else(vidur)
 }
 
 /// Reads a trace of `bytes` bytes line by line; memory is at most a fixed amount beyond that size.
@@ -146,7 +180,7 @@ fn parse(input: impl BufRead, bytes: u64, path: &Path, limit: Option<usize>) -> 
             }
             reader
         };
-        let mut request = reader(line).map_err(fail)?;
+        let mut request = reader.read(line).map_err(fail)?;
         let arrival = request.arrival.0 - *origin.get_or_insert(request.arrival.0);
         if arrival < latest {
             return Err(fail("it is earlier than the line before; sort the trace by time".to_owned()));
@@ -275,17 +309,7 @@ fn seconds(value: f64) -> Result<Nanos, String> {
     Ok(Nanos(value * 1e9))
 }
 
-fn fields<const N: usize>(line: &str) -> Result<[&str; N], String> {
-    let mut parts = line.split(',');
-    let mut fields = [""; N];
-    for field in &mut fields {
-        *field = parts.next().ok_or_else(|| format!("it has fewer than {N} fields"))?;
-    }
-    Ok(fields)
-}
-
-fn vidur(line: &str) -> Result<TraceRequest, String> {
-    let [arrived, input, output] = fields(line)?;
+fn vidur([arrived, input, output]: [&str; 3]) -> Result<TraceRequest, String> {
     let arrived: f64 =
         arrived.trim().parse().map_err(|_| format!("arrived_at `{}` is not a time", shown(arrived)))?;
     // Whole numbers that passed through a table of floats are written `374.0`.
@@ -294,8 +318,7 @@ fn vidur(line: &str) -> Result<TraceRequest, String> {
     Ok(plain(seconds(arrived)?, input, tokens("num_decode_tokens", &whole(output))?))
 }
 
-fn azure(line: &str) -> Result<TraceRequest, String> {
-    let [time, input, output] = fields(line)?;
+fn azure([time, input, output]: [&str; 3]) -> Result<TraceRequest, String> {
     Ok(plain(civil_time(time)?, tokens("ContextTokens", input)?, tokens("GeneratedTokens", output)?))
 }
 
@@ -331,8 +354,7 @@ fn civil_time(text: &str) -> Result<Nanos, String> {
     Ok(Nanos(((seconds - 1_577_836_800) as f64).mul_add(1e9, fraction * 1e9)))
 }
 
-fn burstgpt(line: &str) -> Result<TraceRequest, String> {
-    let [time, _model, input, output] = fields(line)?;
+fn burstgpt([time, input, output]: [&str; 3]) -> Result<TraceRequest, String> {
     let value: f64 =
         time.trim().parse().map_err(|_| format!("Timestamp `{}` is not a number", shown(time)))?;
     Ok(plain(seconds(value)?, tokens("Request tokens", input)?, tokens("Response tokens", output)?))
@@ -445,6 +467,27 @@ mod tests {
         assert_eq!(trace.format, "BurstGPT");
         assert_eq!((trace.requests.len(), trace.left_out), (38, 4));
         assert!((trace.requests[1].arrival.seconds() - 40.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn columns_are_found_by_name_whatever_a_release_puts_beside_them() {
+        for (heading, row) in [
+            (
+                "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type",
+                ["5,1,2.5,ChatGPT,472,18,490,Conversation log", "45,2,0.5,GPT-4,1087,230,1317,API log"],
+            ),
+            (
+                "Log Type,Timestamp,Model,\"Request tokens\",\"Response tokens\"",
+                ["API log,5,ChatGPT,472,18", "API log,45,GPT-4,1087,230"],
+            ),
+        ] {
+            let trace = parsed(&format!("{heading}\n{}\n", row.join("\n"))).unwrap();
+            let lengths: Vec<_> = trace.requests.iter().map(|r| (r.input_tokens, r.output_tokens)).collect();
+            assert_eq!((trace.format, lengths), ("BurstGPT", vec![(472, 18), (1087, 230)]));
+            assert!((trace.requests[1].arrival.seconds() - 40.0).abs() < 1e-9);
+        }
+        refused("Timestamp,Model,Request tokens,Tokens\n", "none of Azure CSV");
+        refused("Timestamp,Session ID,Request tokens,Response tokens\n1,2,3\n", "fewer than 4 fields");
     }
 
     #[test]

@@ -45,6 +45,8 @@ pub struct PlannedRequest {
     pub constrained: bool,
     /// The row of a dataset whose text it has.
     pub recorded: Option<u32>,
+    /// In a closed loop: the turn of its conversation that must be done before.
+    pub after: Option<u32>,
 }
 
 impl PlannedRequest {
@@ -548,12 +550,14 @@ impl Workload {
             let output_len = self.output.draw(random);
             let is_planned = turn >= start.turn;
             if is_planned {
+                let before = (turn > start.turn && !timed).then(|| requests.len() - 1);
                 requests.push(PlannedRequest {
                     arrival,
                     prompt: history.clone(),
                     output_len,
                     priority,
                     tenant,
+                    after: before.map(|before| u32::try_from(before).expect("a number of requests")),
                     ..PlannedRequest::default()
                 });
             }

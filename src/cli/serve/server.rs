@@ -35,9 +35,9 @@ pub(super) struct ServerArgs {
     /// Keep the server's prefix cache of these requests apart from that of others (`cache_salt`; turned off where there is no such field).
     #[arg(long, value_name = "TEXT")]
     cache_salt: Option<String>,
-    /// A request that takes longer has failed (30s, 10m).
-    #[arg(long, default_value = "1h", value_parser = parse_span)]
-    request_timeout: Nanos,
+    /// A request that takes longer has failed (30s, 10m) [default: 1h, and 10m without a token].
+    #[arg(long, value_name = "TIME", value_parser = parse_span)]
+    request_timeout: Option<Nanos>,
     /// Seconds between two readings of the server's /metrics; 0 for none.
     #[arg(long, default_value = "1", value_name = "SECONDS", value_parser = within(0.0..=3600.0))]
     metrics_interval: f64,
@@ -90,7 +90,7 @@ impl ServerArgs {
             endpoint: self.endpoint.clone(),
             extra_body: self.extra_body.clone(),
             ignore_eos: false,
-            request_timeout_s: self.request_timeout.seconds(),
+            request_timeout_s: self.request_timeout.map(Nanos::seconds),
             metrics_interval_s: self.metrics_interval,
             cap: None,
             cache_salt: self.cache_salt.clone(),

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::matching::NoTime;
 use super::{CompareError, ComparedItem, Side, matching, series_of};
 use hbmark_core::result::comparison::{Arm, ComparedCell, Difference, ServedTime};
-use hbmark_core::result::serving::{Offered, Point, ServeReport, Validity};
+use hbmark_core::result::serving::{GateName, Offered, Point, ServeReport, Validity};
 use hbmark_core::result::{Capabilities, Environment, Report};
 use hbmark_core::units::counted;
 
@@ -217,6 +217,7 @@ fn served_time(report: &ServeReport, metric: ServedTime) -> Result<f64, NoTime> 
     match metric.of(result) {
         Some(time) if time.is_finite() => Ok(time),
         Some(_) => none("too many requests were not served: it is infinite", true),
+        None if result.failed(GateName::KeepsUp) => none("saturated: the queue grew to the end", true),
         None => none("not measured: no request has it, or there are too few", false),
     }
 }

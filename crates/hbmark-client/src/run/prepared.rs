@@ -16,7 +16,8 @@ pub(super) struct Prepared {
     head: Vec<u8>,
     /// The body that is being made.
     body: Vec<u8>,
-    queue: VecDeque<Vec<u8>>,
+    /// Requests with their numbers, in the order of the plan.
+    queue: VecDeque<(usize, Vec<u8>)>,
     bytes: usize,
     /// Buffers of requests that were sent.
     pub spare: Vec<Vec<u8>>,
@@ -64,17 +65,18 @@ impl Prepared {
         let written = write!(request, "{}\r\nContent-Length: {}\r\n\r\n", self.next, self.body.len());
         debug_assert!(written.is_ok(), "memory takes every byte");
         request.extend_from_slice(&self.body);
-        self.next += 1;
         self.bytes += request.len();
-        self.queue.push_back(request);
+        self.queue.push_back((self.next, request));
+        self.next += 1;
     }
 
-    /// The bytes of the next request.
-    pub fn take(&mut self, job: &mut Job<'_>) -> Vec<u8> {
-        if self.queue.is_empty() {
+    /// The bytes of a request. Those before it in the plan, which wait for others, are kept.
+    pub fn take(&mut self, job: &mut Job<'_>, key: usize) -> Vec<u8> {
+        while self.next <= key {
             self.make(job);
         }
-        let request = self.queue.pop_front().unwrap_or_default();
+        let at = self.queue.iter().position(|(number, _)| *number == key);
+        let (_, request) = at.and_then(|at| self.queue.remove(at)).unwrap_or_default();
         self.bytes -= request.len();
         request
     }

@@ -319,8 +319,8 @@ pub enum Cause {
     #[error("{detail}")]
     WorkerLost { detail: String },
 
-    /// A check of the run did not pass: `injection_lag`, `realised_rate`, `littles_law`, `kv_accounting`, `token_count`, `engine`,
-    /// `outputs`, `device` (a simulated one), or `keeps_up` (saturated).
+    /// A check of the run did not pass: `injection_lag`, `realised_rate`, `littles_law`, `kv_accounting`, `token_count`, `served`,
+    /// `sustained_load`, `engine`, `outputs`, `device` (a simulated one), `client_delay`, `client_processor`, or `keeps_up` (saturated).
     #[cfg_attr(test, schemars(extend("where" = "result")))]
     #[error("{detail}")]
     GateFailed { gate: GateName, detail: String },

@@ -154,8 +154,16 @@ impl PairedStatistics<'_> {
         };
         // The interval of three rounds holds what two modes of a process hide more often than it says.
         if is_within_margin(low, high, settings) && effect.rounds >= stats::least_pairs(settings.alpha) {
-            let reason = format!("the whole interval lies within ±{}", percent(settings.margin));
-            return (ComparisonVerdict::Equivalent, reason);
+            return match failed_more(effect, self.later.len()) {
+                Some((_, words)) => {
+                    let reason = format!("the sides take the same time where both give one, and {words}");
+                    (ComparisonVerdict::Inconclusive, reason)
+                }
+                None => {
+                    let reason = format!("the whole interval lies within ±{}", percent(settings.margin));
+                    (ComparisonVerdict::Equivalent, reason)
+                }
+            };
         }
         if !is_shown(low, high, p, settings) {
             return (ComparisonVerdict::Inconclusive, not_shown(effect, settings));
@@ -190,11 +198,17 @@ fn failures(cells: &[Vec<Pair>], index: usize) -> Failures {
 
 /// Why the side that takes less time is not called faster: the rounds that count are those that it survived.
 fn survived(effect: &Effect, ratio: f64, of: usize) -> Option<String> {
-    let (a, b) = (effect.failed.a, effect.failed.b);
-    let (side, failed, other) = if ratio < 1.0 { ("B", b, a) } else { ("A", a, b) };
-    (failed > other).then(|| {
-        format!("{side} takes less time where it gives one, and failed itself in {failed} of {of} rounds, the other in {other}")
-    })
+    let quicker = if ratio < 1.0 { "B" } else { "A" };
+    let (_, words) = failed_more(effect, of).filter(|(side, _)| *side == quicker)?;
+    Some(format!("{quicker} takes less time where it gives one, and {words}"))
+}
+
+/// The side that failed itself in more rounds, and in how many.
+fn failed_more(effect: &Effect, of: usize) -> Option<(&'static str, String)> {
+    let Failures { a, b } = effect.failed;
+    let (side, more, less) = if a > b { ("A", a, b) } else { ("B", b, a) };
+    (more > less)
+        .then(|| (side, format!("{side} failed itself in {more} of {of} rounds, the other in {less}")))
 }
 
 /// Why a difference is not called.
@@ -476,8 +490,32 @@ mod tests {
         assert_eq!(effect.failed, Failures { a: 0, b: 1 });
         assert_eq!(
             effect.reason,
-            "B takes less time where it gives one, and failed itself in 1 of 12 rounds, the other in 0"
+            "B takes less time where it gives one, and B failed itself in 1 of 12 rounds, the other in 0"
         );
+    }
+
+    #[test]
+    fn sides_of_which_one_fails_itself_more_often_are_not_equivalent() {
+        let mut random = ChaCha8Rng::seed_from_u64(7);
+        let pairs = rounds(&mut random, 0.0, 0.001, ROUNDS);
+        assert_eq!(one(pairs.clone()).verdict, ComparisonVerdict::Equivalent);
+        for side in ["A", "B"] {
+            let mut pairs = pairs.clone();
+            for pair in &mut pairs[..4] {
+                *pair = match side {
+                    "A" => Pair { a_ns: None, a_failed: true, ..*pair },
+                    _ => Pair { b_ns: None, b_failed: true, ..*pair },
+                };
+            }
+            let effect = one(pairs);
+            assert_eq!(effect.verdict, ComparisonVerdict::Inconclusive);
+            assert_eq!(
+                effect.reason,
+                format!(
+                    "the sides take the same time where both give one, and {side} failed itself in 4 of 12 rounds, the other in 0"
+                )
+            );
+        }
     }
 
     /// Each launch is in one of two modes 4 % apart, and B is 2 % slower: three rounds that happen to agree show nothing.

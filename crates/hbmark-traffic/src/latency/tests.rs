@@ -1,7 +1,7 @@
 use crate::latency::summarise;
 use crate::point::{PointSpec, TrafficSource};
 use crate::serving_loop::RequestOutcome;
-use crate::test_queues::{simulated, spec};
+use crate::test_queues::{simulated, simulated_plan, spec};
 use crate::workload::Workload;
 use hbmark_core::result::serving::{
     Failure, Gate, GateName, Offered, SchedulerConfig, ServeResult, Slo, Validity,
@@ -38,6 +38,78 @@ fn an_overloaded_system_has_the_throughput_of_its_capacity_however_fast_requests
         let mean = beyond.requests.as_ref().map(|r| r.output_tokens.iter().sum::<usize>() as f64 / 400.0);
         assert!((tokens / mean.unwrap() - 1.0).abs() < 0.15, "{tokens} tokens a request, of {mean:?}");
         assert!((beyond.offered_per_s.unwrap() / rate - 1.0).abs() < 0.15, "{:?}", beyond.offered_per_s);
+    }
+}
+
+/// Lengths that vary: while the longest outputs are made, the other places need more requests than were measured.
+#[test]
+fn a_closed_loop_holds_its_load_until_the_last_measured_request_is_done() {
+    for (concurrency, requests) in [(1, 20), (16, 50), (64, 100), (128, 100)] {
+        let scheduler = SchedulerConfig {
+            max_num_seqs: 256,
+            num_blocks: 1 << 16,
+            max_model_len: 1 << 16,
+            ..SchedulerConfig::UNLIMITED
+        };
+        let source = TrafficSource::Workload(Workload::named("chat").unwrap());
+        let warmup = 2 * concurrency;
+        let closed =
+            PointSpec { source, scheduler, requests, warmup, ..spec(Offered::Concurrency(concurrency)) };
+        let (_, result) = simulated(&closed);
+        let held = (result.mean_running + result.mean_waiting) / concurrency as f64;
+        assert!((held - 1.0).abs() < 0.01, "{held} of {concurrency}");
+        assert_eq!(result.validity, Validity::Valid, "{:?}", result.reasons);
+    }
+}
+
+#[test]
+fn load_that_ends_before_the_measured_requests_do_makes_a_point_invalid() {
+    for offered in [Offered::Concurrency(16), Offered::Rate(5.0)] {
+        let spec = PointSpec { requests: 10, ..spec(offered) };
+        let (plan, measured) = spec.plan().unwrap();
+        let with = |more: usize| {
+            let plan = &plan[..measured.end + more];
+            simulated_plan(&spec, plan, measured.clone()).1
+        };
+        let short = with(0);
+        assert_eq!(short.validity, Validity::Invalid, "{offered:?}");
+        assert!(short.failed(GateName::SustainedLoad), "{:?}", short.gates);
+        assert!(!with(30).failed(GateName::SustainedLoad), "{offered:?}");
+    }
+}
+
+#[test]
+fn in_a_closed_loop_a_turn_follows_the_one_before_it_and_as_many_conversations_go_on_as_there_are_places() {
+    let source = TrafficSource::Workload(Workload::named("agents").unwrap());
+    let scheduler = SchedulerConfig {
+        max_num_seqs: 64,
+        num_blocks: 1 << 16,
+        max_model_len: 1 << 17,
+        ..SchedulerConfig::UNLIMITED
+    };
+    let closed = PointSpec { source, scheduler, requests: 60, ..spec(Offered::Concurrency(4)) };
+    let (plan, _) = closed.plan().unwrap();
+    let (run, result) = simulated(&closed);
+    let mut turns = 0;
+    for (record, planned) in run.records.iter().zip(&plan) {
+        let Some(before) = planned.after.filter(|_| record.enqueued.is_some()) else { continue };
+        let departed = run.records[before as usize].departed.unwrap();
+        assert!(record.arrival.0 >= departed.0, "{record:?} after {departed:?}");
+        turns += 1;
+    }
+    assert!(turns > 60, "{turns}");
+    assert!((result.mean_running + result.mean_waiting - 4.0).abs() < 0.04, "{result:?}");
+    // First turns before those of another conversation that has begun would be more conversations than places.
+    let begun = |key: usize| run.records[key].enqueued.map(|at| at.0);
+    let first = |key: &usize| plan[*key].after.is_none();
+    for key in (0..plan.len()).filter(first) {
+        let Some(at) = begun(key) else { continue };
+        let going_on = (0..plan.len()).filter(|other| *other != key && first(other)).filter(|other| {
+            let last = (*other..plan.len()).take_while(|k| k == other || plan[*k].after.is_some()).last();
+            begun(*other).is_some_and(|begun| begun < at)
+                && run.records[last.unwrap()].departed.is_none_or(|end| end.0 > at)
+        });
+        assert!(going_on.count() < 4, "when conversation {key} begins");
     }
 }
 

@@ -410,6 +410,56 @@ fn under_priority_the_lowest_number_goes_first_and_yields_last() {
     assert_eq!((keys(batch), batch.preempted.clone()), (vec![1], vec![2]));
 }
 
+/// As in vLLM: what runs keeps its place, and priority decides who is admitted and who yields.
+#[test]
+fn an_urgent_prompt_takes_no_step_from_requests_that_run() {
+    let priority = SchedulerConfig { scheduling: Policy::Priority, ..config() };
+    let budget = priority.max_num_batched_tokens;
+    let mut scheduler = Scheduler::new(priority);
+    for key in 0..2 {
+        scheduler.add_request(Request { priority: 1, ..ask(key, vec![1], 40) }).unwrap();
+    }
+    scheduler.next_batch();
+    scheduler.complete(&[0, 0]);
+    scheduler.add_request(ask(2, vec![2; 3 * budget], 1)).unwrap();
+    for _ in 0..3 {
+        let batch = scheduler.next_batch();
+        let tokens: Vec<_> = batch.scheduled.iter().map(|seq| (seq.key, seq.tokens)).collect();
+        assert_eq!(tokens, [(0, 1), (1, 1), (2, budget - 2)]);
+        scheduler.complete(&[0, 0, 0]);
+    }
+}
+
+/// The one that needs blocks was admitted last and is the most urgent: the others yield, though the step had room for them.
+#[test]
+fn who_yields_leaves_the_batch_that_was_being_made() {
+    let priority = SchedulerConfig {
+        scheduling: Policy::Priority,
+        max_num_seqs: 3,
+        num_blocks: 6,
+        block_size: 1,
+        enable_prefix_caching: false,
+        ..config()
+    };
+    let mut scheduler = Scheduler::new(priority);
+    for (key, priority) in [(0, 5), (1, 3)] {
+        scheduler.add_request(Request { priority, ..ask(key, vec![1], 4) }).unwrap();
+    }
+    scheduler.next_batch();
+    scheduler.complete(&[0, 0]);
+    scheduler.add_request(Request { priority: 1, ..ask(2, vec![1], 4) }).unwrap();
+    let keys = |batch: &Batch| batch.scheduled.iter().map(|p| p.key).collect::<Vec<_>>();
+    assert_eq!(keys(scheduler.next_batch()), [1, 0, 2]);
+    scheduler.complete(&[0, 0, 0]);
+    // Request 1 has the sixth block; request 0, the least urgent, yields to itself, and request 2 has one of its two.
+    let batch = scheduler.next_batch();
+    assert_eq!((keys(batch), batch.preempted.clone()), (vec![1, 2], vec![0]));
+    scheduler.complete(&[0, 0]);
+    // Request 1 has the last one, stands in the batch already, and yields to request 2.
+    let batch = scheduler.next_batch();
+    assert_eq!((keys(batch), batch.preempted.clone()), (vec![2], vec![1]));
+}
+
 #[test]
 fn what_can_never_be_served_is_rejected_by_name() {
     let small = SchedulerConfig { num_blocks: 4, enable_chunked_prefill: false, ..config() };

@@ -224,6 +224,8 @@ pub enum GateName {
     TokenCount,
     /// A measured request was served, and few failed for another reason than load.
     Served,
+    /// There were requests to send until the measured ones were done.
+    SustainedLoad,
     /// The engine did not fail.
     Engine,
     /// What the engine computes are numbers.
@@ -248,6 +250,7 @@ impl fmt::Display for GateName {
             Self::KvAccounting => "KV accounting",
             Self::TokenCount => "token count",
             Self::Served => "served",
+            Self::SustainedLoad => "sustained load",
             Self::Engine => "engine",
             Self::Outputs => "outputs",
             Self::Device => "device",
@@ -424,6 +427,11 @@ impl ServeResult {
     /// The gate that could not tell whether the system keeps up, where it could not.
     pub fn steadiness_open(&self) -> Option<&Gate> {
         self.gates.iter().find(|gate| gate.name == GateName::KeepsUp && gate.passed.is_none())
+    }
+
+    /// Whether a check of the run failed.
+    pub fn failed(&self, name: GateName) -> bool {
+        self.gates.iter().any(|gate| gate.name == name && gate.passed == Some(false))
     }
 
     /// A check of the run; one that fails makes the point INVALID.
