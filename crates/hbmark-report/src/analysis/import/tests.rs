@@ -205,6 +205,11 @@ fn what_aiperf_and_guidellm_call_itl_is_our_tpot() {
     let csv = &one("aiperf.csv").rows[0];
     has(csv, Metric::Tpot, Median, 8.73e6);
     has(csv, Metric::RequestThroughput, Single, 6.81);
+    let forerunner = &one("genai-perf.csv").rows[0];
+    has(forerunner, Metric::Tpot, Mean, 30.35e6);
+    has(forerunner, Metric::OutputThroughput, Mean, 261.25);
+    has(forerunner, Metric::RequestThroughput, Single, 1.5);
+    assert_eq!((forerunner.setup.input_tokens, forerunner.setup.completed), (Some(3000.05), Some(40)));
     let old = &one("genai-perf-2024-05.json").rows[0];
     has(old, Metric::Tpot, Mean, 3_860_101.110_027_430_6);
     assert_eq!(
