@@ -240,7 +240,7 @@ pub fn place(row: &ForeignRow, format: ForeignFormat, given: &UserOverrides<'_>)
         distinct_experts: cost.distinct_experts,
         ..CellResult::blank(Phase::Decode, engine, dtype, batch, context)
     };
-    Verdict::new(&cost, Nanos(time.value), dtype, None, Some(&device)).record(&mut cell);
+    Verdict::new(&cost, Nanos(time.value), dtype, ledger.architecture(), None, Some(&device)).record(&mut cell);
     cell.reason = cell.reason.map(|reason| Cause::ImportMismatch { impossible: Box::new(reason) });
     if let Some(problem) = row.problems.first() {
         cell.status = Status::Invalid;

@@ -351,6 +351,20 @@ fn times_beyond_the_device_are_invalid_and_weights_of_another_size_are_another_m
     assert_eq!(fields(&row, &on(&architecture, "h100-pcie", None)), [""; 0]);
 }
 
+/// 1,024 sequences at 80 tokens: 16.4 TFLOP, which take 7.8 ms at the int8 peak and 15.6 at that of bf16.
+#[test]
+fn weights_and_activations_in_int8_are_held_against_the_int8_peak() {
+    use hbmark_core::model::Quantization;
+    let row = r#"{"run_name": "default", "batch_size": 1024, "input_len": 72, "output_len": 16, "prefill_latency": 0.1, "prefill_throughput": 1.0,
+        "median_decode_latency": 0.010, "median_decode_throughput": 102400.0, "total_latency": 1.0, "overall_throughput": 1.0}"#;
+    let result = parse("result.jsonl", row).unwrap().remove(0);
+    let own = Quantization { bits: 8, activations: Some(Dtype::Int8), ..Quantization::default() };
+    let architecture = Architecture { quantization: Some(own), ..test_shapes::llama_3_1_8b() };
+    let placed = placed(&result.rows[0], result.format, &on(&architecture, "h100-sxm", Some(Dtype::Int8)));
+    let floor = placed.cell.predicted_datasheet_ns.unwrap();
+    assert!((7.7e6..7.9e6).contains(&floor), "{floor}");
+}
+
 #[test]
 fn a_model_that_is_not_the_files_is_not_rated() {
     let architecture = test_shapes::llama_3_1_8b();
