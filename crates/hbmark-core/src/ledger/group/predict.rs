@@ -9,7 +9,7 @@ use super::{Group, GroupError, Stage, stages, unread};
 use crate::ledger::crossover::{MAX_BATCH, MEMORY_USE, available, crossovers, fit_row, last};
 use crate::ledger::links;
 use crate::ledger::predict::{
-    Prediction, Request, beyond, blank, bound, peak_note, routing_note, summary, tokens_per_second,
+    Prediction, Request, beyond, blank, bound, peak_note, routing_of, summary, tokens_per_second,
 };
 use crate::ledger::step::{Ledger, StepCost, StepShape};
 use crate::ledger::verdict::{Floor, Roof};
@@ -220,7 +220,7 @@ impl Predicted<'_> {
     fn warnings(&self) -> Vec<String> {
         let Request { device, .. } = self.request;
         let mut warnings = Vec::new();
-        warnings.extend(routing_note(self.request, &self.whole));
+        warnings.extend(routing_of(self.request, &self.whole));
         warnings.extend(self.fullest_note());
         warnings.extend(peak_note(self.request, &self.roof));
         let fullest = self.ledgers.iter().map(Ledger::resident_weights).max().unwrap_or_default();
