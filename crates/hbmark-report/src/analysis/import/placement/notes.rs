@@ -298,6 +298,13 @@ impl PlacementNotes {
         if batch > 1 {
             self.assumptions.extend(routing_note(ledger, ExpertRouting::Uniform, batch));
         }
+        if llama_cpp::shares_prompt(setup) {
+            let own = whole_count((setup.output_tokens.unwrap_or(0.0) / 2.0).round());
+            let others = ledger.decode(batch.saturating_sub(1), own).bytes.kv_read;
+            let kv_read = ledger.decode(1, context).bytes.kv_read + others;
+            (expected.bytes.kv_read, least.bytes.kv_read) = (kv_read, kv_read);
+            self.assume("K and V of the prompt, which all sequences share, are read once".to_owned());
+        }
         if let Some(stated) = setup.weight_bytes.filter(|_| dtype == Dtype::Gguf) {
             let ours = ledger.resident_weights().as_f64();
             for cost in [&mut expected, &mut least] {
