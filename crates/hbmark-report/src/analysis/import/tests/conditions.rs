@@ -45,6 +45,14 @@ fn several_tokens_a_step_are_seen_in_every_program_that_shows_them() {
     // Eight steps a scheduling, of which the file of 2024 has no word.
     let why = unrated(&one("vllm-serve-2024-09.json").rows[0], ForeignFormat::VllmServe);
     assert!(why.starts_with("several tokens arrive at once") && why.contains("8.4 x"), "{why}");
+    // Chunks of three tokens.
+    let row = changed("aiperf.json", |record| {
+        let tpot = record["inter_token_latency"]["avg"].as_f64().unwrap();
+        record["inter_chunk_latency"]["avg"] = (3.0 * tpot).into();
+    });
+    for format in [ForeignFormat::Aiperf, ForeignFormat::AiperfRecords] {
+        assert!(unrated(&row, format).starts_with("several tokens arrive at once"), "{format:?}");
+    }
 }
 
 #[test]
