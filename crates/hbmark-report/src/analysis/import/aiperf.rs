@@ -101,7 +101,9 @@ fn describe(config: &Fields<'_>, setup: &mut Setup) -> Result<(), ImportError> {
     let first = |list: Option<&Json>| list.and_then(|l| l.get(0)).cloned();
     let named = first(config.get("endpoint.model_names"))
         .or_else(|| first(config.get("models.items")).and_then(|item| item.get("name").cloned()))
-        .or_else(|| config.get("model").cloned());
+        .or_else(|| first(config.get("model")))
+        .or_else(|| config.get("model").filter(|model| model.is_string()).cloned())
+        .or_else(|| config.get("formatted_model_name").cloned());
     setup.model = named.and_then(|name| name.as_str().map(super::clipped));
     let phase = config.get("phases").and_then(Json::as_array).and_then(|phases| {
         phases

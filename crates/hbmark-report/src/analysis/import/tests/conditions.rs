@@ -202,6 +202,18 @@ fn old_keys_and_far_percentiles_of_vllm_are_read() {
 }
 
 #[test]
+fn genai_perf_names_its_model_in_three_ways() {
+    let named = |config: Json| changed("genai-perf-2024-05.json", |record| record["input_config"] = config);
+    for config in [
+        json!({"model": "gpt2"}),
+        json!({"model": ["gpt2"], "formatted_model_name": "gpt2_vllm"}),
+        json!({"model": null, "formatted_model_name": "gpt2"}),
+    ] {
+        assert_eq!(named(config.clone()).setup.model.as_deref(), Some("gpt2"), "{config}");
+    }
+}
+
+#[test]
 fn a_run_of_aiperf_that_was_cancelled_says_so() {
     let row = changed("aiperf.json", |record| record["was_cancelled"] = true.into());
     assert!(
