@@ -67,7 +67,9 @@ impl Roof {
     /// The roof of the data sheet for a model as its files ask for it: where it is stored as its config says, products are in what that says activations are rounded to.
     pub fn of_model(spec: &DeviceSpec, weights: Dtype, architecture: &Architecture) -> Self {
         let own = architecture.quantization.as_ref().filter(|own| own.dtype() == Some(weights));
-        let products = match own.and_then(|own| own.activations) {
+        // This method is of weights alone, and engines round activations to no fewer than 8 bits beside it: vLLM to mxfp8 on Blackwell.
+        let of_method = own.filter(|own| own.method == "mxfp4").map(|_| Dtype::Fp8);
+        let products = match own.and_then(|own| own.activations).or(of_method) {
             Some(Dtype::Int8) => &["int8", "bf16", "f16"],
             activations => product_dtypes(activations.unwrap_or(weights)),
         };
@@ -533,6 +535,11 @@ mod tests {
             let verdict = Verdict::new(&cost(1, 10.0), Nanos(2e8), weights, architecture, None, Some(&sheet));
             assert_eq!(verdict.predicted_datasheet, Some(Nanos(floor)), "{weights}");
         }
+        // gpt-oss has weights in mxfp4, which no engine multiplies in fp4.
+        let gpt_oss = crate::model::presets::find("gpt-oss-120b").expect("it ships").architecture;
+        let b200 = crate::ledger::devices::find("b200").expect("a row");
+        let peak = Roof::of_any_engine(b200, Dtype::Mxfp4, &gpt_oss).peak;
+        assert_eq!(peak, Some(Peak { dtype: "fp8", rate: FlopsPerSecond(4.5e15) }));
         // A prediction is of what the files ask for.
         assert_eq!(Roof::of_model(&sheet, Dtype::Int8, &plain).peak.map(|peak| peak.dtype), Some("bf16"));
     }
