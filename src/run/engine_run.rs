@@ -175,7 +175,8 @@ impl Opened {
         let hash = (!measured.tokens.is_empty()).then(|| quality::token_hash(&measured.tokens));
         let peak = measured.peak_memory;
         let (ceilings, datasheet) = (report.ceilings.as_ref(), report.datasheet.as_ref());
-        let mut result = judge::measured(measured, self.kv_dtype, &cost, ceilings, datasheet);
+        let architecture = &report.model.architecture;
+        let mut result = judge::measured(measured, self.kv_dtype, &cost, architecture, ceilings, datasheet);
         result.memory_predicted_bytes = Some(planned.needs);
         result.memory_peak_bytes = peak;
         if !self.quality.passed && result.step_ns.is_some() {

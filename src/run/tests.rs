@@ -98,7 +98,7 @@ fn scripted() -> Report {
         .map(|m| {
             let cost =
                 ledger.step(StepShape { phase: m.cell.phase, batch: m.cell.batch, context: m.cell.context });
-            judge::measured(m, Dtype::Bf16, &cost, Some(&ceilings), None)
+            judge::measured(m, Dtype::Bf16, &cost, &architecture, Some(&ceilings), None)
         })
         .collect();
     let beyond = cell(Phase::Decode, 1, 9000);

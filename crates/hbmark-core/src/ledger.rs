@@ -18,7 +18,7 @@ pub mod verdict;
 pub use crossover::crossovers;
 pub use fit::{FitPoint, fit};
 pub use group::{Group, GroupError, predict_group};
-pub use predict::{Prediction, Request, predict};
+pub use predict::{Prediction, Request, predict, routing_note};
 pub use routing::{DistinctExperts, ExpertRouting, LayerRouting};
 pub use step::{Ledger, RaggedPart, StepCost, StepShape, expected_distinct_adapters};
 pub use stock::{StockBackend, largest_stock_tensor};

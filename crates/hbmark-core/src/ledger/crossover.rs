@@ -261,7 +261,7 @@ mod tests {
     }
 
     fn roof(device: &str, dtype: Dtype) -> Roof {
-        Roof::datasheet(devices::find(device).expect("a row"), dtype)
+        Roof::of_model(devices::find(device).expect("a row"), dtype, &shapes::llama_3_1_8b())
     }
 
     /// Peak over bandwidth at 2 B and 2 FLOPs per weight: 312e12/2.039e12, 989.4e12/3.352e12, 989.5e12/4.8e12.

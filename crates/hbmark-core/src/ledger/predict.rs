@@ -59,7 +59,7 @@ pub fn predict(request: &Request<'_>) -> Prediction {
         }
     }
     let mut warnings = Vec::new();
-    warnings.extend(routing_note(request, &ledger));
+    warnings.extend(routing_of(request, &ledger));
     warnings.extend(peak_note(request, &roof));
     if ledger.resident_weights().as_f64() > request.device.memory_bytes.as_f64() * MEMORY_USE {
         warnings.push(format!(
@@ -111,16 +111,20 @@ pub(in crate::ledger) fn peak_note(request: &Request<'_>, roof: &Roof) -> Option
     })
 }
 
-/// What the experts of the cells are, at the largest decode batch: a user who compares a measurement must know that they are not a floor.
-pub(in crate::ledger) fn routing_note(request: &Request<'_>, ledger: &Ledger) -> Option<String> {
-    let experts = request.architecture.experts.as_ref()?;
-    let batch = request.batches.iter().copied().max()?;
+/// What the experts of a step are: a user who compares a measurement must know that they are not a floor.
+pub fn routing_note(ledger: &Ledger, routing: ExpertRouting, batch: usize) -> Option<String> {
+    let experts = ledger.architecture().experts.as_ref()?;
     let met = ledger.distinct_experts(batch)?;
     Some(format!(
-        "bytes of experts are the expectation of {} routing ({:.1} ± {:.1} of {} experts a layer at batch {batch}), not a lower bound: \
+        "bytes of experts are the expectation of {routing} routing ({:.1} ± {:.1} of {} experts a layer at batch {batch}), not a lower bound: \
          a step whose tokens agree reads {}",
-        request.routing, met.mean, met.deviation, experts.count, experts.per_token
+        met.mean, met.deviation, experts.count, experts.per_token
     ))
+}
+
+/// The same at the largest decode batch of a grid.
+pub(in crate::ledger) fn routing_of(request: &Request<'_>, ledger: &Ledger) -> Option<String> {
+    routing_note(ledger, request.routing, request.batches.iter().copied().max()?)
 }
 
 /// A cell that the model cannot have.

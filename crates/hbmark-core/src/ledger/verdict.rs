@@ -4,7 +4,7 @@
 //! was measured. Leaves: a floor with its bound, fractions of the ceilings, and the causes that make a time invalid.
 
 use super::step::StepCost;
-use crate::model::{Architecture, Dtype};
+use crate::model::{Architecture, Dtype, Quantization};
 use crate::result::{Bound, Cause, Ceilings, CellResult, DeviceSpec, Status};
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Nanos};
 
@@ -48,22 +48,31 @@ impl Roof {
         }
     }
 
-    /// The roof of the data sheet.
+    /// The roof of the data sheet at the highest peak that any engine reaches with a weight dtype.
     pub fn datasheet(spec: &DeviceSpec, weights: Dtype) -> Self {
-        Self::promised(spec, product_dtypes(weights))
+        let bandwidth = BytesPerSecond(spec.bandwidth_bytes_per_s);
+        Self { bandwidth, peak: highest_peak(spec, weights) }
     }
 
-    /// The same for a model: where it is stored as its config says, products are in what that says activations are rounded to.
+    /// The roof of the data sheet for a step that an engine ran: where the model's config does not say what activations are rounded to, any engine's.
+    pub fn of_any_engine(spec: &DeviceSpec, weights: Dtype, architecture: &Architecture) -> Self {
+        let stored = architecture.quantization.as_ref().and_then(Quantization::dtype);
+        if stored == Some(weights) {
+            Self::of_model(spec, weights, architecture)
+        } else {
+            Self::datasheet(spec, weights)
+        }
+    }
+
+    /// The roof of the data sheet for a model as its files ask for it: where it is stored as its config says, products are in what that says activations are rounded to.
     pub fn of_model(spec: &DeviceSpec, weights: Dtype, architecture: &Architecture) -> Self {
         let own = architecture.quantization.as_ref().filter(|own| own.dtype() == Some(weights));
-        let products = match own.and_then(|own| own.activations) {
+        // This method is of weights alone, and engines round activations to no fewer than 8 bits beside it: vLLM to mxfp8 on Blackwell.
+        let of_method = own.filter(|own| own.method == "mxfp4").map(|_| Dtype::Fp8);
+        let products = match own.and_then(|own| own.activations).or(of_method) {
             Some(Dtype::Int8) => &["int8", "bf16", "f16"],
             activations => product_dtypes(activations.unwrap_or(weights)),
         };
-        Self::promised(spec, products)
-    }
-
-    fn promised(spec: &DeviceSpec, products: &[&'static str]) -> Self {
         let peak = peaks(products, |name| spec.dense_flops_per_s.get(name).copied()).next();
         Self { bandwidth: BytesPerSecond(spec.bandwidth_bytes_per_s), peak }
     }
@@ -184,12 +193,13 @@ impl Verdict {
         cost: &StepCost,
         measured: Nanos,
         weights: Dtype,
+        architecture: &Architecture,
         ceilings: Option<&Ceilings>,
         datasheet: Option<&DeviceSpec>,
     ) -> Self {
         let ideal = cost.bytes.ideal();
         let measured_roof = ceilings.map(|ceilings| Roof::measured(ceilings, weights));
-        let sheet_roof = datasheet.map(|spec| Roof::datasheet(spec, weights));
+        let sheet_roof = datasheet.map(|spec| Roof::of_any_engine(spec, weights, architecture));
         let mut verdict = Self { achieved_bytes_per_s: ideal.per(measured).0, ..Self::default() };
         if let Some(roof) = &measured_roof {
             let floor = Floor::new(cost, roof);
@@ -308,6 +318,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::model::test_shapes;
     use crate::result::Spread;
     use crate::result::StepBytes;
     use crate::units::Flops;
@@ -351,6 +362,17 @@ mod tests {
         }
     }
 
+    /// The verdict on a step of a model whose config says nothing of its storage.
+    fn judged(
+        cost: &StepCost,
+        measured: Nanos,
+        weights: Dtype,
+        ceilings: Option<&Ceilings>,
+        datasheet: Option<&DeviceSpec>,
+    ) -> Verdict {
+        Verdict::new(cost, measured, weights, &test_shapes::llama_3_1_8b(), ceilings, datasheet)
+    }
+
     #[test]
     fn the_higher_floor_is_the_prediction_and_names_the_bound() {
         let roof = Roof::datasheet(&sheet(), Dtype::Bf16);
@@ -367,7 +389,7 @@ mod tests {
         let roof = Roof::datasheet(&sheet(), Dtype::F16);
         assert_eq!(roof.peak, None);
         assert_eq!(Floor::new(&cost(10, 1e9), &roof).bound(), Bound::Memory);
-        let verdict = Verdict::new(&cost(10, 0.1), Nanos(2e7), Dtype::F16, None, Some(&sheet()));
+        let verdict = judged(&cost(10, 0.1), Nanos(2e7), Dtype::F16, None, Some(&sheet()));
         assert_eq!((verdict.mfu, verdict.bound), (None, Some(Bound::Memory)));
         assert_eq!(verdict.flags, [Cause::PeakUnknown { dtype: Dtype::F16 }]);
         // Weight-only formats multiply at 16 bits, and fp8 falls back to it.
@@ -395,7 +417,7 @@ mod tests {
     fn fractions_are_of_ideal_bytes_over_time_and_bandwidth() {
         // 10 GB in 15.625 ms is 640 GB/s: 80 % of 800 and 64 % of 1000.
         let verdict =
-            Verdict::new(&cost(10, 0.5), Nanos(15_625_000.0), Dtype::Bf16, Some(&ceilings()), Some(&sheet()));
+            judged(&cost(10, 0.5), Nanos(15_625_000.0), Dtype::Bf16, Some(&ceilings()), Some(&sheet()));
         assert!((verdict.achieved_bytes_per_s - 6.4e11).abs() < 1.0);
         assert!((verdict.fraction_of_ceiling.unwrap() - 0.8).abs() < 1e-12);
         assert!((verdict.fraction_of_datasheet.unwrap() - 0.64).abs() < 1e-12);
@@ -409,13 +431,13 @@ mod tests {
     #[test]
     fn a_step_that_neither_floor_explains_is_overhead() {
         // Floor 12.5 ms: at 26 ms it is 48 %.
-        let judge = |ns| Verdict::new(&cost(10, 0.1), Nanos(ns), Dtype::Bf16, Some(&ceilings()), None);
+        let judge = |ns| judged(&cost(10, 0.1), Nanos(ns), Dtype::Bf16, Some(&ceilings()), None);
         assert_eq!(judge(2.6e7).bound, Some(Bound::Overhead));
         assert_eq!(judge(2.4e7).bound, Some(Bound::Memory));
         // The engine really moved 20 GB, 25 ms: that explains 96 %.
         let mut moved = cost(10, 0.1);
         moved.bytes.as_implemented = Some(Bytes(20_000_000_000));
-        let verdict = Verdict::new(&moved, Nanos(2.6e7), Dtype::Bf16, Some(&ceilings()), None);
+        let verdict = judged(&moved, Nanos(2.6e7), Dtype::Bf16, Some(&ceilings()), None);
         assert_eq!(verdict.bound, Some(Bound::Overhead));
         assert!(
             matches!(verdict.flags[0], Cause::EngineTraffic { moved_share, .. } if (moved_share - 0.96).abs() < 0.005),
@@ -426,8 +448,7 @@ mod tests {
 
     #[test]
     fn faster_than_the_data_sheet_is_invalid_unless_the_set_fits_the_cache() {
-        let verdict =
-            Verdict::new(&cost(10, 0.1), Nanos(9e6), Dtype::Bf16, Some(&ceilings()), Some(&sheet()));
+        let verdict = judged(&cost(10, 0.1), Nanos(9e6), Dtype::Bf16, Some(&ceilings()), Some(&sheet()));
         let invalid = verdict.invalid.expect("too fast");
         assert!(matches!(invalid, Cause::AboveDatasheetBandwidth { share, .. } if share > 1.1), "{invalid}");
         let small = StepCost {
@@ -435,7 +456,7 @@ mod tests {
             flops: Flops(1e6),
             distinct_experts: None,
         };
-        let verdict = Verdict::new(&small, Nanos(2e4), Dtype::Bf16, Some(&ceilings()), Some(&sheet()));
+        let verdict = judged(&small, Nanos(2e4), Dtype::Bf16, Some(&ceilings()), Some(&sheet()));
         assert_eq!(verdict.invalid, None);
         let flags = verdict.flags.as_slice();
         assert!(
@@ -448,7 +469,7 @@ mod tests {
     fn faster_than_a_steady_ceiling_is_invalid_and_than_a_disturbed_one_is_flagged() {
         // The floor is 12.5 ms, and 12.38 ms by the fastest repetition of the probe.
         let judge = |ns: f64, ceilings: &Ceilings| {
-            Verdict::new(&cost(10, 0.1), Nanos(ns), Dtype::Bf16, Some(ceilings), None)
+            judged(&cost(10, 0.1), Nanos(ns), Dtype::Bf16, Some(ceilings), None)
         };
         let half = judge(8e6, &ceilings());
         assert!(matches!(half.invalid, Some(Cause::AboveReadCeiling { share }) if share > 1.5), "{half:?}");
@@ -471,7 +492,7 @@ mod tests {
 
     #[test]
     fn more_arithmetic_than_the_dense_peak_is_invalid() {
-        let verdict = Verdict::new(&cost(1, 10.0), Nanos(9e7), Dtype::Bf16, None, Some(&sheet()));
+        let verdict = judged(&cost(1, 10.0), Nanos(9e7), Dtype::Bf16, None, Some(&sheet()));
         assert!(matches!(verdict.invalid, Some(Cause::AboveDatasheetPeak { .. })), "{:?}", verdict.invalid);
     }
 
@@ -480,7 +501,7 @@ mod tests {
         let mut sheet = sheet();
         sheet.dense_flops_per_s.insert("int8".to_owned(), 4e14);
         // 10 TFLOP in 50 ms: twice the bf16 peak, half the int8 one.
-        let verdict = |weights| Verdict::new(&cost(1, 10.0), Nanos(5e7), weights, None, Some(&sheet));
+        let verdict = |weights| judged(&cost(1, 10.0), Nanos(5e7), weights, None, Some(&sheet));
         for weights in
             [Dtype::Int8, Dtype::Int4, Dtype::Q8_0, Dtype::Q4K, Dtype::Gguf, Dtype::Mxfp4, Dtype::Nvfp4]
         {
@@ -491,13 +512,41 @@ mod tests {
         for weights in [Dtype::Bf16, Dtype::Fp8] {
             assert!(matches!(verdict(weights).invalid, Some(Cause::AboveDatasheetPeak { .. })), "{weights}");
         }
-        // The floor of weights alone stays that of 16 bits.
-        assert_eq!(Roof::datasheet(&sheet, Dtype::Int8).peak.map(|peak| peak.dtype), Some("bf16"));
+    }
+
+    /// 10 TFLOP at 400 TFLOP/s of int8, and at 100 TFLOP/s of bf16.
+    #[test]
+    fn the_floor_of_a_measured_step_is_at_a_peak_that_its_engine_may_have_reached() {
+        let mut sheet = sheet();
+        sheet.dense_flops_per_s.insert("int8".to_owned(), 4e14);
+        let plain = test_shapes::llama_3_1_8b();
+        let int8 = |activations| Architecture {
+            quantization: Some(Quantization { bits: 8, activations, ..Quantization::default() }),
+            ..plain.clone()
+        };
+        for (architecture, weights, floor) in [
+            // As it was stored when it was loaded: the engine's choice is not known.
+            (&plain, Dtype::Int8, 2.5e7),
+            (&plain, Dtype::Q8_0, 2.5e7),
+            (&plain, Dtype::Bf16, 1e8),
+            (&int8(Some(Dtype::Int8)), Dtype::Int8, 2.5e7),
+            (&int8(None), Dtype::Int8, 1e8),
+        ] {
+            let verdict = Verdict::new(&cost(1, 10.0), Nanos(2e8), weights, architecture, None, Some(&sheet));
+            assert_eq!(verdict.predicted_datasheet, Some(Nanos(floor)), "{weights}");
+        }
+        // gpt-oss has weights in mxfp4, which no engine multiplies in fp4.
+        let gpt_oss = crate::model::presets::find("gpt-oss-120b").expect("it ships").architecture;
+        let b200 = crate::ledger::devices::find("b200").expect("a row");
+        let peak = Roof::of_any_engine(b200, Dtype::Mxfp4, &gpt_oss).peak;
+        assert_eq!(peak, Some(Peak { dtype: "fp8", rate: FlopsPerSecond(4.5e15) }));
+        // A prediction is of what the files ask for.
+        assert_eq!(Roof::of_model(&sheet, Dtype::Int8, &plain).peak.map(|peak| peak.dtype), Some("bf16"));
     }
 
     #[test]
     fn without_any_roof_only_the_achieved_rate_is_said() {
-        let verdict = Verdict::new(&cost(10, 0.1), Nanos(1e7), Dtype::Bf16, None, None);
+        let verdict = judged(&cost(10, 0.1), Nanos(1e7), Dtype::Bf16, None, None);
         assert!((verdict.achieved_bytes_per_s - 1e12).abs() < 1.0);
         assert_eq!(
             verdict,

@@ -57,7 +57,7 @@ impl Term {
                 "fewer bytes a weight (--dtype fp8, int8, int4), or a larger batch, which reads them once for all; more GPUs share them"
             }
             Self::Kv => {
-                "a smaller KV dtype (--kv-dtype fp8), a shorter context, or more GPUs; a larger batch does not help"
+                "a smaller KV dtype (--kv-dtype fp8), a shorter context, or more GPUs up to the number of KV heads (beyond it, and with latent attention, data-parallel attention); a larger batch does not help"
             }
         }
     }
@@ -250,6 +250,6 @@ mod tests {
         assert_eq!(findings[0].cells, std::slice::from_ref(&id));
         let kv = findings.iter().find(|finding| finding.rule == "floor_of_kv").unwrap();
         assert_eq!(kv.cells[0], id);
-        assert!(kv.response.contains("--kv-dtype"));
+        assert!(kv.response.contains("--kv-dtype") && kv.response.contains("up to the number of KV heads"));
     }
 }

@@ -400,6 +400,7 @@ pub fn parse(file: &str, text: impl Into<String>) -> Result<Vec<ForeignResult>, 
         let format = result.format;
         for row in &mut result.rows {
             row.problems.extend(consistency::of_row(row, format));
+            row.remarks.extend(consistency::remark(row, format));
             row.problems.extend(nothing_completed(&row.setup));
         }
     }

@@ -6,7 +6,7 @@
 use crate::analysis::distinct;
 use crate::analysis::ladder::launch_cost;
 use hbmark_core::ledger::{CEILING_IMPOSSIBLE, EXPLAINED_SHARE, FitPoint, Floor, Roof, StepCost, Verdict};
-use hbmark_core::model::Dtype;
+use hbmark_core::model::{Architecture, Dtype};
 use hbmark_core::result::{
     Block, Bound, Cause, Ceilings, Cell, CellResult, DeviceSpec, FittedModel, GpuEnvironment, LaunchCost,
     Measured, Phase, ProtocolSummary, Report, Status, TimeSummary, accepted, block_interval, block_means,
@@ -39,13 +39,14 @@ pub fn measured(
     measured: Measured,
     kv_dtype: Dtype,
     cost: &StepCost,
+    architecture: &Architecture,
     ceilings: Option<&Ceilings>,
     datasheet: Option<&DeviceSpec>,
 ) -> CellResult {
     let mut result = unmeasured(&measured.cell, kv_dtype, cost, measured.status, measured.reason);
     result.blocks = measured.blocks;
     result.block_merge = measured.merge;
-    judge(&mut result, ceilings, datasheet);
+    judge(&mut result, architecture, ceilings, datasheet);
     result
 }
 
@@ -59,7 +60,7 @@ pub fn recompute(report: &mut Report) {
         if matches!(cell.status, Status::Smoke | Status::Simulated) {
             cell.status = Status::Ok;
         }
-        judge(cell, ceilings.as_ref(), datasheet.as_ref());
+        judge(cell, &report.model.architecture, ceilings.as_ref(), datasheet.as_ref());
         if smoke && cell.status == Status::Ok {
             cell.status = Status::Smoke;
         }
@@ -86,14 +87,20 @@ pub fn relate(report: &mut Report) {
 }
 
 /// Fills in everything that follows from a cell's blocks, bytes and FLOPs.
-fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&DeviceSpec>) {
+fn judge(
+    cell: &mut CellResult,
+    architecture: &Architecture,
+    ceilings: Option<&Ceilings>,
+    datasheet: Option<&DeviceSpec>,
+) {
     let cost =
         StepCost { bytes: cell.bytes, flops: Flops(cell.flops), distinct_experts: cell.distinct_experts };
     if cell.status != Status::Predicted {
         // Older files have neither bytes nor FLOPs of skipped cells.
         let floor = |roof: Roof| Some(Floor::new(&cost, &roof).time().0).filter(|ns| *ns > 0.0);
         cell.predicted_ns = ceilings.and_then(|c| floor(Roof::measured(c, cell.dtype)));
-        cell.predicted_datasheet_ns = datasheet.and_then(|d| floor(Roof::datasheet(d, cell.dtype)));
+        cell.predicted_datasheet_ns =
+            datasheet.and_then(|d| floor(Roof::of_any_engine(d, cell.dtype, architecture)));
     }
     for row in &mut cell.operations {
         let at_ceiling = |c: &Ceilings| row.bytes.as_f64() / c.read_bytes_per_s.median * 1e9;
@@ -146,14 +153,14 @@ fn judge(cell: &mut CellResult, ceilings: Option<&Ceilings>, datasheet: Option<&
     cell.tokens_per_s = Some(tokens as f64 / Nanos(center).seconds());
     cell.energy_per_step_joules = energy_per_step(cell);
     cell.energy_per_token_joules = cell.energy_per_step_joules.map(|joules| joules / tokens as f64);
-    Verdict::new(&cost, Nanos(center), cell.dtype, ceilings, datasheet).record(cell);
+    Verdict::new(&cost, Nanos(center), cell.dtype, architecture, ceilings, datasheet).record(cell);
     // The memory as it was beside the blocks explains what the ceiling, measured before, does not.
     if cell.bound == Some(Bound::Overhead)
         && cell.fraction_of_read_beside.is_some_and(|share| share >= EXPLAINED_SHARE)
     {
         cell.bound = Some(Bound::Memory);
     }
-    if let Some(reason) = unseen_work(cell, &cost, ceilings, datasheet)
+    if let Some(reason) = unseen_work(cell, &cost, architecture, ceilings, datasheet)
         && matches!(cell.status, Status::Ok | Status::NotConverged | Status::Noisy)
     {
         cell.status = Status::Invalid;
@@ -207,11 +214,12 @@ fn shift(blocks: &[Block]) -> Option<Cause> {
 fn unseen_work(
     cell: &CellResult,
     cost: &StepCost,
+    architecture: &Architecture,
     ceilings: Option<&Ceilings>,
     datasheet: Option<&DeviceSpec>,
 ) -> Option<Cause> {
     let span = cell.step_ns.as_ref().filter(|_| cell.phase.is_over_cache())?.median;
-    let of_span = Verdict::new(cost, Nanos(span), cell.dtype, ceilings, datasheet);
+    let of_span = Verdict::new(cost, Nanos(span), cell.dtype, architecture, ceilings, datasheet);
     of_span.invalid?;
     Some(Cause::WorkUnseen { timeline_ns: span, host_ns: cell.tpot_ns?, bytes: cost.bytes.ideal() })
 }

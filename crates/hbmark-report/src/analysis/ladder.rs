@@ -145,8 +145,8 @@ impl<'a> Measured<'a> {
             if differ(then.time_ns, now.time_ns) { now.time_ns - then.time_ns } else { 0.0 }
         };
         let sheet = report.datasheet.as_ref();
-        let of_model = |d| Roof::of_model(d, cell.dtype, &report.model.architecture);
-        let datasheet = sheet.map(|d| floor(RungKind::Datasheet, of_model(d)));
+        let of_sheet = |d| Roof::of_any_engine(d, cell.dtype, &report.model.architecture);
+        let datasheet = sheet.map(|d| floor(RungKind::Datasheet, of_sheet(d)));
         Some(Self {
             cell,
             kind,

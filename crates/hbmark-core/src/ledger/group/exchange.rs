@@ -26,11 +26,20 @@ pub(super) struct Traffic {
     pub activation: u64,
 }
 
+/// The links of a group, where they are known.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Links {
+    /// Between the GPUs of a stage.
+    pub stage: Option<&'static Link>,
+    /// Between all GPUs.
+    pub all: Option<&'static Link>,
+}
+
 /// The collectives of one stage, without those there are none of.
 pub(super) fn of_stage(
     stage: &Stage,
     group: Group,
-    link: Option<&Link>,
+    links: Links,
     Traffic { tokens, logits, activation }: Traffic,
 ) -> Vec<CollectiveRow> {
     let architecture = &stage.architecture;
@@ -67,8 +76,10 @@ pub(super) fn of_stage(
     rows.into_iter()
         .filter(|(_, _, count, _)| *count > 0)
         .map(|(kind, what, count, bytes)| {
+            // A stage sends to one GPU of the next.
+            let (link, gpus) =
+                if kind == CollectiveKind::Send { (links.all, 2) } else { (links.stage, group.tensor) };
             let sent_bytes = Bytes(sent(kind, bytes, group.tensor, link));
-            let gpus = if kind == CollectiveKind::Send { group.gpus() } else { group.tensor };
             let price = |link: &Link| sent_bytes.at(link.of_group(gpus)).0 * count as f64;
             CollectiveRow {
                 kind,

@@ -4,18 +4,18 @@
 //! lies over the GPUs. A step takes the floor of the slowest GPU of each stage and its collectives, one after the other; batches follow each
 //! other at the pace of the slowest stage.
 
-use super::exchange::{Traffic, of_stage, together};
+use super::exchange::{Links, Traffic, of_stage, together};
 use super::{Group, GroupError, Stage, stages, unread};
 use crate::ledger::crossover::{MAX_BATCH, MEMORY_USE, available, crossovers, fit_row, last};
 use crate::ledger::links;
 use crate::ledger::predict::{
-    Prediction, Request, beyond, blank, bound, peak_note, routing_note, summary, tokens_per_second,
+    Prediction, Request, beyond, blank, bound, peak_note, routing_of, summary, tokens_per_second,
 };
 use crate::ledger::step::{Ledger, StepCost, StepShape};
 use crate::ledger::verdict::{Floor, Roof};
 use crate::result::{
     Cause, CellResult, CollectiveKind, CollectiveRow, Crossover, CrossoverKind, GroupStep, GroupSummary,
-    Link, MeasuredStep, StageSummary, Status, StepBytes,
+    MeasuredStep, StageSummary, Status, StepBytes,
 };
 use crate::units::{Bytes, Flops, Nanos};
 
@@ -26,11 +26,16 @@ use crate::units::{Bytes, Flops, Nanos};
 pub fn predict_group(request: &Request<'_>, group: Group) -> Result<(Prediction, GroupSummary), GroupError> {
     let stages = stages(request.architecture, request.inventory, group, 0)?;
     let ledgers: Vec<Ledger> = stages.iter().map(|stage| ledger(request, group, stage)).collect();
+    let between = |gpus| links::between(&request.device.name, gpus);
     let model = Predicted {
         request,
         group,
         roof: Roof::of_model(request.device, request.weights, request.architecture),
-        link: links::between(&request.device.name, group.gpus()),
+        links: Links {
+            // Of stages of one GPU the only link is that to the next.
+            stage: between(if group.tensor > 1 { group.tensor } else { group.gpus() }),
+            all: between(group.gpus()),
+        },
         whole: Ledger::new(request.architecture, request.inventory, request.kv).routed(request.routing),
         stages: &stages,
         ledgers,
@@ -56,7 +61,7 @@ pub fn predict_group(request: &Request<'_>, group: Group) -> Result<(Prediction,
         pipeline_parallel_size: group.pipeline,
         expert_parallel: group.experts,
         gpus: group.gpus(),
-        link: model.link.cloned(),
+        link: model.links.stage.cloned(),
         stages: stages.collect(),
     };
     let prediction = Prediction {
@@ -79,7 +84,7 @@ struct Predicted<'a> {
     request: &'a Request<'a>,
     group: Group,
     roof: Roof,
-    link: Option<&'static Link>,
+    links: Links,
     /// The model on one GPU.
     whole: Ledger,
     stages: &'a [Stage],
@@ -136,7 +141,7 @@ impl Predicted<'_> {
             logits: shape.logits(),
             activation: self.whole.activation_bytes(),
         };
-        let of = |stage| of_stage(stage, self.group, self.link, traffic);
+        let of = |stage| of_stage(stage, self.group, self.links, traffic);
         let rows: Vec<Vec<CollectiveRow>> = self.stages.iter().map(of).collect();
         // The next batch does not wait for what is on its way to the next stage.
         let busy = |rows: &[CollectiveRow]| -> f64 {
@@ -148,7 +153,7 @@ impl Predicted<'_> {
         let collectives = together(rows.into_iter().flatten());
         let stages_ns: Vec<f64> = floors.iter().map(|floor| floor.time().0).collect();
         let measured = self.measured(&collectives, stages_ns.iter().sum());
-        let collectives_ns = self.link.map(|_| collectives.iter().filter_map(|row| row.link_ns).sum());
+        let collectives_ns = self.links.stage.map(|_| collectives.iter().filter_map(|row| row.link_ns).sum());
         GroupStep { stages_ns, collectives, collectives_ns, interval_ns, measured }
     }
 
@@ -220,7 +225,7 @@ impl Predicted<'_> {
     fn warnings(&self) -> Vec<String> {
         let Request { device, .. } = self.request;
         let mut warnings = Vec::new();
-        warnings.extend(routing_note(self.request, &self.whole));
+        warnings.extend(routing_of(self.request, &self.whole));
         warnings.extend(self.fullest_note());
         warnings.extend(peak_note(self.request, &self.roof));
         let fullest = self.ledgers.iter().map(Ledger::resident_weights).max().unwrap_or_default();
@@ -233,12 +238,18 @@ impl Predicted<'_> {
                 device.product
             ));
         }
-        if self.link.is_none() && self.group.gpus() > 1 {
-            warnings.push(format!(
-                "communication time not modelled: the table of devices has no link between {} × {}; the floor is that of the slowest GPU alone",
+        if self.links.all.is_none() && self.group.gpus() > 1 {
+            let without = format!(
+                "the table of devices has no link between {} × {}",
                 self.group.gpus(),
                 device.product
-            ));
+            );
+            warnings.push(match self.links.stage {
+                None => format!(
+                    "communication time not modelled: {without}; the floor is that of the slowest GPU alone"
+                ),
+                Some(_) => format!("the time of what stages send each other is not modelled: {without}"),
+            });
         }
         if self.group.pipeline > 1 {
             warnings.push(format!(

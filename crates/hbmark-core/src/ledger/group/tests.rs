@@ -446,6 +446,35 @@ fn a_link_that_is_not_known_prices_nothing_and_says_so() {
 }
 
 #[test]
+fn a_stage_sends_over_the_one_link_to_the_next() {
+    let (prediction, _) = predicted(&preset("Llama-3.1-405B"), "mi300x", pipeline(8));
+    // Seven sends of 4,096 x 16,384 x 2 B at 64 GB/s, of the seven links that a GPU has.
+    let parts = step(cell(&prediction, Phase::Prefill, 1));
+    assert!(close(parts.collectives_ns.unwrap(), 7.0 * 134_217_728.0 / 64.0), "{parts:?}");
+}
+
+#[test]
+fn stages_in_two_machines_have_their_all_reduces_and_no_sends() {
+    let group = |tensor| Group { tensor, pipeline: 2, experts: false };
+    let (sixteen, summary) = predicted(&shapes::llama_3_1_70b(), "h200-sxm", group(8));
+    let parts = step(cell(&sixteen, Phase::Decode, 1));
+    assert_eq!(summary.link.map(|link| link.gpus), Some(8));
+    // As many all-reduces, and one gather of logits, as eight GPUs have with one stage.
+    let (eight, _) = predicted(&shapes::llama_3_1_70b(), "h200-sxm", tensor(8));
+    let of_one_stage = step(cell(&eight, Phase::Decode, 1)).collectives_ns;
+    assert!(close(parts.collectives_ns.unwrap(), of_one_stage.unwrap()), "{parts:?}");
+    for row in &parts.collectives {
+        assert_eq!(row.link_ns.is_none(), row.kind == CollectiveKind::Send, "{row:?}");
+    }
+    let note =
+        |prediction: &Prediction| prediction.warnings.iter().any(|note| note.contains("16 × NVIDIA H200"));
+    let (within, _) = predicted(&shapes::llama_3_1_70b(), "h200-sxm", group(4));
+    assert!(note(&sixteen) && !note(&within), "{:?}", sixteen.warnings);
+    let sent = step(cell(&within, Phase::Decode, 1)).collectives.iter().all(|row| row.link_ns.is_some());
+    assert!(sent, "eight GPUs are in one machine");
+}
+
+#[test]
 fn no_measured_all_reduce_is_faster_than_the_floor_of_its_link() {
     let times = links::every_time();
     assert!(times.len() > 400);

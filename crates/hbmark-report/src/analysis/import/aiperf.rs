@@ -11,7 +11,7 @@ use serde_json::{Map, Value as Json};
 
 use super::document::{Body, Document};
 use super::fields::Fields;
-use super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, Setup};
+use super::{ForeignFormat, ForeignResult, ForeignRow, ImportError, Metric, Setup};
 
 const FORMAT: ForeignFormat = ForeignFormat::Aiperf;
 
@@ -47,7 +47,13 @@ fn from_csv(document: &Document) -> Option<Map<String, Json>> {
 }
 
 fn row(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
-    let (values, mut remarks) = fields.values(FORMAT)?;
+    let (mut values, mut remarks) = fields.values(FORMAT)?;
+    // GenAI-Perf pooled the gaps of all requests as long as it called the lengths so.
+    if fields.get("num_output_token").is_some() {
+        for value in values.iter_mut().filter(|value| value.metric == Metric::Tpot) {
+            value.metric = Metric::Itl;
+        }
+    }
     let mean = |keys: [&str; 2]| -> Result<Option<f64>, ImportError> {
         for key in keys {
             if let Some(mean) = fields.object(key).map(|group| group.number("avg")).transpose()?.flatten() {
@@ -95,7 +101,9 @@ fn describe(config: &Fields<'_>, setup: &mut Setup) -> Result<(), ImportError> {
     let first = |list: Option<&Json>| list.and_then(|l| l.get(0)).cloned();
     let named = first(config.get("endpoint.model_names"))
         .or_else(|| first(config.get("models.items")).and_then(|item| item.get("name").cloned()))
-        .or_else(|| config.get("model").cloned());
+        .or_else(|| first(config.get("model")))
+        .or_else(|| config.get("model").filter(|model| model.is_string()).cloned())
+        .or_else(|| config.get("formatted_model_name").cloned());
     setup.model = named.and_then(|name| name.as_str().map(super::clipped));
     let phase = config.get("phases").and_then(Json::as_array).and_then(|phases| {
         phases

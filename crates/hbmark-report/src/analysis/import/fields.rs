@@ -274,7 +274,7 @@ struct Found {
 fn scale_of(unit: &str, alias: &Alias) -> Option<f64> {
     let unit = unit.trim().to_lowercase();
     if !alias.metric.is_time() {
-        return (unit.ends_with("/sec") || unit.ends_with("/s") || unit.ends_with(" per sec")).then_some(1.0);
+        return (unit.ends_with("/sec") || unit.ends_with("/s") || unit.ends_with("per sec")).then_some(1.0);
     }
     match unit.as_str() {
         "ns" => Some(1.0),

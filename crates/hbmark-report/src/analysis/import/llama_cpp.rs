@@ -32,6 +32,8 @@ const SETTINGS: &[(&str, &str)] = &[
 const GPU_LAYERS: &str = "n_gpu_layers";
 const CPU_EXPERTS: &str = "n_cpu_moe";
 const HOST_CACHE: &str = "no_kv_offload";
+/// Sequences of a batch have one prompt between them, whose keys and values are in the cache once.
+const SHARED_PROMPT: &str = "is_pp_shared";
 const TYPE_K: &str = "type_k";
 const TYPE_V: &str = "type_v";
 
@@ -173,6 +175,11 @@ pub(super) fn beside_the_gpu(setup: &Setup, layers: Option<usize>) -> Option<Str
         (None, None, None) => return None,
     };
     Some(format!("{what} are in the host's memory, and no step is bound by the GPU's alone"))
+}
+
+/// Whether a step reads the prompt once for all sequences.
+pub(super) fn shares_prompt(setup: &Setup) -> bool {
+    setup.settings.contains_key(SHARED_PROMPT)
 }
 
 /// The GPUs of the machine, each name once: which of them ran, and how many, is not in the file.
@@ -388,6 +395,7 @@ fn batched(fields: &Fields<'_>) -> Result<ForeignRow, ImportError> {
         decode: "t_tg",
         prefill: "t_pp",
         rates: ["speed_tg", "speed_pp"],
+        positions: "n_kv",
     };
     batched_row(fields, &names, None)
 }
@@ -400,6 +408,7 @@ fn page_batched(fields: &Fields<'_>, table: &Table) -> Result<ForeignRow, Import
         decode: "T_TG s",
         prefill: "T_PP s",
         rates: ["S_TG t/s", "S_PP t/s"],
+        positions: "N_KV",
     };
     batched_row(fields, &names, table.headings.last().map(String::as_str))
 }
@@ -412,6 +421,8 @@ struct Names {
     decode: &'static str,
     prefill: &'static str,
     rates: [&'static str; 2],
+    /// Positions in the cache when all is done.
+    positions: &'static str,
 }
 
 fn batched_row(fields: &Fields<'_>, names: &Names, heading: Option<&str>) -> Result<ForeignRow, ImportError> {
@@ -429,13 +440,19 @@ fn batched_row(fields: &Fields<'_>, names: &Names, heading: Option<&str>) -> Res
     push(names.prefill, Metric::PrefillStep, Statistic::Single, 1e9)?;
     push(names.rates[0], Metric::OutputThroughput, Statistic::Single, 1.0)?;
     push(names.rates[1], Metric::InputThroughput, Statistic::Single, 1.0)?;
+    let mut settings = settings(fields);
+    // A cache of its own for each sequence holds the shared prompt as often, so that the switch says less than the size.
+    let once = prompt.saturating_add(batch.saturating_mul(generated));
+    if batch > 1 && prompt > 0 && fields.count(names.positions)? == Some(once) {
+        settings.insert(SHARED_PROMPT.to_owned(), "1".to_owned());
+    }
     let setup = Setup {
         engine: Some("llama.cpp".to_owned()),
         batch: Some(batch),
         input_tokens: Some(prompt as f64),
         output_tokens: Some(generated as f64),
         repetitions: Some(1),
-        settings: settings(fields),
+        settings,
         ..Setup::default()
     };
     let heading = heading.map_or_else(String::new, |h| format!("{h}: "));
@@ -497,6 +514,31 @@ mod tests {
         );
         let row = set(r#""flash_attn": true, "n_threads": 8,"#);
         assert_eq!((row.label.as_str(), row.setup.conditions()["flash_attn"].as_str()), ("tg128", "1"));
+    }
+
+    #[test]
+    fn keys_and_values_of_a_shared_prompt_are_read_once() {
+        let architecture = hbmark_core::model::test_shapes::llama_3_1_8b();
+        let given = super::super::UserOverrides {
+            model: Some(&architecture),
+            model_name: Some("Llama-3.1-8B"),
+            gpu: Some(hbmark_core::ledger::devices::find("h100-sxm").unwrap()),
+            dtype: Some(Dtype::Q8_0),
+            ..super::super::UserOverrides::default()
+        };
+        let kv_read = |positions: u64| {
+            let text = format!(
+                r#"{{"is_pp_shared": 1, "pp": 8192, "tg": 128, "pl": 32, "n_kv": {positions}, "t_pp": 1.0, "t_tg": 1.10}}"#
+            );
+            let row = super::super::parse("bench.jsonl", text).unwrap().remove(0).rows.remove(0);
+            let place = super::super::place(&row, BATCHED, &given);
+            let RooflinePlacement::Placed(placed) = place else { panic!("{place:?}") };
+            assert_eq!((placed.cell.batch, placed.cell.context), (32, 8256));
+            (placed.cell.bytes.kv_read.0 / 131_072, placed.cell.status)
+        };
+        // 8,192 positions for all, and 64 of each; a cache for each sequence has all of them each.
+        assert_eq!(kv_read(8192 + 32 * 128), (8192 + 32 * 64, hbmark_core::result::Status::Ok));
+        assert_eq!(kv_read(32 * (8192 + 128)), (32 * 8256, hbmark_core::result::Status::Invalid));
     }
 
     #[test]

@@ -27,6 +27,8 @@ struct ModelName {
     version: Option<f64>,
     /// Parameters as the name counts them.
     size: Option<f64>,
+    /// Experts of a layer: `16E`, beside which Llama 4 counts the parameters of a token (`17B`).
+    experts: Option<usize>,
 }
 
 /// How the model of a file and the one that was given go together.
@@ -49,7 +51,14 @@ pub(super) fn compare(file: &str, given: &str, shape: &Architecture) -> Agreemen
     if !theirs.families.is_empty() && !theirs.families.iter().any(|family| families.contains(family)) {
         return Agreement::Differs("family");
     }
+    let of_shape = shape.experts.as_ref().map(|experts| experts.count);
+    // Of a dense shape the letter is something else's, such as epochs'.
+    let by_experts = theirs.experts.filter(|_| of_shape.is_some());
+    if by_experts.is_some() && by_experts != of_shape {
+        return Agreement::Differs("number of experts");
+    }
     match (theirs.size, ours.size) {
+        _ if by_experts.is_some() => {}
         (Some(theirs), Some(ours)) if (theirs / ours - 1.0).abs() > 1e-9 => {
             return Agreement::Differs("size");
         }
@@ -67,6 +76,7 @@ pub(super) fn compare(file: &str, given: &str, shape: &Architecture) -> Agreemen
         return Agreement::Differs("version");
     }
     let compared = match (theirs.families.is_empty(), theirs.size) {
+        (false, _) if by_experts.is_some() => "the same family and number of experts",
         (true, None) => "its name says neither family nor size",
         (true, Some(_)) => "compared by size; its name says no family",
         (false, None) => "compared by family; its name says no size",
@@ -92,6 +102,9 @@ impl ModelName {
                 after_family = false;
                 continue;
             }
+            // llama.cpp writes `17Bx16E`.
+            let experts = token.strip_suffix('e').and_then(|rest| rest.rsplit('x').next());
+            parsed.experts = parsed.experts.or(experts.and_then(|digits| digits.parse().ok()));
             let is_version = known.is_some() || word == "v" || (word.is_empty() && after_family);
             if let Ok(version) = number.parse::<f64>()
                 && is_version
@@ -265,6 +278,28 @@ mod tests {
         assert_eq!(with("Qwen/Qwen2.5-7B"), Agreement::Differs("family"));
         assert!(matches!(with("meta-llama/Llama-3.1-8B"), Agreement::Taken(_)));
         assert_eq!(ModelName::parse("qwen3moe 30B.A3B Q8_0").size, Some(30e9));
+    }
+
+    #[test]
+    fn llama_4_is_told_by_its_experts_and_not_by_the_parameters_of_a_token() {
+        let scout = hbmark_core::model::presets::find("Llama-4-Scout-17B-16E").unwrap().architecture;
+        for given in ["5206a32", "Llama-4-Scout-17B-16E", "Llama-4-Scout-109B"] {
+            let with = |file: &str| compare(file, given, &scout);
+            for same in
+                ["meta-llama/Llama-4-Scout-17B-16E-Instruct-FP8", "llama4 17Bx16E (Scout) Q4_K - Medium"]
+            {
+                assert!(matches!(with(same), Agreement::Taken(_)), "{given}: {:?}", with(same));
+            }
+            for other in
+                ["meta-llama/Llama-4-Maverick-17B-128E-Instruct", "llama4 17Bx128E (Maverick) Q4_K - Medium"]
+            {
+                assert_eq!(with(other), Agreement::Differs("number of experts"), "{given}");
+            }
+        }
+        // Three epochs.
+        let dense = shapes::llama_3_1_8b();
+        assert!(matches!(compare("my-llama-8b-3e", "Llama-3.1-8B", &dense), Agreement::Taken(_)));
+        assert_eq!(compare("my-llama-70b-3e", "Llama-3.1-8B", &dense), Agreement::Differs("size"));
     }
 
     #[test]

@@ -20,7 +20,7 @@ use hbmark_core::result::cause::joined;
 use hbmark_core::result::{Cause, CellResult, DeviceSpec, Phase, Status};
 use hbmark_core::units::{Bytes, Nanos};
 
-use notes::PlacementNotes;
+use notes::{Costs, PlacementNotes};
 
 /// Mean ITL over mean TPOT from which chunks hold several tokens. One token a chunk gives 0.3 to 1.0 in files of eight runs: long answers
 /// weigh more in ITL, and short ones in TPOT.
@@ -228,7 +228,7 @@ pub fn place(row: &ForeignRow, format: ForeignFormat, given: &UserOverrides<'_>)
     else {
         return RooflinePlacement::Asks(notes.missing);
     };
-    let cost = notes.cost(setup, &ledger, dtype, batch, context);
+    let Costs { expected: cost, least } = notes.cost(setup, &ledger, dtype, batch, context);
     let engine = setup.engine.as_deref().or(format.engine()).unwrap_or("external");
     let mut cell = CellResult {
         kv_dtype: kv,
@@ -240,7 +240,20 @@ pub fn place(row: &ForeignRow, format: ForeignFormat, given: &UserOverrides<'_>)
         distinct_experts: cost.distinct_experts,
         ..CellResult::blank(Phase::Decode, engine, dtype, batch, context)
     };
-    Verdict::new(&cost, Nanos(time.value), dtype, None, Some(&device)).record(&mut cell);
+    let judged =
+        |cost| Verdict::new(cost, Nanos(time.value), dtype, ledger.architecture(), None, Some(&device));
+    let mut verdict = judged(&cost);
+    // A time is impossible where no choice of experts explains it.
+    if verdict.invalid.take().is_some() {
+        verdict.invalid = judged(&least).invalid;
+        if verdict.invalid.is_none() {
+            notes.assume(
+                "faster than the experts of that expectation can be read: its tokens agreed on fewer"
+                    .to_owned(),
+            );
+        }
+    }
+    verdict.record(&mut cell);
     cell.reason = cell.reason.map(|reason| Cause::ImportMismatch { impossible: Box::new(reason) });
     if let Some(problem) = row.problems.first() {
         cell.status = Status::Invalid;
@@ -277,9 +290,11 @@ fn decode_time(row: &ForeignRow, format: ForeignFormat) -> Result<&Value, String
             "speculative decoding: {tokens:.2} tokens a step, so that TPOT is not the time of a step"
         ));
     }
-    // Its gaps are between chunks; older versions do not say how many tokens are in one.
-    let mean = |metric| row.value(metric, Statistic::Mean);
-    if let (ForeignFormat::VllmServe, Some(gap), Some(tpot)) = (format, mean(Metric::Itl), mean(Metric::Tpot))
+    // Their gaps are between chunks; vLLM's older versions, and AIPerf, do not say how many tokens are in one.
+    let by_chunks =
+        matches!(format, ForeignFormat::VllmServe | ForeignFormat::Aiperf | ForeignFormat::AiperfRecords);
+    let mean = |metric| row.value(metric, Statistic::Mean).filter(|_| by_chunks);
+    if let (Some(gap), Some(tpot)) = (mean(Metric::Itl), mean(Metric::Tpot))
         && gap >= SEVERAL_AT_ONCE * tpot
     {
         return Err(format!(

@@ -205,8 +205,14 @@ fn what_aiperf_and_guidellm_call_itl_is_our_tpot() {
     let csv = &one("aiperf.csv").rows[0];
     has(csv, Metric::Tpot, Median, 8.73e6);
     has(csv, Metric::RequestThroughput, Single, 6.81);
+    let forerunner = &one("genai-perf.csv").rows[0];
+    has(forerunner, Metric::Tpot, Mean, 30.35e6);
+    has(forerunner, Metric::OutputThroughput, Mean, 261.25);
+    has(forerunner, Metric::RequestThroughput, Single, 1.5);
+    assert_eq!((forerunner.setup.input_tokens, forerunner.setup.completed), (Some(3000.05), Some(40)));
     let old = &one("genai-perf-2024-05.json").rows[0];
-    has(old, Metric::Tpot, Mean, 3_860_101.110_027_430_6);
+    has(old, Metric::Itl, Mean, 3_860_101.110_027_430_6);
+    assert_eq!(old.center(Metric::Tpot), None, "its gaps are those of all requests: from 0.6 to 104 ms");
     assert_eq!(
         (old.setup.engine.as_deref(), old.setup.input_tokens),
         (Some("vllm"), Some(550.052_391_799_544_5))
@@ -344,6 +350,50 @@ fn times_beyond_the_device_are_invalid_and_weights_of_another_size_are_another_m
     assert_eq!(fields(&row, &on(&architecture, "h100-pcie", None)), ["size of the weights"]);
     row.setup.weight_bytes = Some(8_530_000_000);
     assert_eq!(fields(&row, &on(&architecture, "h100-pcie", None)), [""; 0]);
+}
+
+/// A decode step of SGLang's bench_one_batch: 32 sequences at 1,024 tokens, on a B200.
+fn step_of_32(model: &str, milliseconds: f64) -> Placement {
+    let row = format!(
+        r#"{{"run_name": "default", "batch_size": 32, "input_len": 1024, "output_len": 16, "prefill_latency": 0.1, "prefill_throughput": 1.0,
+        "median_decode_latency": {}, "median_decode_throughput": {}, "total_latency": 1.0, "overall_throughput": 1.0}}"#,
+        milliseconds / 1e3,
+        32.0 / milliseconds * 1e3
+    );
+    let result = parse("result.jsonl", row).unwrap().remove(0);
+    let architecture = hbmark_core::model::presets::find(model).unwrap().architecture;
+    placed(&result.rows[0], result.format, &on(&architecture, "b200", Some(Dtype::Bf16)))
+}
+
+#[test]
+fn a_mixture_is_impossible_only_where_the_experts_of_one_token_cannot_be_read() {
+    use hbmark_core::result::Status;
+    // 111.8 experts a layer are expected of uniform routing: 118 % of the data sheet, where 8 are read by tokens that agree.
+    let agreed = step_of_32("Qwen3-30B-A3B", 6.0);
+    assert_eq!((agreed.cell.status, agreed.cell.reason), (Status::Ok, None));
+    let share = agreed.cell.fraction_of_datasheet.unwrap();
+    assert!((1.17..1.19).contains(&share), "{share}");
+    let said = agreed.assumptions.join("\n");
+    assert!(said.contains("a step whose tokens agree reads 8") && said.contains("agreed on fewer"), "{said}");
+    let slow = step_of_32("Qwen3-30B-A3B", 12.0).assumptions.join("\n");
+    assert!(slow.contains("uniform routing") && !slow.contains("agreed on fewer"), "{slow}");
+    for impossible in [step_of_32("Qwen3-30B-A3B", 0.5), step_of_32("Llama-3.1-8B", 1.5)] {
+        assert_eq!(impossible.cell.status, Status::Invalid);
+    }
+}
+
+/// 1,024 sequences at 80 tokens: 16.4 TFLOP, which take 7.8 ms at the int8 peak and 15.6 at that of bf16.
+#[test]
+fn weights_and_activations_in_int8_are_held_against_the_int8_peak() {
+    use hbmark_core::model::Quantization;
+    let row = r#"{"run_name": "default", "batch_size": 1024, "input_len": 72, "output_len": 16, "prefill_latency": 0.1, "prefill_throughput": 1.0,
+        "median_decode_latency": 0.010, "median_decode_throughput": 102400.0, "total_latency": 1.0, "overall_throughput": 1.0}"#;
+    let result = parse("result.jsonl", row).unwrap().remove(0);
+    let own = Quantization { bits: 8, activations: Some(Dtype::Int8), ..Quantization::default() };
+    let architecture = Architecture { quantization: Some(own), ..test_shapes::llama_3_1_8b() };
+    let placed = placed(&result.rows[0], result.format, &on(&architecture, "h100-sxm", Some(Dtype::Int8)));
+    let floor = placed.cell.predicted_datasheet_ns.unwrap();
+    assert!((7.7e6..7.9e6).contains(&floor), "{floor}");
 }
 
 #[test]

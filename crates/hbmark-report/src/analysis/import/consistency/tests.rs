@@ -103,6 +103,18 @@ fn amounts_over_the_duration_are_the_rates() {
     assert!(tenth.contains(&Rule::Throughput) && tenth.contains(&Rule::Lists), "{tenth:?}");
 }
 
+/// As two clients' results were once added up: 238 requests at a rate of their own.
+#[test]
+fn rates_of_a_merged_file_are_remarked_and_no_fault() {
+    let remarks = |factor: f64| {
+        let mut record = detailed();
+        times(&mut record, "request_throughput", factor);
+        let row = import::parse("f.json", record.to_string()).unwrap().remove(0).rows.remove(0);
+        (row.problems.len(), row.remarks.iter().filter(|remark| remark.starts_with("req/s is ")).count())
+    };
+    assert_eq!((remarks(1.0), remarks(0.9994), remarks(0.994)), ((0, 0), (0, 1), (1, 0)));
+}
+
 /// As a server's own counters were once written: lengths that are not of the requests counted.
 #[test]
 fn rates_times_lengths_are_nearly_the_tokens_per_second() {

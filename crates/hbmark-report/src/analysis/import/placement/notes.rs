@@ -12,13 +12,19 @@ use super::super::{ForeignFormat, ForeignRow, Setup, dtype_of};
 use super::{Missing, UserOverrides, stated_storage, times};
 use crate::analysis::words;
 use hbmark_core::ledger::devices::{self, DeviceError};
-use hbmark_core::ledger::{Ledger, StepCost};
+use hbmark_core::ledger::{ExpertRouting, Ledger, StepCost, routing_note};
 use hbmark_core::model::{Architecture, Dtype, ModelError, presets};
 use hbmark_core::result::{Cause, DeviceSpec};
 use hbmark_core::units::{Bytes, whole, whole_count};
 
 /// Weights whose stated size is further off than this are not those of the shape and storage named.
 const SIZE_TOLERANCE: f64 = 0.05;
+
+/// What a step costs. Of a mixture, whose file does not say which experts its tokens took, also where all of them took the same.
+pub(super) struct Costs {
+    pub expected: StepCost,
+    pub least: StepCost,
+}
 
 #[derive(Default)]
 pub(super) struct PlacementNotes {
@@ -284,17 +290,32 @@ impl PlacementNotes {
         dtype: Dtype,
         batch: usize,
         context: usize,
-    ) -> StepCost {
-        let mut cost = ledger.decode(batch, context);
+    ) -> Costs {
+        let mut expected = ledger.decode(batch, context);
+        let per_token =
+            ledger.architecture().experts.as_ref().map_or(0.0, |experts| experts.per_token as f64);
+        let mut least = expected.meeting(per_token, ledger.expert_bytes());
+        if batch > 1 {
+            self.assumptions.extend(routing_note(ledger, ExpertRouting::Uniform, batch));
+        }
+        if llama_cpp::shares_prompt(setup) {
+            let own = whole_count((setup.output_tokens.unwrap_or(0.0) / 2.0).round());
+            let others = ledger.decode(batch.saturating_sub(1), own).bytes.kv_read;
+            let kv_read = ledger.decode(1, context).bytes.kv_read + others;
+            (expected.bytes.kv_read, least.bytes.kv_read) = (kv_read, kv_read);
+            self.assume("K and V of the prompt, which all sequences share, are read once".to_owned());
+        }
         if let Some(stated) = setup.weight_bytes.filter(|_| dtype == Dtype::Gguf) {
             let ours = ledger.resident_weights().as_f64();
-            let read = cost.bytes.weights.as_f64() / ours * stated as f64;
-            cost.bytes.weights = Bytes(whole(read));
+            for cost in [&mut expected, &mut least] {
+                let read = cost.bytes.weights.as_f64() / ours * stated as f64;
+                cost.bytes.weights = Bytes(whole(read));
+            }
             self.assume(format!(
                 "of the {} the file states, a step reads the share it would in q4_0",
                 Bytes(stated)
             ));
         }
-        cost
+        Costs { expected, least }
     }
 }

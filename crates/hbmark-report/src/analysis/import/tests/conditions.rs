@@ -45,6 +45,14 @@ fn several_tokens_a_step_are_seen_in_every_program_that_shows_them() {
     // Eight steps a scheduling, of which the file of 2024 has no word.
     let why = unrated(&one("vllm-serve-2024-09.json").rows[0], ForeignFormat::VllmServe);
     assert!(why.starts_with("several tokens arrive at once") && why.contains("8.4 x"), "{why}");
+    // Chunks of three tokens.
+    let row = changed("aiperf.json", |record| {
+        let tpot = record["inter_token_latency"]["avg"].as_f64().unwrap();
+        record["inter_chunk_latency"]["avg"] = (3.0 * tpot).into();
+    });
+    for format in [ForeignFormat::Aiperf, ForeignFormat::AiperfRecords] {
+        assert!(unrated(&row, format).starts_with("several tokens arrive at once"), "{format:?}");
+    }
 }
 
 #[test]
@@ -191,6 +199,18 @@ fn old_keys_and_far_percentiles_of_vllm_are_read() {
     has(&row, Metric::Goodput, Single, 1.5);
     has(&row, Metric::Ttft, Statistic::Percentile(9999), 734.9e6);
     has(&row, Metric::Ttft, Statistic::Max, 735e6);
+}
+
+#[test]
+fn genai_perf_names_its_model_in_three_ways() {
+    let named = |config: Json| changed("genai-perf-2024-05.json", |record| record["input_config"] = config);
+    for config in [
+        json!({"model": "gpt2"}),
+        json!({"model": ["gpt2"], "formatted_model_name": "gpt2_vllm"}),
+        json!({"model": null, "formatted_model_name": "gpt2"}),
+    ] {
+        assert_eq!(named(config.clone()).setup.model.as_deref(), Some("gpt2"), "{config}");
+    }
 }
 
 #[test]
