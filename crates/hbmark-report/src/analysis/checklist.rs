@@ -260,8 +260,13 @@ fn undisturbed(report: &Report, cells: &[&CellResult]) -> Answer {
         return (Inapplicable, "nothing was measured".to_owned(), "");
     }
     let bad = |status| {
-        use Status::{Disturbed, Failed, Incomplete, Invalid, Noisy, Oom, Predicted, Smoke};
-        matches!(status, Disturbed | Noisy | Smoke | Invalid | Failed | Oom | Incomplete | Predicted)
+        use Status::{
+            Disturbed, Failed, Incomplete, Invalid, Noisy, Oom, Predicted, Simulated, Smoke,
+        };
+        matches!(
+            status,
+            Disturbed | Noisy | Smoke | Simulated | Invalid | Failed | Oom | Incomplete | Predicted
+        )
     };
     let lost: Vec<&str> = cells.iter().filter(|cell| bad(cell.status)).map(|cell| cell.id.as_str()).collect();
     let evidence = match lost.as_slice() {

@@ -57,7 +57,7 @@ fn each_essential_question_invalidates_by_itself() {
         failed(&report)
     };
     assert_eq!(with(&|r| r.kind = ReportKind::Predict), ["measured, not computed"]);
-    for status in [Status::Disturbed, Status::Predicted] {
+    for status in [Status::Disturbed, Status::Predicted, Status::Simulated] {
         assert_eq!(with(&|r| r.cells[1].status = status), ["every cell undisturbed"]);
     }
     assert_eq!(with(&|r| r.cells[1].status = Status::NotConverged), ["enough samples, with their spread"]);
