@@ -188,6 +188,38 @@ fn a_serving_result_is_what_its_kind_says() {
 }
 
 #[test]
+fn a_cold_start_is_judged_by_its_launches_and_by_no_load() {
+    use hbmark_core::result::serving::{ColdPhase, ColdStart, Launch};
+    let mut report = ServeReport { points: Vec::new(), kind: ServeKind::ServeCold, ..samples::single() };
+    report.environment.cpu.model = Some("a CPU".to_owned());
+    report.environment.build.version = "0.1.0".to_owned();
+    let launch = Launch { phases_ns: vec![1e9], to_first_token_ns: 1e9 };
+    let phase = ColdPhase {
+        name: "first token".to_owned(),
+        holds: "all of it".to_owned(),
+        median_ns: 1e9,
+        min_ns: 1e9,
+        max_ns: 1e9,
+        first_launch_ns: 1e9,
+    };
+    let cold = |launches| ColdStart {
+        prompt_tokens: 16,
+        launches,
+        phases: vec![phase.clone()],
+        to_first_token: phase.clone(),
+    };
+    report.cold_start = Some(cold(vec![launch; 5]));
+    let list = of_serving(&report);
+    assert_eq!(list.verdict(), ChecklistVerdict::Valid, "{list:#?}");
+    assert!(list.valid && list.subject.ends_with(" · 5 starts"), "{}", list.subject);
+    for question in ["a point that keeps up", "open-loop load", "every request completed"] {
+        assert_eq!(outcome(&list, question), Inapplicable, "{question}");
+    }
+    report.cold_start = Some(cold(Vec::new()));
+    assert_eq!(of_serving(&report).verdict(), ChecklistVerdict::Invalid);
+}
+
+#[test]
 fn a_comparison_needs_rounds_that_can_decide() {
     use hbmark_core::result::comparison::Pair;
     let mut found: Comparison = samples::saved("comparison");
