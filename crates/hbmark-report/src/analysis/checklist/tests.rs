@@ -87,6 +87,18 @@ fn lesser_questions_are_said_and_do_not_invalidate() {
     insta::assert_snapshot!(render([list].as_slice(), Format::Table, false).unwrap());
 }
 
+#[test]
+fn a_spreadsheet_has_one_table_of_all_questions_with_what_they_are_about() {
+    let lists = [of_report(&good()), of_report(&Report { protocol: None, ..good() })];
+    let csv = render(lists.as_slice(), Format::Csv, false).unwrap();
+    let mut lines = csv.lines();
+    assert_eq!(lines.next().unwrap(), "subject,verdict,essential,outcome,question,answer,next");
+    let rows: Vec<&str> = lines.collect();
+    assert_eq!(rows.len(), lists.iter().map(|list| list.checks.len()).sum::<usize>());
+    assert!(rows[0].contains(",VALID,true,ok,\"measured, not computed\","), "{}", rows[0]);
+    assert!(rows.last().unwrap().contains(",INCOMPLETE,false,,open-loop load,"), "{csv}");
+}
+
 fn foreign(result: &ForeignResult) -> Checklist {
     of_foreign(result, &UserOverrides::default(), None)
 }
