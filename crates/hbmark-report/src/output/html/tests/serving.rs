@@ -6,7 +6,7 @@ use crate::output::html::render;
 use crate::output::kinds::serving::page::page;
 use crate::samples::{single, sweep};
 use hbmark_core::result::serving::{
-    ColdPhase, ColdStart, Launch, Quantity, Search, ServeReport, SloMetric, Span, Validity,
+    ColdPhase, ColdStart, GateName, Launch, Quantity, Search, ServeReport, SloMetric, Span, Validity,
 };
 use hbmark_core::result::{Cause, Finding, Severity};
 use hbmark_core::units::Nanos;
@@ -225,6 +225,40 @@ fn a_cross_is_of_the_metric_and_the_percentile_that_missed() {
     );
     let page = well_formed(&render_serving(&missing(SloMetric::Tpot, Some(9e8)), &[]));
     assert_eq!((crosses(&page, "ttft").len(), crosses(&page, "tpot").len()), (0, 1));
+}
+
+#[test]
+fn points_that_are_invalid_or_disturbed_are_marked_and_no_line_goes_through_them() {
+    let mut report = sweep();
+    report.points.retain(|point| point.result.is_some());
+    let shown = |report: &ServeReport, name: &str, plot: &str| {
+        let page = well_formed(&render_serving(report, &[]));
+        let within = format!("#{plot} svg.wide[data-name={name}]");
+        let lines = scraper::Selector::parse(&format!("{within} polyline.c0")).unwrap();
+        let joined = page.select(&lines).map(|line| line.value().attr("points").unwrap().split(' ').count());
+        let crosses = texts(&page, &format!("{within} .mark:has(.cross.bad) > title"));
+        let faint = texts(&page, &format!("{within} .mark:has(.point.doubtful) > title"));
+        (joined.sum::<usize>(), crosses, faint)
+    };
+    let (joined, crosses, faint) = shown(&report, "load-throughput", "load");
+    assert_eq!((joined, crosses.len(), faint.len()), (3, 0, 0));
+    let result = report.points[0].result.as_mut().unwrap();
+    result.gate(GateName::InjectionLag, Some(false), "planted".to_owned());
+    report.points[1].result.as_mut().unwrap().foreign_cores = Some(1.5);
+    for (name, height) in [("load-throughput", 0), ("load-tpot", 0)] {
+        let (joined, crosses, faint) = shown(&report, name, "load");
+        assert_eq!(joined, height, "{name}");
+        assert!(crosses.iter().any(|hover| hover.contains("INVALID: ")), "{name}: {crosses:?}");
+        let said = "disturbed: other processes kept 1.5 cores busy";
+        assert!(faint.iter().any(|hover| hover.contains(said)), "{name}: {faint:?}");
+    }
+    let (joined, crosses, faint) = shown(&report, "latency", "latency");
+    assert!(crosses.iter().all(|hover| hover.contains("INVALID: ")) && !crosses.is_empty(), "{crosses:?}");
+    assert!(faint.iter().all(|hover| hover.contains("disturbed: ")) && !faint.is_empty(), "{faint:?}");
+    assert_eq!(joined, 0, "neither has a line, and TTFT of the saturated one is not reported");
+    let page = well_formed(&render_serving(&report, &[]));
+    let titles = texts(&page, "#latency svg.wide text.title");
+    assert!(titles[0].ends_with("(INVALID)") && titles[1].ends_with("(disturbed)"), "{titles:?}");
 }
 
 #[test]
