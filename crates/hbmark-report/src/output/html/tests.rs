@@ -268,3 +268,23 @@ fn a_prediction_draws_what_it_has_and_leaves_out_what_it_cannot_have() {
     let captions = texts(&page, "figcaption").concat();
     assert!(captions.contains("nothing was measured") && !captions.contains("intervals"), "{captions}");
 }
+
+#[test]
+fn a_doubtful_cell_has_its_range_and_its_rate_over_all_blocks_in_the_plots_over_batch() {
+    let mut report = samples::measured();
+    let cell = report.cells.iter_mut().find(|cell| cell.phase == Phase::Decode && cell.batch == 4).unwrap();
+    cell.status = Status::Disturbed;
+    // One block of a hundred times the others is far above every median.
+    for times in [&mut cell.blocks[4].step_ns, &mut cell.blocks[4].interval_ns] {
+        times.iter_mut().for_each(|time| *time *= 100.0);
+    }
+    crate::analysis::judge::recompute(&mut report);
+    let cell = report.cells.iter().find(|cell| cell.all_blocks.is_some()).unwrap();
+    let page = parsed(&report);
+    assert_eq!(count(&page, "#batch svg.wide[data-name=tpot-batch] .whisker.doubtful"), 1);
+    let rate = cell.all_blocks.as_ref().unwrap().tokens_per_s.median;
+    assert!((rate / cell.tokens_per_s.unwrap() - 1.0).abs() > 0.1, "the two differ");
+    let hovers = texts(&page, "#batch svg.wide[data-name=throughput-batch] .mark > title");
+    let shown = crate::output::plot::axis::Measure::TokensPerSecond.show(rate);
+    assert!(hovers.contains(&format!("{}\n{shown}", cell.id)), "{shown}: {hovers:?}");
+}
