@@ -288,3 +288,20 @@ fn a_doubtful_cell_has_its_range_and_its_rate_over_all_blocks_in_the_plots_over_
     let shown = crate::output::plot::axis::Measure::TokensPerSecond.show(rate);
     assert!(hovers.contains(&format!("{}\n{shown}", cell.id)), "{shown}: {hovers:?}");
 }
+
+#[test]
+fn a_predicted_step_of_a_group_lies_below_the_roof_by_what_is_exchanged() {
+    let shares = |name: &str| {
+        let page = parsed(&samples::saved(name));
+        let caption = texts(&page, "#roofline figcaption").concat();
+        let hovers = texts(&page, "#roofline svg.wide .mark > title");
+        let share = |hover: &String| hover.lines().last().unwrap().replace(" of the roof", "");
+        (caption, hovers.iter().map(share).collect::<Vec<_>>())
+    };
+    let (caption, of_one) = shares("predict-h200");
+    assert!(caption.contains("lie on the roofline of their dtype"), "{caption}");
+    assert!(of_one.iter().all(|share| share == "100 %"), "{of_one:?}");
+    let (caption, of_group) = shares("predict-70b-8-h200");
+    assert!(caption.contains("below the roofline of a GPU by what the GPUs exchange"), "{caption}");
+    assert!(of_group.iter().all(|share| share != "100 %"), "{of_group:?}");
+}
