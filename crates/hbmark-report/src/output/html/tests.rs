@@ -305,3 +305,16 @@ fn a_predicted_step_of_a_group_lies_below_the_roof_by_what_is_exchanged() {
     assert!(caption.contains("below the roofline of a GPU by what the GPUs exchange"), "{caption}");
     assert!(of_group.iter().all(|share| share != "100 %"), "{of_group:?}");
 }
+
+#[test]
+fn ceilings_of_an_earlier_run_are_not_of_this_one() {
+    let mut report = samples::measured();
+    let said = |report: &Report| texts(&parsed(report), "body").concat();
+    assert!(said(&report).contains("ceiling measured in this run"));
+    report.ceilings.as_mut().unwrap().age_s = Some(600.0);
+    let text = said(&report);
+    assert!(!text.contains("measured in this run"), "{text}");
+    for words in ["ceiling measured 10 min before this run", "Ceilings measured 10 min before this run"] {
+        assert!(text.contains(words), "{words}");
+    }
+}

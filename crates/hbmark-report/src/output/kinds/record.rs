@@ -316,9 +316,7 @@ fn serving_end(report: &ServeReport) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(search) = &report.search {
         lines.push(format!("runs of the search: {}", search.attempts.len()));
-        if search.confirmed {
-            lines.push("fresh seeds and a longer run agreed on the rate".into());
-        }
+        lines.extend(search.confirmed_by().map(|by| format!("{by} agreed on the rate")));
         if !search.note.is_empty() {
             lines.push(search.note.clone());
         }

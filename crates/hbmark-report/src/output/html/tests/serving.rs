@@ -6,7 +6,8 @@ use crate::output::html::render;
 use crate::output::kinds::serving::page::page;
 use crate::samples::{single, sweep};
 use hbmark_core::result::serving::{
-    ColdPhase, ColdStart, GateName, Launch, Quantity, Search, ServeReport, SloMetric, Span, Validity,
+    Attempt, ColdPhase, ColdStart, GateName, Launch, Quantity, Search, SearchStage, ServeReport, SloMetric,
+    Span, Validity,
 };
 use hbmark_core::result::{Cause, Finding, Severity};
 use hbmark_core::units::Nanos;
@@ -338,4 +339,38 @@ fn lines_of_steps_are_broken_where_nothing_ran() {
     let line = report.points[0].result.as_mut().unwrap().timeline.as_mut().unwrap();
     line.spans[4..6].fill(idle);
     assert_eq!(lines(&report), (2, 2, 2), "requests run or wait at all times");
+}
+
+#[test]
+fn a_rate_that_a_search_found_is_confirmed_by_what_ran() {
+    let said = |seeds: usize, sustained: Option<bool>| {
+        let mut report = sweep();
+        let attempt = |stage| Attempt { stage, rate: 8.0, seed: 1, met: Some(true), why: String::new() };
+        let stages = [SearchStage::Bracket, SearchStage::Confirm];
+        report.search = Some(Search {
+            max_rate: Some(8.0),
+            confirmed: true,
+            sustained,
+            attempts: stages.into_iter().take(seeds).map(attempt).collect(),
+            ..Search::default()
+        });
+        let caption = texts(&well_formed(&render_serving(&report, &[])), "#load figcaption").concat();
+        let record = crate::output::markdown(&crate::output::record::of_serving(&report, None));
+        let agreed = record.lines().find_map(|line| line.strip_suffix(" agreed on the rate"));
+        let agreed = agreed.map(|line| line.trim_start_matches("- ").to_owned());
+        (caption, agreed)
+    };
+    for (seeds, sustained, by) in [
+        (2, Some(true), Some("fresh seeds and a longer run")),
+        (1, Some(true), Some("a longer run")),
+        (2, None, Some("fresh seeds")),
+        (1, None, None),
+    ] {
+        let (caption, agreed) = said(seeds, sustained);
+        assert_eq!(agreed.as_deref(), by);
+        let words = by.map_or("that held, in runs of one seed and one length".to_owned(), |by| {
+            format!("that {by} confirmed")
+        });
+        assert!(caption.contains(&format!("the highest rate {words}: 8.000")), "{caption}");
+    }
 }

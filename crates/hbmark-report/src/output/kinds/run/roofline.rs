@@ -1,10 +1,9 @@
-//! The roofline: FLOP/s of each cell over its arithmetic intensity, below the ceilings measured in the run and, dashed, those of the data
-//! sheet.
+//! The roofline: FLOP/s of each cell over its arithmetic intensity, below the measured ceilings and, dashed, those of the data sheet.
 
 use std::fmt::Write;
 
 use super::palette::{Palette, Timed, is_invalid, look, of_imported, timed};
-use super::{bound_word, status_word};
+use super::{bound_word, status_word, when_measured};
 use crate::analysis::distinct;
 use crate::output::External;
 use crate::output::document::{Block, Column, numbers, words};
@@ -74,7 +73,7 @@ pub fn plot(report: &Report, palette: &Palette, externals: &[External]) -> Block
     let chart = Chart {
         lines: roofs(&ceilings, &x, &y),
         marks: dots.iter().map(|dot| mark(dot, palette)).collect(),
-        legend: legend(&dots, &ceilings, palette),
+        legend: legend(report, &dots, &ceilings, palette),
         ..Chart::new("roofline", format!("Roofline of {}", report.model.name), Span::Full, x, y)
     };
     let distance = match report.kind {
@@ -218,7 +217,7 @@ fn mark(dot: &Dot<'_>, palette: &Palette) -> Mark {
     Mark::new(style, shape, (dot.intensity, dot.flops_per_s), hover)
 }
 
-fn legend(dots: &[Dot<'_>], ceilings: &[Ceiling], palette: &Palette) -> Vec<Key> {
+fn legend(report: &Report, dots: &[Dot<'_>], ceilings: &[Ceiling], palette: &Palette) -> Vec<Key> {
     let keys = dots.iter().map(|dot| {
         let cell = dot.timed.cell;
         let text = match dot.imported {
@@ -237,7 +236,9 @@ fn legend(dots: &[Dot<'_>], ceilings: &[Ceiling], palette: &Palette) -> Vec<Key>
         Key::mark(style, shape, text)
     });
     let mut keys = distinct(keys);
-    let roofs = [(true, "roof", "ceiling measured in this run"), (false, "roof dashed", "data sheet")];
+    let measured = report.ceilings.as_ref().map(|known| format!("ceiling measured {}", when_measured(known)));
+    let roofs =
+        [(true, "roof", measured.unwrap_or_default()), (false, "roof dashed", "data sheet".to_owned())];
     let known = roofs.into_iter().filter(|roof| ceilings.iter().any(|c| c.measured == roof.0));
     keys.extend(known.map(|(_, style, text)| Key::line(style, text)));
     keys

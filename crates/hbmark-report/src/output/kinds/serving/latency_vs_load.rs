@@ -115,10 +115,13 @@ pub fn plot(report: &ServeReport) -> Block {
             "A search comes back to a rate with other seeds and runs of other lengths, so its points are not joined.".into(),
         );
     }
-    caption.extend(report.search.as_ref().and_then(|s| s.max_rate).map(|rate| {
-        format!(
-            "The vertical line is the highest rate that fresh seeds and a longer run confirmed: {rate:.3} per second asked for."
-        )
+    caption.extend(report.search.as_ref().and_then(|search| {
+        let rate = search.max_rate?;
+        let which = search.confirmed_by().map_or_else(
+            || "that held, in runs of one seed and one length".to_owned(),
+            |by| format!("that {by} confirmed"),
+        );
+        Some(format!("The vertical line is the highest rate {which}: {rate:.3} per second asked for."))
     }));
     let drawings = charts.into_iter().flatten().map(Drawing::Chart).collect();
     Block::Plot(Plot::new(drawings, caption, vec![curve(&report.points).into()]))
