@@ -318,3 +318,20 @@ fn ceilings_of_an_earlier_run_are_not_of_this_one() {
         assert!(text.contains(words), "{words}");
     }
 }
+
+#[test]
+fn a_setting_of_the_machine_is_no_disturbance_of_a_block() {
+    let title = |conditions: &[(usize, Cause)]| {
+        let mut report = samples::measured();
+        for (block, cause) in conditions {
+            report.cells[0].blocks[*block].conditions.push(cause.clone());
+        }
+        texts(&parsed(&report), "#blocks svg.wide text.title").concat()
+    };
+    let load = || Cause::ForeignLoad { cores: 0.9 };
+    assert!(title(&[]).ends_with("24 rejected"), "{}", title(&[]));
+    // The second block is rejected already.
+    assert!(title(&[(1, load())]).ends_with("24 rejected"));
+    let both = title(&[(0, load()), (2, Cause::other("pinned clocks")), (3, Cause::other("pinned clocks"))]);
+    assert!(both.ends_with("24 rejected, 1 counted with a disturbance, 2 with a condition"), "{both}");
+}
