@@ -4,7 +4,7 @@ use super::palette::Palette;
 use super::{batch, blocks, context, group, roofline, telemetry, waterfall};
 use super::{
     ceiling_doubt, cold, copy_above_read, crossover_line, device_line, fit_line, notes, of_cells,
-    parameters, protocol_line, read_ceiling, remarks,
+    parameters, protocol_line, read_ceiling, remarks, when_measured,
 };
 use crate::analysis::speculation::{Drafting, speculation as speculate};
 use crate::analysis::words::counted;
