@@ -275,9 +275,8 @@ fn a_doubtful_cell_has_its_range_and_its_rate_over_all_blocks_in_the_plots_over_
     let cell = report.cells.iter_mut().find(|cell| cell.phase == Phase::Decode && cell.batch == 4).unwrap();
     cell.status = Status::Disturbed;
     // One block of a hundred times the others is far above every median.
-    for times in [&mut cell.blocks[4].step_ns, &mut cell.blocks[4].interval_ns] {
-        times.iter_mut().for_each(|time| *time *= 100.0);
-    }
+    let block = &mut cell.blocks[4];
+    block.step_ns.iter_mut().chain(&mut block.interval_ns).for_each(|time| *time *= 100.0);
     crate::analysis::judge::recompute(&mut report);
     let cell = report.cells.iter().find(|cell| cell.all_blocks.is_some()).unwrap();
     let page = parsed(&report);
