@@ -162,6 +162,8 @@ pub enum Bound {
     Compute,
     /// Neither floor explains the time: launches, host work or slow kernels do.
     Overhead,
+    /// Of a prediction for a group: what the GPUs exchange takes longer than all of their own work.
+    Collectives,
 }
 
 /// Statistics of one timed quantity, in nanoseconds. Percentiles are nearest-rank; null where n is too small.

@@ -260,6 +260,7 @@ pub fn bound_word(bound: Bound) -> &'static str {
         Bound::Memory => "memory",
         Bound::Compute => "compute",
         Bound::Overhead => "overhead",
+        Bound::Collectives => "collectives",
     }
 }
 
