@@ -5,7 +5,7 @@
 mod plots;
 
 use crate::drain::drain_commands;
-use crate::result::{Finding, FleetReport, Level, State};
+use crate::result::{Finding, FleetReport, Level, MissingRow, State};
 use hbmark_report::analysis::words::counted;
 use hbmark_report::output::Kind;
 use hbmark_report::output::document::{
@@ -13,7 +13,7 @@ use hbmark_report::output::document::{
 };
 use hbmark_report::output::metrics::Unit;
 
-/// Rows of a table; JSON and CSV have all.
+/// Rows of a table; JSON has all.
 const ROWS: usize = 300;
 
 impl Kind for FleetReport {
@@ -267,8 +267,38 @@ fn notices(report: &FleetReport, document: &mut Document) {
     }
 }
 
-/// Raw numbers, one row a GPU and metric.
+/// Raw numbers, one row a GPU and metric, and behind them what is missing.
 fn sheet(report: &FleetReport) -> Vec<Column> {
+    let mut columns = measured_rows(report);
+    for (column, missing) in columns.iter_mut().zip(missing_rows(&report.missing)) {
+        column.cells.extend(missing.cells);
+    }
+    columns
+}
+
+/// The columns of [`measured_rows`] for GPUs without a result.
+fn missing_rows(rows: &[MissingRow]) -> Vec<Column> {
+    let text = |title: &str, of: &dyn Fn(&MissingRow) -> Option<String>| {
+        words(title, rows.iter().map(|row| of(row).unwrap_or_default()))
+    };
+    let unknown = |title: &str| measured(title, Unit::Count, rows.iter().map(|_| None::<f64>));
+    vec![
+        text("node", &|row| Some(row.node.clone())),
+        text("rack", &|row| row.rack.clone()),
+        text("slot", &|row| row.slot.map(|slot| slot.to_string())),
+        text("gpu", &|row| row.gpu.clone()),
+        measured("gpus", Unit::Count, rows.iter().map(|row| f64::from(row.count))),
+        text("device", &|_| None),
+        text("state", &|_| Some(State::Missing.word().to_owned())),
+        text("metric", &|_| None),
+        unknown("value"),
+        text("unit", &|_| None),
+        unknown("effect"),
+        unknown("processes"),
+    ]
+}
+
+fn measured_rows(report: &FleetReport) -> Vec<Column> {
     let rows: Vec<_> = report
         .gpus
         .iter()
@@ -287,10 +317,12 @@ fn sheet(report: &FleetReport) -> Vec<Column> {
         text("rack", &|gpu| optional(gpu.rack.clone())),
         text("slot", &|gpu| optional(gpu.slot.map(|slot| slot.to_string()))),
         text("gpu", &|gpu| gpu.gpu.clone()),
+        measured("gpus", Unit::Count, rows.iter().map(|_| 1.0)),
         text("device", &|gpu| gpu.device.clone()),
         text("state", &|gpu| gpu.state.word().to_owned()),
         words("metric", rows.iter().map(|(_, v)| v.map_or_else(String::new, |v| v.metric.to_string()))),
         measured("value", Unit::Count, rows.iter().map(|(_, v)| v.map(|v| v.value))),
+        words("unit", rows.iter().map(|(_, v)| v.map_or_else(String::new, |v| v.metric.unit().to_owned()))),
         measured("effect", Unit::Count, rows.iter().map(|(_, v)| v.and_then(|v| v.effect))),
         measured("processes", Unit::Count, rows.iter().map(|(_, v)| v.map(|v| v.processes as f64))),
     ]

@@ -34,6 +34,15 @@ impl Metric {
         matches!(self, Self::Step(_))
     }
 
+    /// The unit of its raw values.
+    pub fn unit(&self) -> &'static str {
+        match self {
+            Self::Read | Self::Copy => "bytes_per_s",
+            Self::Gemm(_) => "flop_per_s",
+            Self::Step(_) => "ns",
+        }
+    }
+
     /// A value with its unit.
     pub fn shown(&self, value: f64) -> String {
         match self {

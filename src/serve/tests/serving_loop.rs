@@ -130,6 +130,9 @@ fn a_closed_loop_hides_the_stall_that_an_open_one_shows() {
     let seen = summarise(&run, &traffic(&plan, LoadMode::Closed { concurrency: 1 }), &Slo::default());
     assert!(seen.ttft_ns.unwrap().p99.unwrap().value() < 1.1e6, "one request in 10,000 met the stall");
     assert_eq!(seen.offered_per_s, None);
+    // Arrivals that do not wait meet it 140 times.
+    let open = result(&serve(&plan, LoadMode::Open, options(256), script), &plan, "");
+    assert!(open.ttft_ns.unwrap().p99.unwrap().value() > 0.3e9, "a hundredth of them waited for long");
 }
 
 #[test]

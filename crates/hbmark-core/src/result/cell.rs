@@ -162,6 +162,8 @@ pub enum Bound {
     Compute,
     /// Neither floor explains the time: launches, host work or slow kernels do.
     Overhead,
+    /// Of a prediction for a group: what the GPUs exchange takes longer than all of their own work.
+    Collectives,
 }
 
 /// Statistics of one timed quantity, in nanoseconds. Percentiles are nearest-rank; null where n is too small.
@@ -311,7 +313,7 @@ pub struct CellResult {
     pub flops: f64,
     pub achieved_bytes_per_s: Option<f64>,
     pub fraction_of_ceiling: Option<f64>,
-    /// The median rate at which memory was read beside the accepted blocks, and the median share of it that the bytes of a block's steps took;
+    /// The rate at which memory was read beside the accepted blocks, and the share of it that the bytes of a block's steps took, geometric means;
     /// no share where the steps were more than a tenth faster: then the reads were disturbed, or a cache served the steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_beside_bytes_per_s: Option<f64>,

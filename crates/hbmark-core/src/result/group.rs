@@ -68,6 +68,13 @@ pub struct GroupStep {
     pub measured: Vec<MeasuredStep>,
 }
 
+impl GroupStep {
+    /// Whether what is exchanged takes longer, at the speed of the link, than the work of all stages.
+    pub fn is_bound_by_collectives(&self) -> bool {
+        self.collectives_ns.is_some_and(|exchanged| exchanged > self.stages_ns.iter().sum())
+    }
+}
+
 /// Which exchange between GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]

@@ -1,7 +1,7 @@
 use super::*;
 use crate::drain_commands;
 use crate::folder::Reading;
-use crate::result::Settings;
+use crate::result::{MissingRow, Settings};
 use crate::simulation::{Fault, Simulated};
 use crate::verdict::verdict;
 use hbmark_report::output::{Format, Kind as _, render};
@@ -113,6 +113,30 @@ fn every_format_prints_it_and_the_page_draws_every_gpu() {
     let saved: FleetReport = serde_json::from_str(&report.json().unwrap()).unwrap();
     assert_eq!(saved, report);
     assert!(render(&report, Format::Csv, false).unwrap().lines().count() > 64);
+}
+
+#[test]
+fn a_spreadsheet_has_a_unit_for_each_value_and_the_gpus_that_are_missing() {
+    let mut report = report();
+    report.missing = vec![MissingRow {
+        node: "node-lost".into(),
+        rack: None,
+        gpu: None,
+        slot: None,
+        count: 3,
+        why: "no result".into(),
+    }];
+    let csv = render(&report, Format::Csv, false).unwrap();
+    let mut lines = csv.lines();
+    assert_eq!(
+        lines.next().unwrap(),
+        "node,rack,slot,gpu,gpus,device,state,metric,value,unit,effect,processes"
+    );
+    let values: usize = report.gpus.iter().map(|gpu| gpu.values.len().max(1)).sum();
+    assert_eq!(lines.clone().count(), values + 1);
+    let with = |unit: &str| csv.matches(&format!(",{unit},")).count();
+    assert_eq!(with("bytes_per_s") + with("flop_per_s") + with("ns"), values);
+    assert_eq!(lines.last().unwrap(), "node-lost,,,,3,,MISSING,,,,,");
 }
 
 #[test]

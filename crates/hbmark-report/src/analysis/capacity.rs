@@ -122,6 +122,8 @@ pub struct Capacity {
     pub predicted: bool,
     pub question: Question,
     pub objectives: Vec<String>,
+    /// The rate that was asked for at the accepted point; `rate_per_instance` is what came of it.
+    pub accepted_rate: f64,
     pub rate_per_instance: f64,
     pub instances: u64,
     pub gpus: u64,
@@ -204,6 +206,7 @@ pub fn capacity(report: &ServeReport, question: &Question) -> Result<Capacity, C
         predicted: report.kind == ServeKind::ServeVirtual,
         question: question.clone(),
         objectives: slo.clauses.iter().map(ToString::to_string).collect(),
+        accepted_rate: accepted.rate,
         rate_per_instance: rate,
         instances,
         gpus,

@@ -15,7 +15,7 @@ use super::import::{
 };
 use hbmark_core::result::comparison::{Comparison, Method, Settings};
 use hbmark_core::result::serving::{
-    GateName, MIN_REQUESTS, Offered, Point, ServeKind, ServeReport, ServeResult, Validity,
+    ColdStart, GateName, MIN_REQUESTS, Offered, Point, ServeKind, ServeReport, ServeResult, Validity,
 };
 use hbmark_core::result::{
     Cause, CellResult, Environment, Finding, Phase, Report, ReportKind, Severity, Status, UNKNOWN_PRODUCT,
@@ -29,6 +29,7 @@ const HEADROOM: f64 = 0.95;
 const WARMUP_STEPS: usize = 5;
 const NO_MACHINE: &str = "neither CPU nor GPU is named";
 const NO_VERSION: &str = "no version was kept";
+const MEASURED: &str = "something was measured";
 const RUN_AGAIN: &str = "run with this version of hbmark";
 const EXPLAIN_AND_AGAIN: &str = "hbmark explain, then the same points again";
 /// Requests behind a p99 that is more than its largest value.
@@ -260,8 +261,11 @@ fn undisturbed(report: &Report, cells: &[&CellResult]) -> Answer {
         return (Inapplicable, "nothing was measured".to_owned(), "");
     }
     let bad = |status| {
-        use Status::{Disturbed, Failed, Incomplete, Invalid, Noisy, Oom, Predicted, Smoke};
-        matches!(status, Disturbed | Noisy | Smoke | Invalid | Failed | Oom | Incomplete | Predicted)
+        use Status::{Disturbed, Failed, Incomplete, Invalid, Noisy, Oom, Predicted, Simulated, Smoke};
+        matches!(
+            status,
+            Disturbed | Noisy | Smoke | Simulated | Invalid | Failed | Oom | Incomplete | Predicted
+        )
     };
     let lost: Vec<&str> = cells.iter().filter(|cell| bad(cell.status)).map(|cell| cell.id.as_str()).collect();
     let evidence = match lost.as_slice() {
@@ -435,8 +439,29 @@ pub fn of_serving(report: &ServeReport) -> Checklist {
             ),
         ),
     ];
-    let checks = load_checks(report).into_iter().chain(named_checks).collect();
-    Checklist::new(format!("{} · {}", report.model_name(), counted(report.points.len(), "point")), checks)
+    let (count, load) = match &report.cold_start {
+        Some(cold) => (launches(cold), launch_checks(cold, load_checks(report))),
+        None => (counted(report.points.len(), "point"), load_checks(report)),
+    };
+    let checks = load.into_iter().chain(named_checks).collect();
+    Checklist::new(format!("{} · {count}", report.model_name()), checks)
+}
+
+fn launches(cold: &ColdStart) -> String {
+    counted(cold.launches.len(), "start")
+}
+
+/// The questions about a load, of a cold start: what it measured are starts, and none of the others applies.
+fn launch_checks(cold: &ColdStart, mut questions: Vec<Check>) -> Vec<Check> {
+    for check in &mut questions {
+        let answer = if check.question == MEASURED {
+            decide(!cold.launches.is_empty(), launches(cold), "hbmark serve cold")
+        } else {
+            (Inapplicable, "launches of a process carry no load".to_owned(), "")
+        };
+        *check = ask(&check.question, check.essential, answer);
+    }
+    questions
 }
 
 /// The questions about the load and its points.
@@ -457,7 +482,7 @@ fn load_checks(report: &ServeReport) -> Vec<Check> {
     let open_loop = report.points.iter().all(open);
     vec![
         ask(
-            "something was measured",
+            MEASURED,
             true,
             decide(
                 !results.is_empty(),
@@ -740,7 +765,7 @@ pub fn of_foreign(result: &ForeignResult, given: &UserOverrides<'_>, engine: Opt
     let not_served = || (Inapplicable, "a step benchmark has no requests".to_owned(), "");
     let record = "record it beside the file: the program does not";
     let checks = vec![
-        ask("something was measured", true, something(rows)),
+        ask(MEASURED, true, something(rows)),
         ask("figures agree", true, agree(stated, format, given)),
         ask("warm-up before the first sample", false, foreign_warm_up(rows, format)),
         ask("enough samples, with their spread", true, foreign_samples(rows, served)),

@@ -44,8 +44,25 @@ pub struct Source {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Sourced<T> {
     pub source: usize,
+    /// Of a cell that was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block_counts: Option<BlockCounts>,
     #[serde(flatten)]
     pub row: T,
+}
+
+/// The blocks of a cell, whose samples do not stay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct BlockCounts {
+    pub taken: usize,
+    pub rejected: usize,
+}
+
+impl BlockCounts {
+    fn of(cell: &CellResult) -> Option<Self> {
+        let rejected = cell.blocks.iter().filter(|block| block.rejected.is_some()).count();
+        (!cell.blocks.is_empty()).then_some(Self { taken: cell.blocks.len(), rejected })
+    }
 }
 
 /// A file that is not used.
@@ -144,7 +161,11 @@ impl Collection {
             note: report.note,
         });
         let light = |cell| CellResult { blocks: Vec::new(), operations: Vec::new(), ..cell };
-        self.cells.extend(report.cells.into_iter().map(|cell| Sourced { source, row: light(cell) }));
+        self.cells.extend(report.cells.into_iter().map(|cell| Sourced {
+            source,
+            block_counts: BlockCounts::of(&cell),
+            row: light(cell),
+        }));
     }
 
     fn add_serving(&mut self, file: String, report: ServeReport) {
@@ -174,7 +195,11 @@ impl Collection {
             }
             point
         };
-        self.points.extend(report.points.into_iter().map(|point| Sourced { source, row: light(point) }));
+        self.points.extend(report.points.into_iter().map(|point| Sourced {
+            source,
+            block_counts: None,
+            row: light(point),
+        }));
     }
 }
 

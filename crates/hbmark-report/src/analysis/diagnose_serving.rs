@@ -496,7 +496,7 @@ fn value(quantity: Option<Quantity>) -> Option<f64> {
 }
 
 /// The parts of a step that are the host's work.
-fn host_parts(result: &ServeResult) -> [(&'static str, f64); 6] {
+fn host_parts(result: &ServeResult) -> [(&'static str, f64); 9] {
     let b = &result.breakdown;
     [
         ("enqueue", b.enqueue_ns),
@@ -504,7 +504,10 @@ fn host_parts(result: &ServeResult) -> [(&'static str, f64); 6] {
         ("build", b.build_ns),
         ("launch", b.launch_ns),
         ("sample", b.sample_ns),
+        ("mask", b.mask_ns),
+        ("mask apply", b.mask_apply_ns),
         ("detokenize", b.detokenize_ns),
+        ("other", b.other_ns),
     ]
 }
 
@@ -512,7 +515,9 @@ fn host_parts(result: &ServeResult) -> [(&'static str, f64); 6] {
 fn host_time(result: &ServeResult) -> Option<(f64, f64)> {
     let busy = result.breakdown.wall_ns - result.breakdown.idle_ns;
     let host = host_parts(result).iter().map(|(_, time)| time).sum();
-    (believable(result) && busy > 0.0).then_some((host, busy))
+    // A live server's steps are not ours: all of its time is the rest.
+    let has_steps = result.breakdown.steps > 0;
+    (believable(result) && has_steps && busy > 0.0).then_some((host, busy))
 }
 
 fn host_bound(result: &ServeResult) -> Option<String> {
@@ -776,6 +781,26 @@ mod tests {
         let found = unexplained(&hidden).unwrap();
         says(&found, "does not show how long requests queue");
         ends(&found, "host-bound, share of the busy time, from 20.0 %; here 19.0 %, missed by 1.0 points");
+    }
+
+    #[test]
+    fn masks_of_grammars_and_records_are_the_hosts_work() {
+        let host = |change: &dyn Fn(&mut hbmark_core::result::serving::Breakdown)| {
+            let mut report = samples::single();
+            change(&mut report.points[0].result.as_mut().unwrap().breakdown);
+            evidence(&report, "host_bound_step").map(|found| found[0].clone())
+        };
+        assert_eq!(host(&|_| ()), None);
+        let masked = host(&|b| (b.idle_ns, b.mask_ns) = (b.wall_ns - 1e9, 5e8)).unwrap();
+        assert!(masked.contains("of the busy time 50 % is the host's, mask 50 %"), "{masked}");
+        let applied = host(&|b| (b.idle_ns, b.mask_apply_ns) = (b.wall_ns - 1e9, 5e8)).unwrap();
+        assert!(applied.contains("mask apply 50 %"), "{applied}");
+        let kept = |b: &mut hbmark_core::result::serving::Breakdown| {
+            (b.idle_ns, b.other_ns) = (b.wall_ns - 1e9, 5e8);
+        };
+        assert!(host(&kept).unwrap().contains("other 50 %"));
+        // Of a live server no step is seen, and all of the time is the rest.
+        assert_eq!(host(&|b| (kept(b), b.steps = 0).0), None);
     }
 
     fn evidence(report: &ServeReport, rule: &str) -> Option<Vec<String>> {

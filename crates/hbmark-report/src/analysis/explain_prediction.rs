@@ -18,14 +18,18 @@ enum Term {
     Arithmetic,
     Weights,
     Kv,
+    /// What the GPUs of a group exchange.
+    Collectives,
 }
 
 impl Term {
-    const ALL: [Self; 3] = [Self::Weights, Self::Kv, Self::Arithmetic];
+    const ALL: [Self; 4] = [Self::Weights, Self::Kv, Self::Arithmetic, Self::Collectives];
 
     fn of(cell: &CellResult) -> Self {
         let bytes = &cell.bytes;
         match cell.bound {
+            // By its parts: a file of before has the bound of the GPUs' own work.
+            _ if cell.group.as_ref().is_some_and(GroupStep::is_bound_by_collectives) => Self::Collectives,
             Some(Bound::Compute) => Self::Arithmetic,
             _ if bytes.kv_read + bytes.kv_write > bytes.weights => Self::Kv,
             _ => Self::Weights,
@@ -37,6 +41,7 @@ impl Term {
             Self::Arithmetic => "floor_of_arithmetic",
             Self::Weights => "floor_of_weights",
             Self::Kv => "floor_of_kv",
+            Self::Collectives => "floor_of_collectives",
         }
     }
 
@@ -45,6 +50,7 @@ impl Term {
             Self::Arithmetic => "compute-bound: the matrix products set the floor",
             Self::Weights => "memory-bound: reading the weights sets the floor",
             Self::Kv => "memory-bound: reading the KV cache sets the floor",
+            Self::Collectives => "link-bound: what the GPUs exchange sets the floor",
         }
     }
 
@@ -56,6 +62,9 @@ impl Term {
             Self::Weights => {
                 "fewer bytes a weight (--dtype fp8, int8, int4), or a larger batch, which reads them once for all; more GPUs share them"
             }
+            Self::Collectives => {
+                "a faster link between the GPUs, fewer of them (--tensor-parallel-size), stages in the place of ranks (--pipeline-parallel-size), or an engine that overlaps the two; fewer bytes a weight do not help"
+            }
             Self::Kv => {
                 "a smaller KV dtype (--kv-dtype fp8), a shorter context, or more GPUs up to the number of KV heads (beyond it, and with latent attention, data-parallel attention); a larger batch does not help"
             }
@@ -66,6 +75,9 @@ impl Term {
         match self {
             Self::Arithmetic => {
                 "the same phase with hbmark run on the device: MFU says how near the floor it comes"
+            }
+            Self::Collectives => {
+                "all-reduces of these sizes on the GPUs themselves (nccl-tests): the floor has them at the speed of the link"
             }
             Self::Weights | Self::Kv => {
                 "the same phase with hbmark run on the device: % of the ceiling says how near the floor it comes"
@@ -79,6 +91,7 @@ impl Term {
             Self::Arithmetic => &[CrossoverKind::ComputeBoundPrompt],
             Self::Weights => &[CrossoverKind::CriticalBatchSize, CrossoverKind::KvExceedsWeightsContext],
             Self::Kv => &[CrossoverKind::KvExceedsWeightsContext],
+            Self::Collectives => &[],
         }
     }
 }
@@ -232,6 +245,21 @@ mod tests {
             evidence.contains("; collectives take ") && evidence.contains(" with NCCL 2.29.2"),
             "{evidence}"
         );
+    }
+
+    #[test]
+    fn a_step_that_waits_for_the_link_is_not_blamed_on_its_arithmetic() {
+        let mut report: Report = samples::saved("predict-70b-8-h200");
+        let cell = report.cells.iter_mut().find(|cell| cell.phase == Phase::Prefill).unwrap();
+        let id = cell.id.clone();
+        let step = cell.group.as_mut().unwrap();
+        step.collectives_ns = Some(3.0 * step.stages_ns.iter().sum::<f64>());
+        let findings = explain(&report);
+        let rule = |cell: &String| &findings.iter().find(|found| found.cells.contains(cell)).unwrap().rule;
+        assert_eq!(rule(&id), "floor_of_collectives");
+        let found = findings.iter().find(|found| found.rule == "floor_of_collectives").unwrap();
+        samples::says(found, "; collectives take ");
+        assert!(found.response.contains("a faster link"), "{found:?}");
     }
 
     #[test]

@@ -41,7 +41,9 @@ impl FailOn {
 
 fn has_objectives(report: &ServeReport) -> bool {
     let of_points = report.points.iter().filter_map(|point| point.result.as_ref()).any(|r| !r.slo.is_empty());
-    of_points || report.search.is_some()
+    // Where no point was run, the flags alone have them.
+    let asked = || report.config.get("slo").and_then(|slo| slo.as_array()).is_some_and(|slo| !slo.is_empty());
+    of_points || report.search.is_some() || asked()
 }
 
 /// The conditions that hold, one line each. What a file of another program does not say of itself is `given`.
@@ -99,9 +101,14 @@ fn of_serving(report: &ServeReport, condition: FailOn) -> Option<String> {
     report.points.iter().find_map(|point| {
         let (result, disturbed) = (point.result.as_ref(), point.disturbances());
         let hit = match condition {
-            FailOn::Slo => {
-                result.is_some_and(|result| !result.slo.is_empty() && result.slo_met != Some(true))
-            }
+            FailOn::Slo => match result {
+                Some(result) => {
+                    let known = result.validity != Validity::Invalid;
+                    !result.slo.is_empty() && (!known || result.slo_met != Some(true))
+                }
+                // Points above the one that ended a sweep would have failed as that one did.
+                None => !matches!(point.not_run, Some(Cause::SweepEnded { .. })) && has_objectives(report),
+            },
             FailOn::Saturated => result.is_some_and(|result| match result.validity {
                 Validity::Saturated => true,
                 Validity::Valid => point.keeps_up().is_none(),
@@ -157,6 +164,28 @@ mod tests {
         open_machine(&mut report);
         let found = serving_failures(&report, &[FailOn::NotOk]);
         assert!(found.len() == 1 && found[0].ends_with(": disturbed"), "{found:?}");
+    }
+
+    #[test]
+    fn objectives_of_a_point_that_is_invalid_or_was_not_run_are_not_known_to_be_met() {
+        let slo = |report: &ServeReport| serving_failures(report, &[FailOn::Slo]);
+        let mut report = samples::decided(samples::sweep());
+        report
+            .points
+            .retain(|point| point.result.as_ref().is_none_or(|result| result.validity == Validity::Valid));
+        assert!(report.points.iter().any(|point| point.not_run.is_some()), "the sweep ended");
+        assert_eq!(slo(&report), [""; 0]);
+        let mut invalid = report.clone();
+        invalid.points[0].result.as_mut().unwrap().validity = Validity::Invalid;
+        assert_eq!(slo(&invalid).len(), 1);
+        for point in &mut report.points {
+            (point.result, point.not_run) = (None, Some(Cause::other("the worker was lost")));
+        }
+        let found = slo(&report);
+        assert!(found.len() == 1 && found[0].ends_with("or not known to be"), "{found:?}");
+        assert!(FailOn::Slo.applies_to(&Opened::Serving(Box::new(report.clone()))));
+        report.config.clear();
+        assert_eq!(slo(&report), [""; 0], "none were asked for");
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! Which target fails first as the load grows, and which branch to follow from there.
 //!
 //! Enters: the points of a serving result in order of their load, with objectives, and what the reader will pay. Leaves: one [`Finding`],
-//! or none where the load was not varied. Targets are the time to the first token, the time per output token, throughput, and cost.
-//! Pure.
+//! or none where the load was not varied. Targets are the time to the first token, the time per output token, that of a whole request,
+//! throughput, and cost. Pure.
 
 use super::diagnose_serving::{Cost, rate};
-use hbmark_core::result::serving::{Offered, Point, ServeReport, ServeResult, SloMetric, Validity};
+use hbmark_core::result::serving::{
+    Offered, Point, Quantiles, ServeReport, ServeResult, SloMetric, Validity,
+};
 use hbmark_core::result::{Finding, Severity};
 use hbmark_core::units::Nanos;
 
@@ -19,6 +21,7 @@ pub(super) const COST: &str = "cost_of_tokens";
 enum ServingTarget {
     Ttft,
     Tpot,
+    E2e,
     Throughput,
     Cost,
 }
@@ -28,6 +31,7 @@ impl ServingTarget {
         match self {
             Self::Ttft => "TTFT",
             Self::Tpot => "TPOT",
+            Self::E2e => "E2E",
             Self::Throughput => "throughput",
             Self::Cost => "cost",
         }
@@ -45,6 +49,11 @@ impl ServingTarget {
                 "the decode step: a smaller batch (--max-num-seqs), fewer prefill tokens a step (--max-num-batched-tokens), fewer bytes (int8, \
                  q8_0, a smaller KV dtype)",
                 "hbmark run at the batch and context of that rate: bytes, launches or the host",
+            ),
+            Self::E2e => (
+                "its larger part: before the first token the queue and the prefill (--max-num-seqs, --max-num-batched-tokens, prefix caching), \
+                 behind it the decode step (a smaller batch, fewer bytes) and the length of the outputs",
+                "TTFT p50 beside E2E p50 at that rate: what is left is TPOT times the output tokens",
             ),
             Self::Throughput => (
                 "capacity: a larger batch where memory allows, cheaper steps, or another instance",
@@ -72,15 +81,17 @@ fn failures(result: &ServeResult) -> Vec<(ServingTarget, String)> {
     for clause in result.slo.iter().filter(|c| c.met == Some(false)) {
         let target = match clause.clause.metric {
             SloMetric::Tpot => ServingTarget::Tpot,
-            SloMetric::Ttft | SloMetric::Queue | SloMetric::E2e => ServingTarget::Ttft,
+            SloMetric::E2e => ServingTarget::E2e,
+            SloMetric::Ttft | SloMetric::Queue => ServingTarget::Ttft,
         };
         // Refused where the system does not keep up: then throughput is what failed.
         if let Some(observed) = clause.observed {
             let seen = observed.value();
+            let parts = if target == ServingTarget::E2e { first_token_of(result) } else { String::new() };
             failed.push((
                 seen / clause.clause.limit_ns,
                 target,
-                format!("{} was {}", clause.clause, Nanos(seen)),
+                format!("{} was {}{parts}", clause.clause, Nanos(seen)),
             ));
         }
     }
@@ -94,6 +105,13 @@ fn failures(result: &ServeResult) -> Vec<(ServingTarget, String)> {
         failed.insert(0, (ServingTarget::Throughput, words));
     }
     failed
+}
+
+/// The part of a whole request that its first token took: `, TTFT p50 100 ms of E2E p50 12.0 s`.
+fn first_token_of(result: &ServeResult) -> String {
+    let p50 = |times: &Option<Quantiles>| times.as_ref()?.p50.map(|time| Nanos(time.value()));
+    let parts = p50(&result.ttft_ns).zip(p50(&result.e2e_ns));
+    parts.map_or_else(String::new, |(first, all)| format!(", TTFT p50 {first} of E2E p50 {all}"))
 }
 
 fn cost_per_million(result: &ServeResult, cost: Cost) -> f64 {
@@ -354,6 +372,25 @@ mod tests {
         let first = findings.iter().find(|finding| finding.rule == FIRST_TARGET).unwrap();
         let ends = "; 20.000 was within every target; undetermined at 43.000";
         samples::ends(first, ends);
+    }
+
+    #[test]
+    fn whole_requests_that_are_late_by_their_outputs_are_no_late_first_tokens() {
+        use hbmark_core::result::serving::{Clause, ClauseResult};
+        let mut report = searched(&[(4.0, false), (8.0, false)]);
+        let result = report.points[1].result.as_mut().unwrap();
+        // 200 tokens of 60 ms behind a first one of 100 ms.
+        let times = |ns: f64| Some(Quantiles::of(std::iter::repeat_n(Some(ns), 400)));
+        (result.ttft_ns, result.e2e_ns) = (times(1e8), times(1.2e10));
+        let clause = |metric, limit_ns, ns: f64| {
+            ClauseResult::of(&[ns; 400], Clause { metric, percentile: 0.95, limit_ns })
+        };
+        result.slo = vec![clause(SloMetric::Ttft, 1e9, 1e8), clause(SloMetric::E2e, 1e10, 1.2e10)];
+        let findings = explain_serving(&report, None);
+        let first = findings.iter().find(|finding| finding.rule == FIRST_TARGET).unwrap();
+        assert_eq!(first.regime, "E2E fails first");
+        samples::says(first, "e2e_p95 ≤ 10.0 s was 12.0 s, TTFT p50 100 ms of E2E p50 12.0 s");
+        assert!(first.response.contains("the decode step"), "{first:?}");
     }
 
     #[test]

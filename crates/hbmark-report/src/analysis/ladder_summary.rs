@@ -84,7 +84,7 @@ fn no_rung(status: Status) -> &'static str {
 fn bound_word(bound: Bound) -> &'static str {
     match bound {
         Bound::Compute => "compute",
-        Bound::Memory | Bound::Overhead => "memory",
+        Bound::Memory | Bound::Overhead | Bound::Collectives => "memory",
     }
 }
 

@@ -1,6 +1,6 @@
 //! The rules of a live run, applied again to the raw blocks of a saved one.
 //!
-//! Enters: a judged [`Report`] from a file. Leaves: the same, in which no cell is `ok` whose own blocks say otherwise. A file may have been
+//! Enters: a judged [`Report`] from a file. Leaves: the same, in which no cell counts whose own blocks say otherwise. A file may have been
 //! edited, or written by a version that did not have a rule; nothing is taken from its verdicts that its samples do not show.
 
 mod serving;
@@ -42,12 +42,16 @@ pub fn recheck(report: &mut Report) {
     let mut ledgers = Ledgers::new();
     // A run that does not say by which protocol it was taken is held against the full one.
     let protocol = report.protocol.clone().unwrap_or_else(|| ProtocolSummary::full(0));
-    for cell in report.cells.iter_mut().filter(|cell| cell.status == Status::Ok) {
-        let found = blocks(cell, &protocol, &limits, on_host)
+    let counts =
+        |cell: &&mut CellResult| matches!(cell.status, Status::Ok | Status::NotConverged | Status::Noisy);
+    for cell in report.cells.iter_mut().filter(counts) {
+        let mut found = blocks(cell, &protocol, &limits, on_host)
             .or_else(|| swapped(cell, &prefills))
             .or_else(|| lighter(cell, &architecture, on_host, &mut ledgers))
-            .map(|cause| (Status::Invalid, cause))
-            .or_else(|| sampling(cell, &protocol));
+            .map(|cause| (Status::Invalid, cause));
+        if cell.status == Status::Ok {
+            found = found.or_else(|| sampling(cell, &protocol));
+        }
         if let Some((status, reason)) = found {
             cell.status = status;
             cell.reason = Some(reason);
@@ -72,10 +76,11 @@ fn blocks(cell: &CellResult, protocol: &ProtocolSummary, limits: &Limits, on_hos
     let found = numbered.clone().find_map(|(number, block)| {
         let in_block =
             |(rule, detail): (Rule, String)| broken(rule, format!("block {}: {detail}", number + 1));
-        disturbed(block, limits)
-            .or_else(|| clocks(block, on_host))
-            .or_else(|| length(cell.phase, block, protocol))
-            .map(in_block)
+        // Blocks beside other work, and of steps that the warm-up found slower, are what a noisy cell counts in spite of.
+        let noisy = cell.status == Status::Noisy;
+        let disturbed = || disturbed(block, limits).filter(|_| !noisy);
+        let length = || length(cell.phase, block, protocol).filter(|_| !noisy);
+        disturbed().or_else(|| clocks(block, on_host)).or_else(length).map(in_block)
     });
     found.or_else(|| repeated(&cell.blocks))
 }

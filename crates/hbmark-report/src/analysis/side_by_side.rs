@@ -499,9 +499,19 @@ fn foreign(results: &[ForeignResult]) -> Vec<Row> {
         name: row.name().to_owned(),
         conditions: row.setup.conditions(),
         figures: METRICS.iter().map(|metric| figure(row, *metric)).collect(),
-        doubt: None,
+        doubt: foreign_doubt(row),
     });
     each.collect()
+}
+
+fn foreign_doubt(row: &ForeignRow) -> Option<Doubt> {
+    if !row.problems.is_empty() {
+        return Some(Doubt { why: format!("INVALID: {}", joined(&row.problems)), of_all: true });
+    }
+    row.saturated.then(|| Doubt {
+        why: "SATURATED: its latencies grow with the length of the run".to_owned(),
+        of_all: false,
+    })
 }
 
 /// The middles of a metric, as [`ForeignRow::center`] prefers them. A rate that is an amount over all of the time needs no other word,
@@ -521,6 +531,7 @@ fn figure(row: &ForeignRow, metric: Metric) -> Figure {
 mod tests {
     use super::*;
     use crate::samples;
+    use hbmark_core::result::Cause;
 
     fn sweep(rename: impl Fn(usize) -> String) -> Opened {
         let mut report = samples::sweep();
@@ -684,6 +695,27 @@ mod tests {
         let found = side_by_side(["a", "b"], &bench(&more), &bench(&more)).unwrap();
         assert_eq!(ratios(&found).iter().filter(|row| row.1.is_some()).count(), 1);
         assert!(found.limits.iter().any(|limit| limit.starts_with("not put beside each other: of `tg128`")));
+    }
+
+    #[test]
+    fn rows_of_other_programs_that_contradict_themselves_make_no_ratio() {
+        let sound = bench(&[("big", 20.0, "")]);
+        let changed = |change: &dyn Fn(&mut ForeignRow)| {
+            let Opened::Foreign(mut results) = sound.clone() else { unreachable!("made just above") };
+            change(&mut results[0].rows[0]);
+            side_by_side(["a", "b"], &sound, &Opened::Foreign(results)).unwrap()
+        };
+        let compared = |found: &SideBySide, is_time| {
+            found.figures.iter().any(|pair| pair.is_time == is_time && pair.ratio().is_some())
+        };
+        let found = changed(&|_| ());
+        assert_eq!([compared(&found, true), compared(&found, false)], [true; 2]);
+        let found = changed(&|row| row.problems.push(Cause::other("a rate that is no rate")));
+        assert_eq!([compared(&found, true), compared(&found, false)], [false; 2]);
+        let says = |says| found.limits.iter().any(|limit| limit == says);
+        assert!(says("B, tg128: INVALID: a rate that is no rate"), "{:?}", found.limits);
+        let found = changed(&|row| row.saturated = true);
+        assert_eq!([compared(&found, true), compared(&found, false)], [false, true]);
     }
 
     #[test]

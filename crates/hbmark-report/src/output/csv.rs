@@ -21,8 +21,7 @@ pub fn render(document: &Document) -> Result<String, OutputError> {
     let mut text = String::new();
     for table in document.blocks.iter().flat_map(tables) {
         let columns = || table.columns.iter().filter(|column| !column.is_drawing());
-        let shown = columns().map(|column| column.shown().iter().map(|cell| harmless(cell)).collect());
-        text += &write(columns().map(|column| column.title.clone()), &shown.collect::<Vec<_>>())?;
+        text += &write(columns().map(Column::title_with_unit), &columns().map(fields).collect::<Vec<_>>())?;
     }
     Ok(text)
 }
@@ -49,7 +48,8 @@ fn write(titles: impl Iterator<Item = String>, columns: &[Vec<String>]) -> Resul
 fn fields(column: &Column) -> Vec<String> {
     match &column.cells {
         Cells::Words(cells) | Cells::Numbers(cells) | Cells::Bars(cells) => {
-            cells.iter().map(|cell| harmless(cell)).collect()
+            // For a reader nothing is a dash.
+            cells.iter().map(|cell| if cell == "-" { String::new() } else { harmless(cell) }).collect()
         }
         Cells::Measured { values, .. } => values.iter().map(field).collect(),
     }

@@ -346,7 +346,14 @@ fn numbers_of_a_table_are_text_for_a_reader_and_raw_in_a_sheet() {
     );
     assert!(markdown(&shown).ends_with("| b\\| | \\[2.00 ms\\] |\n| c\u{fffd} | ∞ |\n| d | - |\n"));
     shown.sheet = Some(columns());
-    assert_eq!(csv::render(&shown).unwrap(), "of,t_ns\n'=a,1500000\nb|,2000000\nc\u{fffd},infinite\nd,\n");
+    let raw = "of,t_ns\n'=a,1500000\nb|,2000000\nc\u{fffd},infinite\nd,\n";
+    assert_eq!(csv::render(&shown).unwrap(), raw);
+    // Without a sheet the table has the same, and what is a dash for a reader is nothing.
+    shown.sheet = None;
+    assert_eq!(csv::render(&shown).unwrap(), raw);
+    shown.blocks.clear();
+    shown.table(vec![words("of", ["-", "-x"].map(str::to_owned))]);
+    assert_eq!(csv::render(&shown).unwrap(), "of\n\"\"\n'-x\n");
 }
 
 #[test]

@@ -48,10 +48,19 @@ fn the_length_planned_is_the_length_sent_and_prompts_differ() {
 
 #[test]
 fn another_seed_shares_no_prefix_with_the_first() {
-    let workload = Workload::named("rag").unwrap();
-    let first = |seed| plan(&workload, 1, seed)[0].tokens(50_000)[..256].to_vec();
-    assert_eq!(first(1), first(1));
-    assert_ne!(first(1), first(2));
+    const BLOCK: usize = 16;
+    for name in NAMES {
+        let workload = Workload::named(name).unwrap();
+        let blocks = |seed| -> HashSet<Vec<u32>> {
+            let prompts = plan(&workload, 20, seed).into_iter().map(|request| request.tokens(50_000));
+            prompts
+                .flat_map(|tokens| tokens.chunks_exact(BLOCK).map(<[u32]>::to_vec).collect::<Vec<_>>())
+                .collect()
+        };
+        let first = blocks(1);
+        assert_eq!(first, blocks(1), "{name}");
+        assert!(!first.is_empty() && first.is_disjoint(&blocks(2)), "{name}");
+    }
 }
 
 #[test]

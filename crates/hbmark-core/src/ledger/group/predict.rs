@@ -14,8 +14,8 @@ use crate::ledger::predict::{
 use crate::ledger::step::{Ledger, StepCost, StepShape};
 use crate::ledger::verdict::{Floor, Roof};
 use crate::result::{
-    Cause, CellResult, CollectiveKind, CollectiveRow, Crossover, CrossoverKind, GroupStep, GroupSummary,
-    MeasuredStep, StageSummary, Status, StepBytes,
+    Bound, Cause, CellResult, CollectiveKind, CollectiveRow, Crossover, CrossoverKind, GroupStep,
+    GroupSummary, MeasuredStep, StageSummary, Status, StepBytes,
 };
 use crate::units::{Bytes, Flops, Nanos};
 
@@ -104,7 +104,9 @@ impl Predicted<'_> {
         let memory = self.memory(shape);
         let does_not_fit = memory.as_f64() > self.request.device.memory_bytes.as_f64() * MEMORY_USE;
         let slowest = costs.iter().zip(&floors).max_by(|a, b| a.1.time().0.total_cmp(&b.1.time().0));
-        let bound = slowest.and_then(|(cost, floor)| bound(cost, floor));
+        let own_work = slowest.and_then(|(cost, floor)| bound(cost, floor));
+        let exchanged = step.is_bound_by_collectives();
+        let bound = own_work.map(|own| if exchanged { Bound::Collectives } else { own });
         let bytes = costs.iter().fold(StepBytes::default(), |sum, cost| StepBytes {
             weights: sum.weights + cost.bytes.weights,
             kv_read: sum.kv_read + cost.bytes.kv_read,

@@ -5,7 +5,7 @@ use super::*;
 use crate::ledger::{ExpertRouting, Ledger, Prediction, Request, devices, links, predict};
 use crate::model::test_shapes as shapes;
 use crate::model::{Dtype, QkNorm, Role, TensorInfo, presets};
-use crate::result::{CellResult, CollectiveKind, GroupStep, GroupSummary, Phase, Status};
+use crate::result::{Bound, CellResult, CollectiveKind, GroupStep, GroupSummary, Phase, Status};
 use crate::units::Bytes;
 
 fn tensor(tensor: usize) -> Group {
@@ -60,6 +60,20 @@ fn step(cell: &CellResult) -> &GroupStep {
 
 fn close(found: f64, wanted: f64) -> bool {
     (found / wanted - 1.0).abs() < 1e-9
+}
+
+/// Eight GPUs over PCIe: a prompt's all-reduces take three times as long as its products, and a decode step's far less than its weights.
+#[test]
+fn a_step_whose_exchanges_take_longer_than_its_work_is_bound_by_them() {
+    let (prediction, _) = predicted(&preset("Llama-3.1-70B"), "l40s", tensor(8));
+    let prefill = cell(&prediction, Phase::Prefill, 1);
+    let own: f64 = step(prefill).stages_ns.iter().sum();
+    assert!(step(prefill).collectives_ns.unwrap() > 2.0 * own, "{:?}", step(prefill));
+    assert_eq!(prefill.bound, Some(Bound::Collectives));
+    assert!(prefill.tokens_per_s.is_some());
+    assert_eq!(cell(&prediction, Phase::Decode, 1).bound, Some(Bound::Memory));
+    let (prediction, _) = predicted(&preset("Llama-3.1-70B"), "h100-sxm", tensor(8));
+    assert_eq!(cell(&prediction, Phase::Prefill, 1).bound, Some(Bound::Compute));
 }
 
 /// Bytes over all GPUs of a group, those that a step reads and all.

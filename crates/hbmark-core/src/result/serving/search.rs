@@ -79,6 +79,19 @@ impl Search {
         crate::stats::known_median(&self.rate_by_seed)
     }
 
+    /// What agreed on the rate found beside the runs that found it; `None` where nothing did.
+    pub fn confirmed_by(&self) -> Option<&'static str> {
+        let is_of_fresh_seeds =
+            |tried: &Attempt| matches!(tried.stage, SearchStage::Confirm | SearchStage::Agree);
+        match (self.attempts.iter().any(is_of_fresh_seeds), self.sustained == Some(true)) {
+            _ if !self.confirmed => None,
+            (true, true) => Some("fresh seeds and a longer run"),
+            (true, false) => Some("fresh seeds"),
+            (false, true) => Some("a longer run"),
+            (false, false) => None,
+        }
+    }
+
     /// Whether the rate found is the highest that could be decided, and not the highest that holds: runs above it could not tell, and none failed.
     pub fn is_lower_bound(&self) -> bool {
         let Some(rate) = self.max_rate else { return false };

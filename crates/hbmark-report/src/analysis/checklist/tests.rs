@@ -57,7 +57,7 @@ fn each_essential_question_invalidates_by_itself() {
         failed(&report)
     };
     assert_eq!(with(&|r| r.kind = ReportKind::Predict), ["measured, not computed"]);
-    for status in [Status::Disturbed, Status::Predicted] {
+    for status in [Status::Disturbed, Status::Predicted, Status::Simulated] {
         assert_eq!(with(&|r| r.cells[1].status = status), ["every cell undisturbed"]);
     }
     assert_eq!(with(&|r| r.cells[1].status = Status::NotConverged), ["enough samples, with their spread"]);
@@ -85,6 +85,18 @@ fn lesser_questions_are_said_and_do_not_invalidate() {
     assert!(list.valid);
     assert_eq!(said, ["a sweep, not one point", "memory headroom", "working set beyond the caches"]);
     insta::assert_snapshot!(render([list].as_slice(), Format::Table, false).unwrap());
+}
+
+#[test]
+fn a_spreadsheet_has_one_table_of_all_questions_with_what_they_are_about() {
+    let lists = [of_report(&good()), of_report(&Report { protocol: None, ..good() })];
+    let csv = render(lists.as_slice(), Format::Csv, false).unwrap();
+    let mut lines = csv.lines();
+    assert_eq!(lines.next().unwrap(), "subject,verdict,essential,outcome,question,answer,next");
+    let rows: Vec<&str> = lines.collect();
+    assert_eq!(rows.len(), lists.iter().map(|list| list.checks.len()).sum::<usize>());
+    assert!(rows[0].contains(",VALID,true,ok,\"measured, not computed\","), "{}", rows[0]);
+    assert!(rows.last().unwrap().contains(",INCOMPLETE,false,,open-loop load,"), "{csv}");
 }
 
 fn foreign(result: &ForeignResult) -> Checklist {
@@ -185,6 +197,38 @@ fn a_serving_result_is_what_its_kind_says() {
     assert_eq!(of(&edited, "figures follow from the requests"), Failed);
     report.points[0].result.as_mut().unwrap().requests = None;
     assert_eq!(of(&report, "figures follow from the requests"), NotSaid);
+}
+
+#[test]
+fn a_cold_start_is_judged_by_its_launches_and_by_no_load() {
+    use hbmark_core::result::serving::{ColdPhase, ColdStart, Launch};
+    let mut report = ServeReport { points: Vec::new(), kind: ServeKind::ServeCold, ..samples::single() };
+    report.environment.cpu.model = Some("a CPU".to_owned());
+    report.environment.build.version = "0.1.0".to_owned();
+    let launch = Launch { phases_ns: vec![1e9], to_first_token_ns: 1e9 };
+    let phase = ColdPhase {
+        name: "first token".to_owned(),
+        holds: "all of it".to_owned(),
+        median_ns: 1e9,
+        min_ns: 1e9,
+        max_ns: 1e9,
+        first_launch_ns: 1e9,
+    };
+    let cold = |launches| ColdStart {
+        prompt_tokens: 16,
+        launches,
+        phases: vec![phase.clone()],
+        to_first_token: phase.clone(),
+    };
+    report.cold_start = Some(cold(vec![launch; 5]));
+    let list = of_serving(&report);
+    assert_eq!(list.verdict(), ChecklistVerdict::Valid, "{list:#?}");
+    assert!(list.valid && list.subject.ends_with(" · 5 starts"), "{}", list.subject);
+    for question in ["a point that keeps up", "open-loop load", "every request completed"] {
+        assert_eq!(outcome(&list, question), Inapplicable, "{question}");
+    }
+    report.cold_start = Some(cold(Vec::new()));
+    assert_eq!(of_serving(&report).verdict(), ChecklistVerdict::Invalid);
 }
 
 #[test]

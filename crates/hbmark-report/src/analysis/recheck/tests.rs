@@ -271,6 +271,32 @@ fn one_block_many_times_is_one_block() {
 }
 
 #[test]
+fn cells_that_are_noisy_or_not_converged_are_held_against_their_blocks_too() {
+    let status = |status: Status, change: &dyn Fn(&mut CellResult)| {
+        let mut report = run();
+        let cell = report.cells.iter_mut().find(|cell| cell.phase == Phase::Decode).unwrap();
+        cell.status = status;
+        change(cell);
+        judge::recompute(&mut report);
+        recheck(&mut report);
+        report.cells.iter().find(|cell| cell.phase == Phase::Decode).unwrap().status
+    };
+    // As --allow-noise leaves a block that other work had rejected.
+    let allowed = |cell: &mut CellResult| {
+        let load = BlockTelemetry { foreign_cores: Some(0.9), ..BlockTelemetry::default() };
+        cell.blocks[3].telemetry = Some(load);
+        cell.blocks[3].conditions.push(Cause::ForeignLoad { cores: 0.9 });
+    };
+    let copied = |cell: &mut CellResult| cell.blocks[1].at_ns = cell.blocks[0].at_ns;
+    for known in [Status::Noisy, Status::NotConverged] {
+        assert_eq!(status(known, &|_| ()), known);
+        assert_eq!(status(known, &copied), Status::Invalid);
+    }
+    assert_eq!(status(Status::Noisy, &allowed), Status::Noisy);
+    assert_eq!(status(Status::NotConverged, &allowed), Status::Invalid);
+}
+
+#[test]
 fn a_block_of_one_step_is_none() {
     let one = |block: &mut Block| {
         block.step_ns.truncate(1);

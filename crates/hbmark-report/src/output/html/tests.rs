@@ -268,3 +268,69 @@ fn a_prediction_draws_what_it_has_and_leaves_out_what_it_cannot_have() {
     let captions = texts(&page, "figcaption").concat();
     assert!(captions.contains("nothing was measured") && !captions.contains("intervals"), "{captions}");
 }
+
+#[test]
+fn a_doubtful_cell_has_its_range_and_its_rate_over_all_blocks_in_the_plots_over_batch() {
+    let mut report = samples::measured();
+    let cell = report.cells.iter_mut().find(|cell| cell.phase == Phase::Decode && cell.batch == 4).unwrap();
+    cell.status = Status::Disturbed;
+    // One block of a hundred times the others is far above every median.
+    let block = &mut cell.blocks[4];
+    block.step_ns.iter_mut().chain(&mut block.interval_ns).for_each(|time| *time *= 100.0);
+    crate::analysis::judge::recompute(&mut report);
+    let cell = report.cells.iter().find(|cell| cell.all_blocks.is_some()).unwrap();
+    let page = parsed(&report);
+    assert_eq!(count(&page, "#batch svg.wide[data-name=tpot-batch] .whisker.doubtful"), 1);
+    let rate = cell.all_blocks.as_ref().unwrap().tokens_per_s.median;
+    assert!((rate / cell.tokens_per_s.unwrap() - 1.0).abs() > 0.1, "the two differ");
+    let hovers = texts(&page, "#batch svg.wide[data-name=throughput-batch] .mark > title");
+    let shown = crate::output::plot::axis::Measure::TokensPerSecond.show(rate);
+    assert!(hovers.contains(&format!("{}\n{shown}", cell.id)), "{shown}: {hovers:?}");
+}
+
+#[test]
+fn a_predicted_step_of_a_group_lies_below_the_roof_by_what_is_exchanged() {
+    let shares = |name: &str| {
+        let page = parsed(&samples::saved(name));
+        let caption = texts(&page, "#roofline figcaption").concat();
+        let hovers = texts(&page, "#roofline svg.wide .mark > title");
+        let share = |hover: &String| hover.lines().last().unwrap().replace(" of the roof", "");
+        (caption, hovers.iter().map(share).collect::<Vec<_>>())
+    };
+    let (caption, of_one) = shares("predict-h200");
+    assert!(caption.contains("lie on the roofline of their dtype"), "{caption}");
+    assert!(of_one.iter().all(|share| share == "100 %"), "{of_one:?}");
+    let (caption, of_group) = shares("predict-70b-8-h200");
+    assert!(caption.contains("below the roofline of a GPU by what the GPUs exchange"), "{caption}");
+    assert!(of_group.iter().all(|share| share != "100 %"), "{of_group:?}");
+}
+
+#[test]
+fn ceilings_of_an_earlier_run_are_not_of_this_one() {
+    let mut report = samples::measured();
+    let said = |report: &Report| texts(&parsed(report), "body").concat();
+    assert!(said(&report).contains("ceiling measured in this run"));
+    report.ceilings.as_mut().unwrap().age_s = Some(600.0);
+    let text = said(&report);
+    assert!(!text.contains("measured in this run"), "{text}");
+    for words in ["ceiling measured 10 min before this run", "Ceilings measured 10 min before this run"] {
+        assert!(text.contains(words), "{words}");
+    }
+}
+
+#[test]
+fn a_setting_of_the_machine_is_no_disturbance_of_a_block() {
+    let title = |conditions: &[(usize, Cause)]| {
+        let mut report = samples::measured();
+        for (block, cause) in conditions {
+            report.cells[0].blocks[*block].conditions.push(cause.clone());
+        }
+        texts(&parsed(&report), "#blocks svg.wide text.title").concat()
+    };
+    let load = || Cause::ForeignLoad { cores: 0.9 };
+    assert!(title(&[]).ends_with("24 rejected"), "{}", title(&[]));
+    // The second block is rejected already.
+    assert!(title(&[(1, load())]).ends_with("24 rejected"));
+    let both = title(&[(0, load()), (2, Cause::other("pinned clocks")), (3, Cause::other("pinned clocks"))]);
+    assert!(both.ends_with("24 rejected, 1 counted with a disturbance, 2 with a condition"), "{both}");
+}

@@ -6,7 +6,7 @@ use super::run::status_word;
 use crate::output::Kind;
 use crate::output::document::{Block, Cells, Column, Document, Table, measured, numbers, words};
 use crate::output::metrics::Unit;
-use hbmark_core::result::{CellResult, Ladder, OperationRow, Phase, Report, Status, TimeScale};
+use hbmark_core::result::{CellResult, Ladder, OperationRow, Phase, Report, Rung, Status, TimeScale};
 use hbmark_core::units::{Bytes, Nanos, whole_count};
 
 /// Characters of a bar that spans the slowest time.
@@ -16,7 +16,14 @@ impl Kind for Ladder {
     fn document(&self) -> Document {
         let mut table = of_ladder(self);
         let title = table.title.take().unwrap_or_default();
-        Document { blocks: vec![Block::Table(table)], ..Document::new(title) }
+        let mut sheet = table.columns.clone();
+        sheet.retain(|column| !column.is_drawing());
+        // Raw times in the place of those in the ladder's scale, which are the third column and the fourth.
+        let times: [fn(&Rung) -> f64; 2] = [|rung| rung.time_ns, |rung| rung.step_ns];
+        for (column, of) in sheet[2..4].iter_mut().zip(times) {
+            column.cells = measured("", Unit::Nanoseconds, self.rungs.iter().map(of)).cells;
+        }
+        Document { blocks: vec![Block::Table(table)], sheet: Some(sheet), ..Document::new(title) }
     }
 
     fn json(&self) -> serde_json::Result<String> {
@@ -199,6 +206,17 @@ mod tests {
     #[test]
     fn markdown_has_the_same_ladders_and_operations() {
         insta::assert_snapshot!(render(&report(), Format::Md, false).unwrap());
+    }
+
+    #[test]
+    fn a_ladder_of_its_own_has_raw_numbers_in_a_spreadsheet() {
+        let mut ladder = report().ladders.remove(1);
+        let rung = ladder.rungs.last_mut().unwrap();
+        (rung.time_ns, rung.step_ns, rung.bytes) = (51.6e6, -1.2e6, None);
+        let csv = render(&ladder, Format::Csv, false).unwrap();
+        assert!(csv.starts_with("rung,dtype,TPOT_ns,incremental_ns,share,bytes_bytes\n"), "{csv}");
+        let last = csv.lines().last().unwrap();
+        assert!(last.contains(",51600000,-1200000,") && last.ends_with(','), "{last}");
     }
 
     #[test]

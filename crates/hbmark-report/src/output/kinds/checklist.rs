@@ -26,6 +26,18 @@ impl Kind for [Checklist] {
                 format!("{verdict} because of the questions marked *: {}", reasons.join(", "))
             }]);
         }
+        let column = |title: &str, of: &dyn Fn(&Checklist, &Check) -> String| {
+            words(title, self.iter().flat_map(|list| list.checks.iter().map(|check| of(list, check))))
+        };
+        document.sheet = Some(vec![
+            column("subject", &|list, _| list.subject.clone()),
+            column("verdict", &|list, _| list.verdict().word().to_owned()),
+            column("essential", &|_, check| check.essential.to_string()),
+            column("outcome", &|_, check| check.outcome.word().to_owned()),
+            column("question", &|_, check| check.question.clone()),
+            column("answer", &|_, check| check.evidence.clone()),
+            column("next", &|_, check| check.next.clone()),
+        ]);
         document
     }
 

@@ -4,10 +4,13 @@
 //! cell and, below them, of every point of load.
 
 use super::{run, serving};
-use crate::analysis::collection::{Collection, Source, Sourced};
+use crate::analysis::collection::{BlockCounts, Collection, Source, Sourced};
 use crate::analysis::words::counted;
 use crate::output::Kind;
-use crate::output::document::{Column, Document, Line, Tone, facts, numbers, split_constants, words};
+use crate::output::document::{
+    Column, Document, Line, Tone, facts, measured, numbers, split_constants, words,
+};
+use crate::output::metrics::Unit;
 use hbmark_core::result::CellResult;
 use hbmark_core::result::serving::{Offered, Point};
 
@@ -126,7 +129,16 @@ impl Collection {
             ]
         };
         let cells: Vec<CellResult> = self.cells.iter().map(|cell| cell.row.clone()).collect();
-        let cells = [origin(&mut self.of(&self.cells)), run::sheet(&cells)].concat();
+        let mut cells = [origin(&mut self.of(&self.cells)), run::sheet(&cells)].concat();
+        // Counted in the blocks of a cell, which are not here.
+        let counts: [(&str, fn(BlockCounts) -> usize); 2] =
+            [("blocks", |blocks| blocks.taken), ("blocks_rejected", |blocks| blocks.rejected)];
+        for (title, of) in counts {
+            let known = self.cells.iter().map(|cell| cell.block_counts.map(|blocks| of(blocks) as f64));
+            if let Some(column) = cells.iter_mut().find(|column| column.title == title) {
+                column.cells = measured(title, Unit::Count, known).cells;
+            }
+        }
         let points: Vec<Point> = self.points.iter().map(|point| point.row.clone()).collect();
         let load = vec![words(
             "workload",
@@ -218,6 +230,7 @@ mod tests {
                 .iter()
                 .all(|row| !row[cell].is_empty() && row[point].is_empty() && row[rate].is_empty())
         );
+        assert!(of("run").iter().all(|row| &row[at("blocks")] == "5" && &row[at("blocks_rejected")] == "1"));
         assert!(of("serve").iter().all(|row| row[cell].is_empty() && !row[point].is_empty()));
         assert!(of("serve").iter().any(|row| !row[rate].is_empty()));
         let rates: Vec<&str> = of("serve").iter().map(|row| &row[at("rate")]).collect();

@@ -389,8 +389,15 @@ pub fn serving(report: &ServeReport) -> Vec<Figure> {
     let disturbed = results().filter(|(point, _)| !point.disturbances().is_empty()).count();
     let valid = results()
         .filter(|(point, result)| result.validity == Validity::Valid && point.disturbances().is_empty());
-    let brackets = if disturbed > 0 { format!("{disturbed} in brackets: disturbed") } else { String::new() };
-    let mut figures = vec![verdict(valid.count(), results().count(), "point", brackets)];
+    // Points above the one that ended a sweep were left out on purpose, others were lost.
+    let ended = |point: &&Point| matches!(point.not_run, Some(Cause::SweepEnded { .. }));
+    let wanted = report.points.iter().filter(|point| point.result.is_some() || !ended(point)).count();
+    let lost = wanted - results().count();
+    let notes = [(disturbed, "in brackets: disturbed"), (lost, "not run")];
+    let notes =
+        notes.into_iter().filter(|(count, _)| *count > 0).map(|(count, why)| format!("{count} {why}"));
+    let notes = notes.collect::<Vec<_>>().join("; ");
+    let mut figures = vec![verdict(valid.count(), wanted, "point", notes)];
     if !report.matrix.is_empty() {
         // Its rows are different workloads at rates of their own: none of them is a highest one.
         figures.push(hypotheses(&report.matrix));
@@ -601,6 +608,20 @@ mod tests {
             "{figures:?}"
         );
         assert!(figures.iter().all(|figure| !figure.name.contains("throughput that held")), "{figures:?}");
+    }
+
+    #[test]
+    fn a_sweep_that_lost_points_is_not_all_valid() {
+        let mut report = samples::sweep();
+        let any = report.points.iter().find(|point| point.result.is_some()).unwrap().clone();
+        let ended = report.points.iter().find(|point| point.not_run.is_some()).unwrap().clone();
+        report.points = [1.0, 2.0].map(|rate| judged(any.clone(), rate, Some(true))).into();
+        report.points.push(ended.clone());
+        let first = |report: &ServeReport| (serving(report)[0].text(), serving(report)[0].tone);
+        assert_eq!(first(&report), ("valid: 2 of 2 points".to_owned(), Tone::Good));
+        let lost = Some(Cause::other("the worker was lost"));
+        report.points.push(Point { not_run: lost, ..ended });
+        assert_eq!(first(&report), ("valid: 2 of 3 points (1 not run)".to_owned(), Tone::Warning));
     }
 
     #[test]

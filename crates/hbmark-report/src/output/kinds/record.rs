@@ -221,9 +221,8 @@ fn accepted<'a>(report: &'a ServeReport, planned: Option<&Capacity>) -> Option<&
         Offered::Rate(rate) => Some(rate),
         _ => None,
     };
-    let tried =
-        planned.and_then(|c| c.tried.iter().take_while(|t| t.held == Some(true)).last()).map(|t| t.rate);
-    let wanted = tried.or_else(|| report.search.as_ref().and_then(|s| s.max_rate));
+    let planned = planned.map(|plan| plan.accepted_rate);
+    let wanted = planned.or_else(|| report.search.as_ref().and_then(|s| s.max_rate));
     let pick = |points: &mut dyn DoubleEndedIterator<Item = &'a Point>| match wanted {
         Some(wanted) => points
             .filter(|p| rate(p).is_some_and(|r| (r / wanted - 1.0).abs() < 1e-9))
@@ -317,9 +316,7 @@ fn serving_end(report: &ServeReport) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(search) = &report.search {
         lines.push(format!("runs of the search: {}", search.attempts.len()));
-        if search.confirmed {
-            lines.push("fresh seeds and a longer run agreed on the rate".into());
-        }
+        lines.extend(search.confirmed_by().map(|by| format!("{by} agreed on the rate")));
         if !search.note.is_empty() {
             lines.push(search.note.clone());
         }

@@ -116,7 +116,7 @@ fn header(report: &Report) -> Vec<Line> {
             .collect();
         lines.push(Line::plain(format!(
             "ceilings measured {}: read {}, GEMM {} · {}",
-            c.age_s.map_or_else(|| "in this run".to_owned(), before),
+            when_measured(c),
             read_ceiling(c),
             gemm.join(", "),
             c.read_configuration
@@ -139,11 +139,12 @@ fn header(report: &Report) -> Vec<Line> {
     lines
 }
 
-/// How long before the run something was measured.
-fn before(age_s: f64) -> String {
-    match age_s {
-        s if s < 100.0 => format!("{s:.0} s before this run"),
-        s => format!("{:.0} min before this run", s / 60.0),
+/// In the run, or how long before it.
+fn when_measured(ceilings: &Ceilings) -> String {
+    match ceilings.age_s {
+        None => "in this run".to_owned(),
+        Some(s) if s < 100.0 => format!("{s:.0} s before this run"),
+        Some(s) => format!("{:.0} min before this run", s / 60.0),
     }
 }
 
@@ -259,6 +260,7 @@ pub fn bound_word(bound: Bound) -> &'static str {
         Bound::Memory => "memory",
         Bound::Compute => "compute",
         Bound::Overhead => "overhead",
+        Bound::Collectives => "collectives",
     }
 }
 

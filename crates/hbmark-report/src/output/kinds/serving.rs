@@ -10,6 +10,7 @@ use crate::output::document::{Column, Document, Line, Value, measured, numbers, 
 use crate::output::kinds::headline;
 use crate::output::kinds::run::parameters;
 use crate::output::metrics::{SERVING, Shown, Unit};
+use crate::output::plot::Shape;
 use hbmark_core::result::ModelSummary;
 use hbmark_core::result::cause::joined;
 use hbmark_core::result::serving::{
@@ -219,6 +220,34 @@ fn loop_parts(b: &Breakdown) -> Vec<(&'static str, f64)> {
 
 fn was_spent(ns: f64) -> bool {
     ns.is_finite() && ns > 0.0
+}
+
+/// The style and shape of a point's mark: a cross where it is INVALID, faint where something disturbed the machine.
+fn look(point: &Point, style: &str, shape: Shape) -> (String, Shape) {
+    if is_invalid(point) {
+        ("bad".to_owned(), Shape::Cross)
+    } else if is_sound(point) {
+        (style.to_owned(), shape)
+    } else {
+        (format!("{style} doubtful"), shape)
+    }
+}
+
+fn is_invalid(point: &Point) -> bool {
+    point.result.as_ref().is_some_and(|result| result.validity == Validity::Invalid)
+}
+
+/// Why a point is not valid, and what disturbed it: lines below the first one of a hover text.
+fn doubts(point: &Point) -> String {
+    let reasons = point.result.iter().flat_map(|result| &result.reasons);
+    let reasons = reasons.map(|reason| format!("\n{}: {reason}", validity(point)));
+    let disturbed = point.disturbances().into_iter().map(|why| format!("\ndisturbed: {why}"));
+    reasons.chain(disturbed).collect()
+}
+
+/// Whether a line may go through a point.
+fn is_sound(point: &Point) -> bool {
+    !is_invalid(point) && point.disturbances().is_empty()
 }
 
 /// Whether a point is known to be within its objectives, on a machine that nothing disturbed.

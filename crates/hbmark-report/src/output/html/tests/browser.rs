@@ -1,5 +1,5 @@
 //! The page in a real browser, where there is one: `chromium` on PATH, or the program that `HBMARK_CHROMIUM` names. Without one each test
-//! writes on stderr that it was skipped.
+//! writes on stderr that it was skipped; one that is named must start.
 //!
 //! The browser gets the page with one more script, admitted by its hash like the page's own, which looks at the page from inside and
 //! writes what it saw where `--dump-dom` shows it. That script is in the test alone.
@@ -23,6 +23,7 @@ const PROBE: &str = include_str!("../browser_probe.js");
 
 fn browser() -> Option<PathBuf> {
     let named = std::env::var_os("HBMARK_CHROMIUM").map(PathBuf::from);
+    let is_named = named.is_some();
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found =
         || std::env::split_paths(&path).map(|folder| folder.join("chromium")).find(|file| file.is_file());
@@ -32,6 +33,9 @@ fn browser() -> Option<PathBuf> {
     let shown = headless(&browser, profile.path()).arg("data:text/html,<p>it works").output();
     match shown {
         Ok(output) if String::from_utf8_lossy(&output.stdout).contains("it works") => Some(browser),
+        seen if is_named => {
+            panic!("{} is named by HBMARK_CHROMIUM and does not start: {seen:?}", browser.display())
+        }
         _ => skipped("the chromium found does not start"),
     }
 }

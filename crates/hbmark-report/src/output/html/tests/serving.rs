@@ -6,7 +6,8 @@ use crate::output::html::render;
 use crate::output::kinds::serving::page::page;
 use crate::samples::{single, sweep};
 use hbmark_core::result::serving::{
-    ColdPhase, ColdStart, Launch, Quantity, Search, ServeReport, SloMetric, Span, Validity,
+    Attempt, ColdPhase, ColdStart, GateName, Launch, Quantity, Search, SearchStage, ServeReport, SloMetric,
+    Span, Validity,
 };
 use hbmark_core::result::{Cause, Finding, Severity};
 use hbmark_core::units::Nanos;
@@ -228,6 +229,40 @@ fn a_cross_is_of_the_metric_and_the_percentile_that_missed() {
 }
 
 #[test]
+fn points_that_are_invalid_or_disturbed_are_marked_and_no_line_goes_through_them() {
+    let mut report = sweep();
+    report.points.retain(|point| point.result.is_some());
+    let shown = |report: &ServeReport, name: &str, plot: &str| {
+        let page = well_formed(&render_serving(report, &[]));
+        let within = format!("#{plot} svg.wide[data-name={name}]");
+        let lines = scraper::Selector::parse(&format!("{within} polyline.c0")).unwrap();
+        let joined = page.select(&lines).map(|line| line.value().attr("points").unwrap().split(' ').count());
+        let crosses = texts(&page, &format!("{within} .mark:has(.cross.bad) > title"));
+        let faint = texts(&page, &format!("{within} .mark:has(.point.doubtful) > title"));
+        (joined.sum::<usize>(), crosses, faint)
+    };
+    let (joined, crosses, faint) = shown(&report, "load-throughput", "load");
+    assert_eq!((joined, crosses.len(), faint.len()), (3, 0, 0));
+    let result = report.points[0].result.as_mut().unwrap();
+    result.gate(GateName::InjectionLag, Some(false), "planted".to_owned());
+    report.points[1].result.as_mut().unwrap().foreign_cores = Some(1.5);
+    for (name, height) in [("load-throughput", 0), ("load-tpot", 0)] {
+        let (joined, crosses, faint) = shown(&report, name, "load");
+        assert_eq!(joined, height, "{name}");
+        assert!(crosses.iter().any(|hover| hover.contains("INVALID: ")), "{name}: {crosses:?}");
+        let said = "disturbed: other processes kept 1.5 cores busy";
+        assert!(faint.iter().any(|hover| hover.contains(said)), "{name}: {faint:?}");
+    }
+    let (joined, crosses, faint) = shown(&report, "latency", "latency");
+    assert!(crosses.iter().all(|hover| hover.contains("INVALID: ")) && !crosses.is_empty(), "{crosses:?}");
+    assert!(faint.iter().all(|hover| hover.contains("disturbed: ")) && !faint.is_empty(), "{faint:?}");
+    assert_eq!(joined, 0, "neither has a line, and TTFT of the saturated one is not reported");
+    let page = well_formed(&render_serving(&report, &[]));
+    let titles = texts(&page, "#latency svg.wide text.title");
+    assert!(titles[0].ends_with("(INVALID)") && titles[1].ends_with("(disturbed)"), "{titles:?}");
+}
+
+#[test]
 fn objectives_look_alike_whatever_they_are_about() {
     let page = well_formed(&render_serving(&sweep(), &[]));
     assert_eq!(count(&page, "#latency svg.wide .mark .cross:not(.goal)"), 0);
@@ -304,4 +339,38 @@ fn lines_of_steps_are_broken_where_nothing_ran() {
     let line = report.points[0].result.as_mut().unwrap().timeline.as_mut().unwrap();
     line.spans[4..6].fill(idle);
     assert_eq!(lines(&report), (2, 2, 2), "requests run or wait at all times");
+}
+
+#[test]
+fn a_rate_that_a_search_found_is_confirmed_by_what_ran() {
+    let said = |seeds: usize, sustained: Option<bool>| {
+        let mut report = sweep();
+        let attempt = |stage| Attempt { stage, rate: 8.0, seed: 1, met: Some(true), why: String::new() };
+        let stages = [SearchStage::Bracket, SearchStage::Confirm];
+        report.search = Some(Search {
+            max_rate: Some(8.0),
+            confirmed: true,
+            sustained,
+            attempts: stages.into_iter().take(seeds).map(attempt).collect(),
+            ..Search::default()
+        });
+        let caption = texts(&well_formed(&render_serving(&report, &[])), "#load figcaption").concat();
+        let record = crate::output::markdown(&crate::output::record::of_serving(&report, None));
+        let agreed = record.lines().find_map(|line| line.strip_suffix(" agreed on the rate"));
+        let agreed = agreed.map(|line| line.trim_start_matches("- ").to_owned());
+        (caption, agreed)
+    };
+    for (seeds, sustained, by) in [
+        (2, Some(true), Some("fresh seeds and a longer run")),
+        (1, Some(true), Some("a longer run")),
+        (2, None, Some("fresh seeds")),
+        (1, None, None),
+    ] {
+        let (caption, agreed) = said(seeds, sustained);
+        assert_eq!(agreed.as_deref(), by);
+        let words = by.map_or("that held, in runs of one seed and one length".to_owned(), |by| {
+            format!("that {by} confirmed")
+        });
+        assert!(caption.contains(&format!("the highest rate {words}: 8.000")), "{caption}");
+    }
 }

@@ -6,9 +6,8 @@ use crate::output::markdown;
 use crate::samples::{self, decided, single, sweep};
 use hbmark_core::result::Cause;
 
-#[test]
-fn a_sweep_is_recorded_with_what_held_what_failed_and_what_it_costs() {
-    let question = Question {
+fn question() -> Question {
+    Question {
         target_rate: 100.0,
         mean_rate: None,
         slo: None,
@@ -22,12 +21,40 @@ fn a_sweep_is_recorded_with_what_held_what_failed_and_what_it_costs() {
         }),
         context: None,
         concurrency: None,
-    };
+    }
+}
+
+#[test]
+fn a_sweep_is_recorded_with_what_held_what_failed_and_what_it_costs() {
     let mut sweep = decided(sweep());
     // What a build writes of itself changes with every commit.
     sweep.config.clear();
-    let planned = capacity(&sweep, &question).unwrap();
+    let planned = capacity(&sweep, &question()).unwrap();
     insta::assert_snapshot!(markdown(&of_serving(&sweep, Some(&planned))));
+}
+
+#[test]
+fn the_point_that_is_accepted_is_the_one_that_the_plan_counts_on() {
+    use hbmark_core::result::serving::Offered;
+    let mut sweep = decided(sweep());
+    let any = sweep.points.iter().find(|point| point.result.is_some()).unwrap().clone();
+    // A rate that could not tell is answered by a higher one that held.
+    let rates = [(1.0, Some(true)), (2.0, None), (4.0, Some(true)), (8.0, Some(false))];
+    let at = |(rate, passed): (f64, Option<bool>)| {
+        let mut point = any.clone();
+        (point.label, point.offered) = (format!("rate {rate}"), Offered::Rate(rate));
+        let result = samples::keeps_up(&mut point, passed);
+        result.offered_per_s = Some(rate);
+        for clause in &mut result.slo {
+            clause.met = Some(true);
+        }
+        point
+    };
+    sweep.points = rates.map(at).into();
+    let planned = capacity(&sweep, &question()).unwrap();
+    assert!((planned.rate_per_instance - 4.0).abs() < 1e-9, "{}", planned.rate_per_instance);
+    let text = markdown(&of_serving(&sweep, Some(&planned)));
+    assert!(text.contains("## Percentiles of rate 4\n"), "{text}");
 }
 
 #[test]

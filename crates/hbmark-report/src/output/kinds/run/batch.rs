@@ -7,7 +7,7 @@ use crate::output::document::{Block, Column, numbers, words};
 use crate::output::plot::axis::{Axis, Measure};
 use crate::output::plot::{Chart, Drawing, Key, Line, Mark, Plot, Rule, Shape, Span};
 use hbmark_core::model::Dtype;
-use hbmark_core::result::{CrossoverKind, Phase, Report, ReportKind};
+use hbmark_core::result::{CellResult, CrossoverKind, Phase, Report, ReportKind};
 
 /// A crossover further from the measured batches than this factor is in the caption only.
 const FAR: f64 = 64.0;
@@ -39,7 +39,12 @@ pub fn plot(report: &Report, palette: &Palette) -> Block {
     });
     let chart = |name: &str, title: &str, y_label: &str, measure, value: Value| {
         let (lines, marks, legend) = series(&groups, palette, measure, value);
-        let y = Axis::log(y_label, measure, marks.iter().map(|mark| mark.y), 1.3)?;
+        // With the ends of its bars: one that is off the axis is not drawn.
+        let heights = marks.iter().flat_map(|mark| {
+            let (low, high) = mark.spread.unwrap_or((mark.y, mark.y));
+            [mark.y, low, high]
+        });
+        let y = Axis::log(y_label, measure, heights, 1.3)?;
         let chart = Chart::new(name, title, Span::Half, x.clone()?, y);
         Some(Drawing::Chart(Chart { lines, marks, legend, rules: rules.iter().cloned().collect(), ..chart }))
     };
@@ -50,7 +55,7 @@ pub fn plot(report: &Report, palette: &Palette) -> Block {
             "Throughput against batch",
             "output tokens, whole batch",
             Measure::TokensPerSecond,
-            |t| t.cell.tokens_per_s,
+            |t| tokens_per_s(t.cell),
         ),
     ];
     let compute_bound = report.crossovers.iter().filter(|c| c.what == CrossoverKind::ComputeBoundBatch);
@@ -114,6 +119,11 @@ fn groups<'a>(decode: &[Timed<'a>]) -> Vec<Group<'a>> {
     groups
 }
 
+/// Over all blocks where they cannot stand for the cell, as its time is.
+fn tokens_per_s(cell: &CellResult) -> Option<f64> {
+    cell.all_blocks.as_ref().map_or(cell.tokens_per_s, |all| Some(all.tokens_per_s.median))
+}
+
 type Value = fn(&Timed<'_>) -> Option<f64>;
 
 /// A line and its marks for each group.
@@ -144,7 +154,8 @@ fn series(
 
 fn table(decode: &[Timed<'_>]) -> Vec<Column> {
     let of = |show: &dyn Fn(&Timed<'_>) -> String| decode.iter().map(show).collect::<Vec<_>>();
-    let rate = |t: &Timed<'_>| t.cell.tokens_per_s.map_or("-".into(), |r| Measure::TokensPerSecond.show(r));
+    let rate =
+        |t: &Timed<'_>| tokens_per_s(t.cell).map_or("-".into(), |rate| Measure::TokensPerSecond.show(rate));
     vec![
         words("engine", of(&|t| t.cell.engine.clone())),
         words("dtype", of(&|t| t.cell.dtype.to_string())),

@@ -9,7 +9,7 @@ use crate::output::document::{Block, Table, numbers, words};
 use crate::output::plot::axis::{Axis, Measure};
 use crate::output::plot::{Chart, Drawing, Key, Line, Mark, Plot, Shape, Span};
 use hbmark_core::result::cause::joined;
-use hbmark_core::result::{self, CellResult, Report};
+use hbmark_core::result::{self, Cause, CellResult, Report};
 
 /// Rows of the table; the file has all.
 const ROWS: usize = 400;
@@ -64,10 +64,13 @@ pub fn plot(palette: &Palette, taken: &[Taken<'_>]) -> Block {
         |(engine, dtype)| Key::mark(palette.style(engine, dtype), Shape::Circle, format!("{engine} {dtype}"));
     let rejected = taken.iter().filter(|t| t.block.rejected.is_some()).count();
     let crosses = (rejected > 0).then(|| Key::mark("bad", Shape::Cross, "rejected"));
-    let conditions = taken.iter().filter(|t| !t.block.conditions.is_empty()).count();
-    let noisy =
-        if conditions > 0 { format!(", {conditions} counted with a disturbance") } else { String::new() };
-    let title = format!("{}, {rejected} rejected{noisy}", counted(taken.len(), "block"));
+    let conditions = taken.iter().filter(|t| t.block.rejected.is_none() && !t.block.conditions.is_empty());
+    let (disturbed, other): (Vec<&Taken<'_>>, Vec<&Taken<'_>>) =
+        conditions.partition(|t| t.block.conditions.iter().any(disturbs));
+    let notes = [(disturbed.len(), "counted with a disturbance"), (other.len(), "with a condition")];
+    let notes = notes.into_iter().filter(|(blocks, _)| *blocks > 0);
+    let notes: String = notes.map(|(blocks, what)| format!(", {blocks} {what}")).collect();
+    let title = format!("{}, {rejected} rejected{notes}", counted(taken.len(), "block"));
     let chart = Chart {
         lines: vec![Line::new("level", vec![(x.low(), 1.0), (x.high(), 1.0)])],
         marks: shown.iter().filter_map(|t| mark(t, palette)).collect(),
@@ -84,6 +87,15 @@ pub fn plot(palette: &Palette, taken: &[Taken<'_>]) -> Block {
         ));
     }
     Block::Plot(Plot::new(vec![Drawing::Chart(chart)], caption, vec![table(taken)]))
+}
+
+/// Whether a condition is one that slows steps down, and not how the machine is set.
+fn disturbs(condition: &Cause) -> bool {
+    use Cause::{Canary, CpuSteal, ForeignLoad, GpuShared, Throttled};
+    matches!(
+        condition,
+        ForeignLoad { .. } | CpuSteal { .. } | Canary { .. } | GpuShared { .. } | Throttled { .. }
+    )
 }
 
 fn mark(taken: &Taken<'_>, palette: &Palette) -> Option<Mark> {

@@ -3,8 +3,8 @@
 use super::palette::Palette;
 use super::{batch, blocks, context, group, roofline, telemetry, waterfall};
 use super::{
-    before, ceiling_doubt, cold, copy_above_read, crossover_line, device_line, fit_line, notes, of_cells,
-    parameters, protocol_line, read_ceiling, remarks,
+    ceiling_doubt, cold, copy_above_read, crossover_line, device_line, fit_line, notes, of_cells, parameters,
+    protocol_line, read_ceiling, remarks, when_measured,
 };
 use crate::analysis::speculation::{Drafting, speculation as speculate};
 use crate::analysis::words::counted;
@@ -82,8 +82,7 @@ fn header(report: &Report) -> Vec<Line> {
     lines.extend(model.architecture.stack.as_ref().map(|stack| format!("layers: {stack}")));
     lines.extend(device_line(report));
     if let Some(c) = &report.ceilings {
-        let when = c.age_s.map_or_else(|| "in this run".to_owned(), before);
-        lines.push(format!("read ceiling measured {when}: {}", read_ceiling(c)));
+        lines.push(format!("read ceiling measured {}: {}", when_measured(c), read_ceiling(c)));
     }
     lines.extend(report.datasheet.as_ref().map(|sheet| {
         format!("data sheet: {} · {}", sheet.product, BytesPerSecond(sheet.bandwidth_bytes_per_s))
@@ -163,5 +162,5 @@ fn ceilings(c: &Ceilings) -> Block {
     rows.extend(c.launch_ns.map(|l| ("launch".to_owned(), single(Unit::Nanoseconds, l.median))));
     rows.push(("working set".to_owned(), c.working_set_bytes.to_string()));
     rows.push(("read by".to_owned(), c.read_configuration.clone()));
-    pairs("Ceilings measured in this run", rows)
+    pairs(&format!("Ceilings measured {}", when_measured(c)), rows)
 }

@@ -1,24 +1,25 @@
-//! The roofline: FLOP/s of each cell over its arithmetic intensity, below the ceilings measured in the run and, dashed, those of the data
-//! sheet.
+//! The roofline: FLOP/s of each cell over its arithmetic intensity, below the measured ceilings and, dashed, those of the data sheet.
 
 use std::fmt::Write;
 
 use super::palette::{Palette, Timed, is_invalid, look, of_imported, timed};
-use super::{bound_word, status_word};
+use super::{bound_word, status_word, when_measured};
 use crate::analysis::distinct;
 use crate::output::External;
 use crate::output::document::{Block, Column, numbers, words};
 use crate::output::plot::axis::{Axis, Measure};
 use crate::output::plot::{Chart, Drawing, Key, Label, Line, Mark, Plot, Shape, Span};
-use hbmark_core::ledger::Roof;
-use hbmark_core::result::{Phase, Report, ReportKind};
-use hbmark_core::units::{BytesPerSecond, FlopsPerSecond};
+use hbmark_core::ledger::{Floor, Roof, StepCost};
+use hbmark_core::result::{CellResult, Phase, Report, ReportKind};
+use hbmark_core::units::{BytesPerSecond, Flops, FlopsPerSecond};
 
 struct Dot<'a> {
     timed: Timed<'a>,
     /// FLOP per byte.
     intensity: f64,
     flops_per_s: f64,
+    /// Of the roof above it.
+    share: Option<f64>,
     imported: Option<Imported<'a>>,
 }
 
@@ -50,9 +51,10 @@ pub fn plot(report: &Report, palette: &Palette, externals: &[External]) -> Block
         let time_ns = e.cell.tpot_ns.filter(|t| t.is_finite() && *t > 0.0)?;
         let number = files.iter().position(|file| *file == e.file)?;
         let imported = Imported { file: &e.file, number, label: &e.label };
-        dot(Timed { cell: &e.cell, time_ns, interval_ns: None }, Some(imported))
+        dot(report, Timed { cell: &e.cell, time_ns, interval_ns: None }, Some(imported))
     });
-    let dots: Vec<Dot<'_>> = timed(report).filter_map(|timed| dot(timed, None)).chain(imported).collect();
+    let dots: Vec<Dot<'_>> =
+        timed(report).filter_map(|timed| dot(report, timed, None)).chain(imported).collect();
     if dots.is_empty() {
         return Block::absent(
             "No cell of this result has a time, so there is no point to hold against the roof.",
@@ -71,12 +73,15 @@ pub fn plot(report: &Report, palette: &Palette, externals: &[External]) -> Block
     let chart = Chart {
         lines: roofs(&ceilings, &x, &y),
         marks: dots.iter().map(|dot| mark(dot, palette)).collect(),
-        legend: legend(&dots, &ceilings, palette),
+        legend: legend(report, &dots, &ceilings, palette),
         ..Chart::new("roofline", format!("Roofline of {}", report.model.name), Span::Full, x, y)
     };
     let distance = match report.kind {
         ReportKind::Run => {
             "The distance of a point from the roof above it is what kernels, copies and launches cost"
+        }
+        ReportKind::Predict if report.group.is_some() => {
+            "Predicted points lie below the roofline of a GPU by what the GPUs exchange; nothing was measured"
         }
         ReportKind::Predict => "Predicted points lie on the roofline of their dtype; nothing was measured",
     };
@@ -99,15 +104,26 @@ pub fn plot(report: &Report, palette: &Palette, externals: &[External]) -> Block
     Block::Plot(Plot::new(vec![Drawing::Chart(chart)], caption, vec![table(&dots).into()]))
 }
 
-fn dot<'a>(timed: Timed<'a>, imported: Option<Imported<'a>>) -> Option<Dot<'a>> {
+fn dot<'a>(report: &Report, timed: Timed<'a>, imported: Option<Imported<'a>>) -> Option<Dot<'a>> {
     let bytes = timed.cell.bytes.ideal().as_f64();
     let flops = timed.cell.flops;
     (bytes > 0.0 && flops > 0.0 && flops.is_finite()).then(|| Dot {
         intensity: flops / bytes,
         flops_per_s: flops / timed.time_ns * 1e9,
+        share: floor(report, timed.cell).map(|floor| floor / timed.time_ns),
         timed,
         imported,
     })
+}
+
+/// The time on the roof. That of a group's step has in it what the GPUs exchange, and the roof has not.
+fn floor(report: &Report, cell: &CellResult) -> Option<f64> {
+    if cell.group.is_none() {
+        return cell.predicted_ns;
+    }
+    let roof = Roof::of_model(report.datasheet.as_ref()?, cell.dtype, &report.model.architecture);
+    let (bytes, flops) = (cell.bytes, Flops(cell.flops));
+    Some(Floor::new(&StepCost { bytes, flops, distinct_experts: cell.distinct_experts }, &roof).time().0)
 }
 
 /// The roofs of the dtypes that were run, each once.
@@ -194,14 +210,14 @@ fn mark(dot: &Dot<'_>, palette: &Palette) -> Mark {
         Measure::Time.show(dot.timed.time_ns),
         Measure::FlopsPerByte.show(dot.intensity).replace("/B", "")
     );
-    if let Some(fraction) = cell.predicted_ns.map(|floor| floor / dot.timed.time_ns) {
+    if let Some(fraction) = dot.share {
         let _ = write!(hover, "\n{} of the roof", Measure::Share.show(fraction));
     }
     let (style, shape) = mark_look(dot, palette);
     Mark::new(style, shape, (dot.intensity, dot.flops_per_s), hover)
 }
 
-fn legend(dots: &[Dot<'_>], ceilings: &[Ceiling], palette: &Palette) -> Vec<Key> {
+fn legend(report: &Report, dots: &[Dot<'_>], ceilings: &[Ceiling], palette: &Palette) -> Vec<Key> {
     let keys = dots.iter().map(|dot| {
         let cell = dot.timed.cell;
         let text = match dot.imported {
@@ -220,7 +236,9 @@ fn legend(dots: &[Dot<'_>], ceilings: &[Ceiling], palette: &Palette) -> Vec<Key>
         Key::mark(style, shape, text)
     });
     let mut keys = distinct(keys);
-    let roofs = [(true, "roof", "ceiling measured in this run"), (false, "roof dashed", "data sheet")];
+    let measured = report.ceilings.as_ref().map(|known| format!("ceiling measured {}", when_measured(known)));
+    let roofs =
+        [(true, "roof", measured.unwrap_or_default()), (false, "roof dashed", "data sheet".to_owned())];
     let known = roofs.into_iter().filter(|roof| ceilings.iter().any(|c| c.measured == roof.0));
     keys.extend(known.map(|(_, style, text)| Key::line(style, text)));
     keys
@@ -228,9 +246,7 @@ fn legend(dots: &[Dot<'_>], ceilings: &[Ceiling], palette: &Palette) -> Vec<Key>
 
 fn table(dots: &[Dot<'_>]) -> Vec<Column> {
     let of = |show: &dyn Fn(&Dot<'_>) -> String| dots.iter().map(show).collect::<Vec<_>>();
-    let share = |d: &Dot<'_>| {
-        d.timed.cell.predicted_ns.map_or("-".to_owned(), |floor| Measure::Share.show(floor / d.timed.time_ns))
-    };
+    let share = |d: &Dot<'_>| d.share.map_or("-".to_owned(), |share| Measure::Share.show(share));
     vec![
         words("cell", of(&|d| d.imported.map_or_else(|| d.timed.cell.id.clone(), Imported::name))),
         numbers("time", of(&|d| Measure::Time.show(d.timed.time_ns))),

@@ -3,7 +3,7 @@
 //! TTFT, TPOT, E2E and throughput over the offered rate or another swept variable. A percentile that missed its own objective is a cross; one
 //! that is not reported or infinite is a cross at the upper edge.
 
-use super::{curve, finite, validity};
+use super::{curve, doubts, finite, is_invalid, is_sound, look};
 use crate::analysis::distinct;
 use crate::output::document::Block;
 use crate::output::plot::axis::{Axis, Measure};
@@ -11,7 +11,7 @@ use crate::output::plot::{Chart, Drawing, Key, Label, Line, Mark, Plot, Rule, Sh
 use hbmark_core::input::plain;
 use hbmark_core::result::serving::{
     Clause, ClauseResult, Offered, Point, Quantiles, Quantity, ServeReport, ServeResult, SloMetric,
-    SweepVariable, Validity,
+    SweepVariable,
 };
 
 /// Loads further apart than this factor are on a logarithmic axis.
@@ -50,7 +50,7 @@ impl CurvePoint<'_> {
             let at = c.clause.percentile;
             c.clause.metric == metric && c.met == Some(false) && (same(at, percentile) || !drawn(at))
         };
-        self.result.validity == Validity::Invalid || self.result.slo.iter().any(of)
+        is_invalid(self.point) || self.result.slo.iter().any(of)
     }
 
     /// Why a metric has no height here, if it has none.
@@ -107,15 +107,23 @@ pub fn plot(report: &ServeReport) -> Block {
          latencies are infinite, because requests were rejected, or refused, because the point did not keep up. Point at one to read why."
             .to_owned(),
     ];
+    if report.points.iter().any(|point| point.result.is_some() && !is_sound(point)) {
+        caption.push(
+            "Faint points were measured beside a disturbance. Lines leave them out, and INVALID ones.".into(),
+        );
+    }
     if report.search.is_some() {
         caption.push(
             "A search comes back to a rate with other seeds and runs of other lengths, so its points are not joined.".into(),
         );
     }
-    caption.extend(report.search.as_ref().and_then(|s| s.max_rate).map(|rate| {
-        format!(
-            "The vertical line is the highest rate that fresh seeds and a longer run confirmed: {rate:.3} per second asked for."
-        )
+    caption.extend(report.search.as_ref().and_then(|search| {
+        let rate = search.max_rate?;
+        let which = search.confirmed_by().map_or_else(
+            || "that held, in runs of one seed and one length".to_owned(),
+            |by| format!("that {by} confirmed"),
+        );
+        Some(format!("The vertical line is the highest rate {which}: {rate:.3} per second asked for."))
     }));
     let drawings = charts.into_iter().flatten().map(Drawing::Chart).collect();
     Block::Plot(Plot::new(drawings, caption, vec![curve(&report.points).into()]))
@@ -165,8 +173,7 @@ fn verdict(place: &CurvePoint<'_>) -> String {
             }
         )
     });
-    let reasons = place.result.reasons.iter().map(|r| format!("\n{}: {r}", validity(place.point)));
-    plain(&place.point.label) + &reasons.chain(failed).collect::<String>()
+    plain(&place.point.label) + &doubts(place.point) + &failed.collect::<String>()
 }
 
 fn latency(
@@ -188,11 +195,12 @@ fn latency(
         seen.sort_by(|a, b| a.0.x.total_cmp(&b.0.x));
         legend.push(Key::mark(style, Shape::Circle, level));
         if report.search.is_none() {
-            lines.push(Line::new(style, seen.iter().map(|(p, v)| (p.x, *v)).collect()));
+            lines.push(joined(style, &seen));
         }
         marks.extend(seen.into_iter().map(|(p, v)| {
             let missed = p.missed(metric, percentile);
-            let (style, shape) = if missed { ("bad", Shape::Cross) } else { (style, Shape::Circle) };
+            let (style, shape) =
+                if missed { ("bad".to_owned(), Shape::Cross) } else { look(p.point, style, Shape::Circle) };
             let hover = format!("{title} {level} {}\n{}", Measure::Time.show(v), verdict(p));
             Mark::new(style, shape, (p.x, v), hover)
         }));
@@ -211,7 +219,7 @@ fn latency(
         Some(Mark::new("bad", Shape::Cross, (p.x, y.high()), hover))
     }));
     if marks.iter().any(|mark| mark.shape == Shape::Cross) {
-        legend.push(Key::mark("bad", Shape::Cross, "SLO missed or not reported"));
+        legend.push(Key::mark("bad", Shape::Cross, "SLO missed, INVALID or not reported"));
     }
     if !clauses.is_empty() {
         legend.push(Key::line("goal", "objective"));
@@ -225,6 +233,12 @@ fn latency(
         legend,
         ..Chart::new(format!("load-{name}"), format!("{title} against load"), Span::Half, x.clone(), y)
     })
+}
+
+/// A line through the points that are neither INVALID nor disturbed.
+fn joined(style: &str, seen: &[(&CurvePoint<'_>, f64)]) -> Line {
+    let sound = seen.iter().filter(|(place, _)| is_sound(place.point));
+    Line::new(style, sound.map(|(place, value)| (place.x, *value)).collect())
 }
 
 /// The objectives about a metric, each once.
@@ -246,12 +260,16 @@ fn throughput(places: &[CurvePoint<'_>], x: &Axis, report: &ServeReport) -> Opti
         }
         legend.push(Key::mark(style, Shape::Circle, name));
         if report.search.is_none() {
-            lines.push(Line::new(style, seen.iter().map(|(p, v)| (p.x, *v)).collect()));
+            lines.push(joined(style, &seen));
         }
         marks.extend(seen.into_iter().map(|(p, v)| {
             let hover = format!("{name} {v:.3} requests per second\n{}", verdict(p));
-            Mark::new(style, Shape::Circle, (p.x, v), hover)
+            let (style, shape) = look(p.point, style, Shape::Circle);
+            Mark::new(style, shape, (p.x, v), hover)
         }));
+    }
+    if marks.iter().any(|mark| mark.shape == Shape::Cross) {
+        legend.push(Key::mark("bad", Shape::Cross, "INVALID"));
     }
     let y = Axis::from_zero("requests per second", Measure::RequestsPerSecond, marks.iter().map(|m| m.y))?;
     // Both axes of a rate begin at zero and are even, so that what is offered is a straight line, as far as the plot shows it.

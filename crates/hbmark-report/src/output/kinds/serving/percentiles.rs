@@ -3,7 +3,7 @@
 //! A chart per point: time over the percentile, both logarithmic, the percentile by 1 / (1 − p). A percentile that the sample is too small
 //! for is drawn as a lower bound, the largest value seen.
 
-use super::{finite, latencies, met};
+use super::{doubts, finite, is_sound, latencies, look, met, validity};
 use crate::output::document::{Block, Table};
 use crate::output::plot::axis::{Axis, Measure};
 use crate::output::plot::{Chart, Drawing, Key, Line, Mark, Plot, Shape, Span};
@@ -59,20 +59,22 @@ pub fn plot(points: &[&Point]) -> Block {
 fn chart(point: &Point, result: &ServeResult) -> Option<Drawing> {
     let (mut lines, mut marks, mut legend) = (Vec::new(), Vec::new(), Vec::new());
     let mut levels = vec![tail(0.5)];
+    let doubts = doubts(point);
     for latency in LATENCIES {
         let Some(quantiles) = (latency.of)(result) else { continue };
         let mut known = Vec::new();
         for (p, value) in LEVELS {
             let Some(ns) = finite(value(quantiles)) else { continue };
             let name = format!("{} {}", latency.name, Measure::Tail.show(tail(p)));
-            let hover = format!("{name}\n{}\n{} values", Measure::Time.show(ns), quantiles.n);
-            marks.push(Mark::new(latency.style, Shape::Circle, (tail(p), ns), hover));
+            let hover = format!("{name}\n{}\n{} values{doubts}", Measure::Time.show(ns), quantiles.n);
+            let (style, shape) = look(point, latency.style, Shape::Circle);
+            marks.push(Mark::new(style, shape, (tail(p), ns), hover));
             known.push((tail(p), ns));
             levels.push(tail(p));
         }
         if !known.is_empty() {
             legend.push(Key::line(latency.style, latency.name));
-            lines.push(Line::new(latency.style, known));
+            lines.extend(is_sound(point).then(|| Line::new(latency.style, known)));
         }
     }
     for clause in &result.slo {
@@ -87,6 +89,7 @@ fn chart(point: &Point, result: &ServeResult) -> Option<Drawing> {
     }
     let x = Axis::log_at("percentile", Measure::Tail, &levels)?;
     let y = Axis::log("time", Measure::Time, marks.iter().map(|mark| mark.y), 1.4)?;
-    let title = format!("Latency percentiles at {}", plain(&point.label));
+    let verdict = if is_sound(point) { String::new() } else { format!(" ({})", validity(point)) };
+    let title = format!("Latency percentiles at {}{verdict}", plain(&point.label));
     Some(Drawing::Chart(Chart { lines, marks, legend, ..Chart::new("latency", title, Span::Full, x, y) }))
 }
