@@ -5,6 +5,7 @@
 
 use super::dimensions::{count, dense, eos_tokens, float, has, missing, rope_scaling, text, vocab_size};
 use super::header::{GgufError, Header, TensorEntry};
+use super::names::expected_tensors;
 use crate::model::{
     Activation, Architecture, Attention, Biases, Dense, Dtype, Experts, Family, FeedForward, Inventory,
     LatentAttention, Layer, Mixer, Mixture, Multipliers, Norms, QkNorm, Reach, Role, Rope, RopeScaling,
@@ -39,6 +40,12 @@ pub fn architecture(header: &Header) -> Result<Architecture, GgufError> {
 pub fn shape(header: &Header) -> Result<(Architecture, Inventory), GgufError> {
     let (name, family) = family(header)?;
     let architecture = read(header, name, family)?;
+    if family.is_none() {
+        let lacks = |name: &String| !has(header, name);
+        if let Some(name) = expected_tensors(&architecture).into_iter().map(|(name, ..)| name).find(lacks) {
+            return Err(GgufError::MissingTensor { name });
+        }
+    }
     let listed = header.tensors.iter().map(|tensor| listed(tensor, header, &architecture));
     Ok((architecture.clone(), Inventory { tensors: listed.collect::<Result<_, _>>()? }))
 }
@@ -106,7 +113,8 @@ impl Reader<'_> {
     }
 
     fn needed(&self, layer: usize, names: &[&str]) -> Result<&TensorEntry, GgufError> {
-        self.tensor(layer, names).ok_or_else(|| missing(&format!("blk.{layer}.{}.weight", names[0])))
+        let lacks = || GgufError::MissingTensor { name: format!("blk.{layer}.{}.weight", names[0]) };
+        self.tensor(layer, names).ok_or_else(lacks)
     }
 
     fn architecture(&self) -> Result<Architecture, GgufError> {
@@ -260,7 +268,8 @@ impl Reader<'_> {
     fn mixture(&self, layers: usize) -> Result<Option<Mixture>, GgufError> {
         let Some(count) = self.count("expert_count", MAX_EXPERTS)? else { return Ok(None) };
         let first = (0..layers).find_map(|layer| self.tensor(layer, &["ffn_down_exps"]));
-        let down = first.ok_or_else(|| missing("blk.0.ffn_down_exps.weight"))?;
+        let lacks = || GgufError::MissingTensor { name: "blk.0.ffn_down_exps.weight".to_owned() };
+        let down = first.ok_or_else(lacks)?;
         let [experts, _, width] = down.shape[..] else {
             return Err(GgufError::UnsupportedModel {
                 what: down.name.clone(),
