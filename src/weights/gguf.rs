@@ -1,7 +1,7 @@
 //! Models in GGUF files: dimensions from the metadata, tensors in ggml's block formats.
 //!
-//! Enters: a path, of several files that of the first. Leaves: a [`GgufModel`] whose header was checked against the file and whose tensors were checked
-//! against its own dimensions; only then is the file passed to candle, whose reader checks less.
+//! Enters: a path, of several files that of the first. Leaves: a [`GgufModel`] whose header was checked against the file and
+//! whose tensors were checked against its own dimensions; only then is the file passed to candle, whose reader checks less.
 //! Tensors have their GGUF names here, not those of Hugging Face.
 
 mod blocks;
