@@ -480,12 +480,12 @@ impl OpenModel {
     /// The tokenizer beside the weights, checked against the vocabulary.
     ///
     /// # Errors
-    /// When there is none, or it has tokens that the model does not.
+    /// When there is none, or it has other than special tokens that the model does not.
     pub fn tokenizer(&self) -> Result<Tokenizer, OpenError> {
         let Source::Folder { path, .. } = &self.source else {
             return Err(OpenError::NoTokenizer { name: self.name.clone() });
         };
-        let tokenizer = Tokenizer::open(path)?;
+        let mut tokenizer = Tokenizer::open(path)?;
         tokenizer.check_vocab(self.architecture.vocab_size)?;
         Ok(tokenizer)
     }
