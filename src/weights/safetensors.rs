@@ -19,6 +19,7 @@ pub(crate) use hbmark_core::model::safetensors::StoredTensor;
 use hbmark_core::model::safetensors::{
     MAX_HEADER_BYTES, MAX_SHARDS, SafetensorsError, parse_header, parse_index, shortened,
 };
+use hbmark_core::model::stored::is_beside;
 use hbmark_core::model::{Dtype, Inventory, Role, TensorInfo};
 use hbmark_core::units::Bytes;
 
@@ -44,8 +45,8 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Opens the weights of a folder and compares them with the inventory that its config implies.
     ///
-    /// Rotary tables (`rotary_emb.inv_freq`), and a stored `lm_head.weight` that the config ties to the embedding, are
-    /// tolerated as [`Role::Unused`]; any other unknown tensor is refused by name.
+    /// Layers that predict further tokens, encoders of images and sound, rotary tables (`rotary_emb.inv_freq`), and a stored `lm_head.weight`
+    /// that the config ties to the embedding, are tolerated as [`Role::Unused`]; any other unknown tensor is refused by name.
     ///
     /// # Errors
     /// When the folder has no safetensors, when a header is inconsistent, when a shard's name or link leaves the folder,
@@ -88,10 +89,13 @@ impl Checkpoint {
         }
         // What is left of the expected names is unused.
         let unused: HashSet<&str> = expected.tensors.iter().map(|t| t.name.as_str()).collect();
+        let layers =
+            expected.tensors.iter().filter_map(|tensor| tensor.layer).max().map_or(0, |last| last + 1);
         let (mut harmless, mut unknown) = (Vec::new(), Vec::new());
         for (shard, tensor) in by_name.into_values() {
             let read = || Source { shard: &shards[shard], stored: &tensor, scale: false, quantised: false };
-            let known = unused.contains(tensor.name.as_str()) || is_harmless(&tensor.name);
+            let name = tensor.name.as_str();
+            let known = unused.contains(name) || is_harmless(name) || is_beside(name, layers);
             let known = known || (is_bias_of_gptq(&tensor.name, &unused) && read().is_zero()?);
             if known { &mut harmless } else { &mut unknown }.push(tensor);
         }
