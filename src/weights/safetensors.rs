@@ -19,7 +19,7 @@ pub(crate) use hbmark_core::model::safetensors::StoredTensor;
 use hbmark_core::model::safetensors::{
     MAX_HEADER_BYTES, MAX_SHARDS, SafetensorsError, parse_header, parse_index, shortened,
 };
-use hbmark_core::model::stored::is_beside;
+use hbmark_core::model::stored::{is_beside, language_model};
 use hbmark_core::model::{Dtype, Inventory, Role, TensorInfo};
 use hbmark_core::units::Bytes;
 
@@ -43,7 +43,8 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens the weights of a folder and compares them with the inventory that its config implies.
+    /// Opens the weights of a folder and compares them with the inventory that its config implies. A model of several parts may put its name
+    /// before those of its language model; tensors are called without it from here on.
     ///
     /// Layers that predict further tokens, encoders of images and sound, rotary tables (`rotary_emb.inv_freq`), and a stored `lm_head.weight`
     /// that the config ties to the embedding, are tolerated as [`Role::Unused`]; any other unknown tensor is refused by name.
@@ -53,9 +54,14 @@ impl Checkpoint {
     /// or when a tensor is missing, unknown or of another shape.
     pub fn open(folder: &Path, expected: &Inventory) -> Result<Self, WeightsError> {
         let (shards, stored) = read_headers(folder)?;
-        let mut by_name: BTreeMap<String, (usize, StoredTensor)> =
-            stored.into_iter().map(|(shard, tensor)| (tensor.name.clone(), (shard, tensor))).collect();
-
+        let mut by_name: BTreeMap<String, (usize, StoredTensor)> = BTreeMap::new();
+        for (shard, mut tensor) in stored {
+            tensor.name = language_model(&tensor.name);
+            if let Some((_, twice)) = by_name.insert(tensor.name.clone(), (shard, tensor)) {
+                let problem = SafetensorsError::TwiceInModel { name: twice.name };
+                return Err(bad_file(shards[shard].path(), problem));
+            }
+        }
         let mut wanted = Vec::with_capacity(expected.tensors.len());
         let mut quantised = Vec::with_capacity(expected.tensors.len());
         let mut on_disk = Inventory::default();

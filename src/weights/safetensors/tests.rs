@@ -167,6 +167,41 @@ fn harmless_extras_are_unused_and_unknown_ones_are_refused_by_name() {
     );
 }
 
+/// Gemma 3 from 4b on, as it is published and as `transformers` 5 writes it.
+#[test]
+fn a_language_model_among_other_parts_is_read_without_their_names() {
+    for (embedding, norm, projector) in [
+        (
+            "language_model.model.embed_tokens.weight",
+            "language_model.model.norm.weight",
+            "multi_modal_projector.w",
+        ),
+        (
+            "model.language_model.embed_tokens.weight",
+            "model.language_model.norm.weight",
+            "model.multi_modal_projector.w",
+        ),
+    ] {
+        let folder = folder();
+        let mut tensors = vec![
+            (embedding, StDtype::BF16, [4, 2].as_slice(), bf16_bytes(&EMBEDDING)),
+            (norm, StDtype::BF16, [2].as_slice(), bf16_bytes(&[1.0, 2.0])),
+            (projector, StDtype::BF16, [1].as_slice(), bf16_bytes(&[1.0])),
+            ("vision_tower.vision_model.w", StDtype::BF16, [1].as_slice(), bf16_bytes(&[1.0])),
+        ];
+        write_file(&folder.path().join(SINGLE), &tensors);
+        let checkpoint = Checkpoint::open(folder.path(), &expected()).unwrap();
+        assert_eq!(checkpoint.on_disk.bytes_of(Role::Unused), Bytes(4));
+        let weights = checkpoint.load(Dtype::F32, &Device::Cpu, &mut |_| {}).unwrap();
+        let found = weights.tensors["model.embed_tokens.weight"].to_vec2::<f32>().unwrap();
+        assert_eq!(found.concat(), EMBEDDING);
+        tensors.push(("model.norm.weight", StDtype::BF16, &[2], bf16_bytes(&[1.0, 2.0])));
+        write_file(&folder.path().join(SINGLE), &tensors);
+        let error = refused(&folder);
+        assert!(error.contains("tensor model.norm.weight is there with and without"), "{error}");
+    }
+}
+
 /// DeepSeek-V3 has 61 layers and a 62nd that predicts a further token; others keep such layers apart.
 #[test]
 fn layers_that_predict_further_tokens_are_unused_and_a_module_within_the_layers_is_not() {

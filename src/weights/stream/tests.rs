@@ -83,6 +83,26 @@ fn a_folder_streams_what_it_loads() {
     }
 }
 
+/// Gemma 3 from 4b on: the fixture of its text model among other parts.
+#[test]
+fn the_language_model_of_several_parts_is_the_model_of_text_alone() {
+    let text = folder("gemma3");
+    let nested = tempfile::tempdir().unwrap();
+    let read = |name: &str| std::fs::read(text.join(name)).unwrap();
+    let config: serde_json::Value = serde_json::from_slice(&read("config.json")).unwrap();
+    let config = serde_json::json!({
+        "model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": config, "vision_config": {},
+    });
+    std::fs::write(nested.path().join("config.json"), config.to_string()).unwrap();
+    let weights = read("model.safetensors");
+    let tensors = safetensors::SafeTensors::deserialize(&weights).unwrap().tensors().into_iter();
+    let renamed = tensors.map(|(name, tensor)| (format!("language_model.{name}"), tensor));
+    safetensors::serialize_to_file(renamed, None, &nested.path().join("model.safetensors")).unwrap();
+    let nested = open(nested.path().to_str().unwrap(), None, 0).unwrap();
+    let dtype = Dtype::F32;
+    assert!(streamed(&nested, dtype).0 == streamed(&fixture("gemma3"), dtype).0);
+}
+
 #[test]
 fn a_seed_streams_what_it_generates() {
     let architecture = small();

@@ -84,7 +84,7 @@ impl Patterns {
 }
 
 /// The name of a module within the language model of a model of several parts.
-pub(super) fn language_model(name: &str) -> String {
+pub fn language_model(name: &str) -> String {
     let inner =
         [("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", "")];
     let found = inner.iter().find_map(|(prefix, own)| Some((own, name.strip_prefix(prefix)?)));

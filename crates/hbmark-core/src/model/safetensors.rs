@@ -59,6 +59,8 @@ pub enum SafetensorsError {
     NotInIndex { name: String, shard: String },
     #[error("tensor {name} is also in {other}")]
     TwiceInShards { name: String, other: String },
+    #[error("tensor {name} is there with and without the name of the language model before it")]
+    TwiceInModel { name: String },
 }
 
 /// Stored dtypes of the format: name, bits of an element.

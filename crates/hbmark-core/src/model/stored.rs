@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::patterns::language_model;
+pub use super::patterns::language_model;
 use super::safetensors::StoredTensor;
 use super::{Architecture, Dtype, Inventory, OutOfBounds, Role, TensorInfo};
 use crate::units::Bytes;
@@ -72,7 +72,7 @@ const ENDINGS: [(&str, Held); 31] = [
 ];
 
 /// Parts of a model beside its decoder, by the beginning of their names.
-const BESIDE: [&str; 14] = [
+const BESIDE: [&str; 15] = [
     "mtp.",
     "visual.",
     "vision",
@@ -85,6 +85,7 @@ const BESIDE: [&str; 14] = [
     "model.audio",
     "model.embed_vision",
     "model.embed_audio",
+    "model.multi_modal_projector",
     "multi_modal_projector",
     "mm_projector",
 ];
