@@ -68,7 +68,9 @@ impl Checkpoint {
         let mut missing = Vec::new();
         for info in expected.tensors.iter().filter(|t| t.role != Role::Unused) {
             let Some((shard, tensor)) = by_name.remove(&info.name) else {
-                missing.push(info);
+                if !is_input_scale(&info.name) {
+                    missing.push(info);
+                }
                 continue;
             };
             let codes = is_quantised(info);
@@ -227,11 +229,16 @@ fn is_bias_of_gptq(name: &str, expected: &HashSet<&str>) -> bool {
     name.strip_suffix(".bias").is_some_and(|module| expected.contains(format!("{module}.qweight").as_str()))
 }
 
-/// Tensors that some exporters write and no forward reads: rotary tables, and scales of a cache in 8 bits, where ours has 16.
+/// A fixed scale of the inputs of a layer: configs do not always say whether there is one, and no engine reads it.
+fn is_input_scale(name: &str) -> bool {
+    [".input_scale", ".input_global_scale", ".input_scale_ub"].iter().any(|ending| name.ends_with(ending))
+}
+
+/// Tensors that some exporters write and no forward reads: rotary tables, scales of inputs, and of a cache in 8 bits, where ours has 16.
 fn is_harmless(name: &str) -> bool {
     // By the time this is asked, an `lm_head.weight` is left over only when the config ties it.
     let unread = ["rotary_emb.inv_freq", ".k_scale", ".v_scale"];
-    unread.iter().any(|ending| name.ends_with(ending)) || name == "lm_head.weight"
+    unread.iter().any(|ending| name.ends_with(ending)) || is_input_scale(name) || name == "lm_head.weight"
 }
 
 /// The opened shards of a checkpoint, and each tensor with the position of the shard that holds it.

@@ -348,6 +348,21 @@ fn changed(name: &str, change: impl Fn(&mut Tensors)) -> String {
 }
 
 #[test]
+fn a_fixed_scale_of_inputs_may_be_there_or_not() {
+    let layer = "model.layers.1.self_attn.o_proj";
+    let more = changed("llama-nvfp4", |tensors| {
+        let scale = (safetensors::Dtype::F32, vec![1], 1.0_f32.to_le_bytes().to_vec());
+        tensors.insert(format!("{layer}.input_global_scale"), scale);
+    });
+    assert_eq!(more, "streamed");
+    for name in ["qwen3-moe-nvfp4", "llama-fp8-tensor"] {
+        let less =
+            changed(name, |tensors| assert!(tensors.remove(&format!("{layer}.input_scale")).is_some()));
+        assert_eq!(less, "streamed", "{name}");
+    }
+}
+
+#[test]
 fn parts_of_quantised_layers_that_do_not_fit_are_refused_by_name() {
     use safetensors::Dtype as Stored;
     const LAYER: &str = "model.layers.1.self_attn.o_proj";

@@ -548,6 +548,20 @@ fn what_activations_are_rounded_to_is_read_where_weights_do_not_say_it() {
     }
 }
 
+/// The preset of compressed-tensors for nvfp4 stores `input_global_scale` beside every layer.
+#[test]
+fn inputs_that_are_scaled_in_part_have_a_stored_scale() {
+    for (dynamic, input_scale) in [(json!("local"), true), (json!(false), true), (json!(true), false)] {
+        let four = json!({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16});
+        let mut inputs = four.clone();
+        inputs["dynamic"] = dynamic;
+        let own = json!({"quant_method": "compressed-tensors", "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": four, "input_activations": inputs}}});
+        let read = with("llama-3.1-8b", &[("quantization_config", own)]).unwrap().quantization.unwrap();
+        assert_eq!(read.main_format(), Some(Format::Nvfp4 { input_scale }));
+    }
+}
+
 #[test]
 fn one_model_mixes_formats_module_by_module() {
     let mixed = json!({
