@@ -121,6 +121,10 @@ impl Reader<'_> {
         let hidden_size = self.need("embedding_length", MAX_WIDTH)?;
         let heads = self.need("attention.head_count", MAX_HEADS)?;
         let head_dim = self.count("attention.key_length", MAX_HEAD_DIM)?.unwrap_or(hidden_size / heads);
+        if head_dim == 0 || !head_dim.is_multiple_of(2) {
+            let found = format!("{head_dim} with {heads} heads");
+            return Err(GgufError::UnsupportedModel { what: self.key("attention.key_length"), found });
+        }
         let further = count(self.header, &self.key("nextn_predict_layers"), 0, 16)?.unwrap_or(0);
         let layers = self.need("block_count", MAX_LAYERS)?.saturating_sub(further);
         let norm_key = self.key("attention.layer_norm_rms_epsilon");
@@ -224,7 +228,7 @@ impl Reader<'_> {
         let value_dim = self.count("attention.value_length", MAX_HEAD_DIM)?.unwrap_or(key_dim);
         let keys = self.needed(layer, &["attn_k"])?;
         let rows = keys.shape.first().copied().unwrap_or(0);
-        if rows == 0 || !rows.is_multiple_of(key_dim.max(1)) {
+        if rows == 0 || !rows.is_multiple_of(key_dim) {
             let found = format!("{rows} rows for heads of {key_dim}");
             return Err(GgufError::UnsupportedModel { what: keys.name.clone(), found });
         }
