@@ -248,6 +248,12 @@ fn keys_of_a_nested_model_are_named_where_they_stand() {
     assert!(refusal(&outer).contains("`text_config` is 7"));
 }
 
+/// Rotates so many elements of the heads of the first kind of layers, which have 64.
+fn rotated(a: &mut Architecture, dims: usize) {
+    let Mixer::Attention(attention) = &mut a.stack.as_mut().unwrap().kinds[0].mixer else { return };
+    attention.rope.as_mut().unwrap().dims = dims;
+}
+
 #[test]
 fn a_stack_of_a_hostile_result_is_refused() {
     for change in [
@@ -259,6 +265,8 @@ fn a_stack_of_a_hostile_result_is_refused() {
             let Mixer::Attention(attention) = &mut a.stack.as_mut().unwrap().kinds[0].mixer else { return };
             attention.key_dim = usize::MAX;
         },
+        |a: &mut Architecture| rotated(a, 66),
+        |a: &mut Architecture| rotated(a, 63),
     ] {
         let mut a = shape("gpt-oss-20b");
         a.check().unwrap();

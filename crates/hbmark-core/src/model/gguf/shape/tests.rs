@@ -245,6 +245,8 @@ fn files_that_are_not_understood_are_refused_by_name() {
         ("expert_used_count", 33, "expert_used_count"),
         ("expert_count", 31, "32 experts"),
         ("attention.key_length", 96, "rows for heads of 96"),
+        ("rope.dimension_count", 66, "rotated is 66 of 64"),
+        ("rope.dimension_count", 63, "rotated is 63 of 64"),
         ("attention.key_length", 63, "attention.key_length is 63 with 64 heads"),
         ("block_count", 1 << 40, "block_count"),
         ("embedding_length", 0, "embedding_length"),
