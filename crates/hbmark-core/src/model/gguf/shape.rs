@@ -3,6 +3,8 @@
 //! Enters: a checked [`Header`]. Leaves: an [`Architecture`] whose layers follow from the shapes of their tensors, and an [`Inventory`] with the
 //! bytes of the file's own blocks.
 
+use std::collections::HashMap;
+
 use super::dimensions::{count, dense, eos_tokens, float, has, missing, rope_scaling, text, vocab_size};
 use super::header::{GgufError, Header, TensorEntry};
 use super::names::expected_tensors;
@@ -40,13 +42,14 @@ pub fn architecture(header: &Header) -> Result<Architecture, GgufError> {
 pub fn shape(header: &Header) -> Result<(Architecture, Inventory), GgufError> {
     let (name, family) = family(header)?;
     let architecture = read(header, name, family)?;
+    let by_name = by_name(header);
     if family.is_none() {
-        let lacks = |name: &String| !has(header, name);
+        let lacks = |name: &String| !by_name.contains_key(name.as_str());
         if let Some(name) = expected_tensors(&architecture).into_iter().map(|(name, ..)| name).find(lacks) {
             return Err(GgufError::MissingTensor { name });
         }
     }
-    let listed = header.tensors.iter().map(|tensor| listed(tensor, header, &architecture));
+    let listed = header.tensors.iter().map(|tensor| listed(tensor, &by_name, &architecture));
     Ok((architecture.clone(), Inventory { tensors: listed.collect::<Result<_, _>>()? }))
 }
 
@@ -76,7 +79,7 @@ fn family(header: &Header) -> Result<(&str, Option<Family>), GgufError> {
 fn read(header: &Header, name: &str, family: Option<Family>) -> Result<Architecture, GgufError> {
     let architecture = match family {
         None => dense(header)?,
-        Some(family) => Reader { header, name, family }.architecture()?,
+        Some(family) => Reader { header, name, family, by_name: by_name(header) }.architecture()?,
     };
     architecture.check().map_err(|refused| GgufError::UnsupportedModel {
         what: refused.what.to_owned(),
@@ -85,10 +88,18 @@ fn read(header: &Header, name: &str, family: Option<Family>) -> Result<Architect
     Ok(architecture)
 }
 
+/// The tensors of a file, which may be some hundred thousand.
+type ByName<'a> = HashMap<&'a str, &'a TensorEntry>;
+
+fn by_name(header: &Header) -> ByName<'_> {
+    header.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect()
+}
+
 struct Reader<'a> {
     header: &'a Header,
     name: &'a str,
     family: Family,
+    by_name: ByName<'a>,
 }
 
 impl Reader<'_> {
@@ -105,11 +116,8 @@ impl Reader<'_> {
     }
 
     fn tensor(&self, layer: usize, names: &[&str]) -> Option<&TensorEntry> {
-        let entry = |module: &&str| {
-            let whole = format!("blk.{layer}.{module}.weight");
-            self.header.tensors.iter().find(|tensor| tensor.name == whole)
-        };
-        names.iter().find_map(entry)
+        let entry = |module: &&str| self.by_name.get(format!("blk.{layer}.{module}.weight").as_str());
+        names.iter().find_map(entry).copied()
     }
 
     fn needed(&self, layer: usize, names: &[&str]) -> Result<&TensorEntry, GgufError> {
@@ -331,7 +339,7 @@ impl Reader<'_> {
 /// A tensor of the file with the role its name says.
 fn listed(
     tensor: &TensorEntry,
-    header: &Header,
+    by_name: &ByName<'_>,
     architecture: &Architecture,
 ) -> Result<TensorInfo, GgufError> {
     let unknown = || GgufError::UnsupportedModel {
@@ -342,7 +350,8 @@ fn listed(
         None => (outer_role(&tensor.name).ok_or_else(unknown)?, None),
         Some((layer, rest)) => {
             let layer: usize = layer.parse().map_err(|_| unknown())?;
-            let absorbed = rest == "attn_kv_b.weight" && has(header, &format!("blk.{layer}.attn_k_b.weight"));
+            let absorbed = rest == "attn_kv_b.weight"
+                && by_name.contains_key(format!("blk.{layer}.attn_k_b.weight").as_str());
             match layer_role(rest).ok_or_else(unknown)? {
                 // Layers that predict further tokens, and what the absorbed form stands for.
                 _ if layer >= architecture.layers || absorbed => (Role::Unused, None),
