@@ -177,7 +177,8 @@ fn what_is_not_known_well_enough_is_refused_by_name_or_key() {
         ("minimax_m3", "MiniMaxM3ForCausalLM"),
         ("kimi_k3", "KimiK3ForCausalLM"),
         ("step3p7", "Step3p7FlashForCausalLM"),
-        ("mistral3", "Mistral3ForConditionalGeneration"),
+        ("olmo3", "Olmo3ForCausalLM"),
+        ("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
     ] {
         let message = refusal(&json!({"model_type": model_type, "architectures": [class]}));
         assert!(
