@@ -117,7 +117,7 @@ fn tokenizer(bytes: &[u8], scratch: &Path) -> bool {
     let folder = prepared(scratch, "tokenizer", &[]);
     put(&folder.join("tokenizer.json"), bytes);
     match Tokenizer::open(&folder) {
-        Ok(tokenizer) => {
+        Ok(mut tokenizer) => {
             for text in [
                 "",
                 "a memory wall\n\n  é 一 123456",

@@ -99,6 +99,13 @@ fn capabilities_of(
             "candle routes them on the host, with copies to it in every layer; choose --device cpu, or the native engine",
         ));
     }
+    if model.gguf_files() > 1 {
+        return Err(EngineError::unsupported(
+            kind.name(),
+            format!("a GGUF model in {} files", model.gguf_files()),
+            "candle's own reader takes one; choose the native engine, or merge them with `llama-gguf-split --merge`",
+        ));
+    }
     let limits = stock::limits(&model.architecture, dtype, model.is_gguf())?;
     Ok(stock::capabilities(kind, limits, &device.to_string(), on_host))
 }

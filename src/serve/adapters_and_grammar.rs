@@ -46,7 +46,7 @@ pub(super) fn tokenizer(
     model: &OpenModel,
 ) -> Result<Option<Box<Tokenizer>>, ServeError> {
     let Some(path) = path else { return Ok(model.tokenizer().ok().map(Box::new)) };
-    let tokenizer = Tokenizer::open_path(path)?;
+    let mut tokenizer = Tokenizer::open_path(path)?;
     tokenizer.check_vocab(model.architecture.vocab_size)?;
     Ok(Some(Box::new(tokenizer)))
 }

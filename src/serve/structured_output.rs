@@ -190,14 +190,16 @@ impl GrammarCompiler {
     /// When the bytes of the tokens are not known, or there is no token to end with.
     pub fn new(tokenizer: &Tokenizer, vocab: usize, ends: &[u32]) -> Result<Self, StructuredError> {
         let mut words = token_bytes(tokenizer)?;
-        if words.len() > vocab {
+        let is_special = |word: &Vec<u8>| word.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER);
+        // Special tokens may have no logit.
+        if words.iter().skip(vocab).any(|word| !word.is_empty() && !is_special(word)) {
             let problem = format!("it has {} tokens and the model {vocab} logits", words.len());
             return Err(StructuredError::Vocabulary { problem });
         }
-        let named = END_OF_SEQUENCE.iter().find_map(|name| tokenizer.token_id(name));
-        let own = |end: &u32| {
-            words.get(*end as usize).is_some_and(|word| word.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER))
-        };
+        words.truncate(vocab);
+        let mut named = END_OF_SEQUENCE.iter().filter_map(|name| tokenizer.token_id(name));
+        let named = named.find(|end| (*end as usize) < vocab);
+        let own = |end: &u32| words.get(*end as usize).is_some_and(is_special);
         let end = ends.iter().copied().find(own).or(named).ok_or(StructuredError::NoEnd)?;
         words.resize(vocab, Vec::new());
         let size = u32::try_from(vocab).map_err(|_| StructuredError::NoEnd)?;

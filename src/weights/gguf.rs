@@ -1,7 +1,7 @@
 //! Models in GGUF files: dimensions from the metadata, tensors in ggml's block formats.
 //!
-//! Enters: a path. Leaves: a [`GgufModel`] whose header was checked against the file and whose tensors were checked
-//! against its own dimensions; only then is the file passed to candle, whose reader checks less.
+//! Enters: a path, of several files that of the first. Leaves: a [`GgufModel`] whose header was checked against the file and
+//! whose tensors were checked against its own dimensions; only then is the file passed to candle, whose reader checks less.
 //! Tensors have their GGUF names here, not those of Hugging Face.
 
 mod blocks;
@@ -15,7 +15,7 @@ use blocks::{MXFP4, TensorLocations};
 use candle_core::quantized::gguf_file::Content;
 
 use super::loading::{SizedFile, WeightsError};
-use hbmark_core::model::gguf::{self as header, GgufError};
+use hbmark_core::model::gguf::{self as header, GgufError, Header};
 use hbmark_core::model::{Architecture, Inventory, Role, RopeScaling, TensorInfo};
 
 /// What Llama 3's rotary scaling divides each frequency by: llama.cpp's files have this table in place of the scaling's parameters.
@@ -28,9 +28,44 @@ pub struct GgufModel {
     pub architecture: Architecture,
     /// Every tensor by its GGUF name, with the bytes of its blocks.
     pub inventory: Inventory,
-    /// Where each tensor lies in the file.
+    /// Where each tensor lies in the files.
     places: TensorLocations,
-    file: SizedFile,
+    files: Vec<SizedFile>,
+}
+
+/// The files of a model, the header of all, and where the tensors lie.
+struct Opened {
+    files: Vec<SizedFile>,
+    header: Header,
+    places: TensorLocations,
+}
+
+impl Opened {
+    fn open(path: &Path) -> Result<Self, WeightsError> {
+        let bad = |problem| bad_file(path, problem);
+        let (file, mut header) = read_file(path)?;
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let further = header.further_files(name).map_err(bad)?;
+        let (mut files, mut places) = (vec![file], TensorLocations::default());
+        places.add(0, &header);
+        for (at, name) in (1..).zip(&further) {
+            let path = path.with_file_name(name);
+            let (file, other) = read_file(&path)?;
+            places.add(at, &other);
+            header.join(at, other).map_err(|problem| bad_file(&path, problem))?;
+            files.push(file);
+        }
+        if !further.is_empty() {
+            header.check_joined().map_err(bad)?;
+        }
+        Ok(Self { files, header, places })
+    }
+}
+
+fn read_file(path: &Path) -> Result<(SizedFile, Header), WeightsError> {
+    let file = SizedFile::open(path)?;
+    let header = header::read(BufReader::new(file.file()), file.size());
+    header.map(|header| (file, header)).map_err(|problem| bad_file(path, problem))
 }
 
 impl GgufModel {
@@ -40,14 +75,12 @@ impl GgufModel {
     /// When the file is not a regular file, when any length in it is inconsistent, when the architecture is not supported,
     /// or when its tensors do not fit its metadata.
     pub fn open(path: &Path) -> Result<Self, WeightsError> {
-        let file = SizedFile::open(path)?;
         let bad = |problem| bad_file(path, problem);
-        let header = header::read(BufReader::new(file.file()), file.size()).map_err(bad)?;
+        let Opened { files, header, places } = Opened::open(path)?;
         header.check_computable().map_err(bad)?;
         let architecture = header::architecture(&header).map_err(bad)?;
         let inventory = check_tensors(path, &header.tensors, &architecture)?;
-        let places = TensorLocations::new(&header);
-        let mut model = Self { architecture, inventory, places, file };
+        let mut model = Self { architecture, inventory, places, files };
         if let Some(table) = model.inventory.tensors.iter().find(|tensor| tensor.name == ROPE_FREQS) {
             model.architecture.rope.scaling = model.scaling_of(table)?;
         }
@@ -68,29 +101,31 @@ impl GgufModel {
         })
     }
 
-    /// Dimensions and tensors of a file that will not be run: more architectures and all of ggml's block formats.
+    /// Dimensions, tensors and paths of a model that will not be run: more architectures and all of ggml's block formats.
     ///
     /// # Errors
     /// When the file is not a regular file, when any length in it is inconsistent, or when it is not a decoder that is known.
-    pub fn open_shape(path: &Path) -> Result<(Architecture, Inventory), WeightsError> {
-        let file = SizedFile::open(path)?;
-        let bad = |problem| bad_file(path, problem);
-        let header = header::read(BufReader::new(file.file()), file.size()).map_err(bad)?;
-        header::shape(&header).map_err(bad)
+    pub fn open_shape(path: &Path) -> Result<(Architecture, Inventory, Vec<PathBuf>), WeightsError> {
+        let Opened { files, header, .. } = Opened::open(path)?;
+        let (architecture, inventory) = header::shape(&header).map_err(|problem| bad_file(path, problem))?;
+        Ok((architecture, inventory, paths(&files)))
     }
 
     /// The file as candle reads it.
     ///
     /// # Errors
-    /// When a value is NaN or infinite, candle lacks a block format or refuses what passed here, or the file changed since.
-    pub fn into_candle(self) -> Result<(Content, File), WeightsError> {
+    /// When there are several, a value is NaN or infinite, candle lacks a block format or refuses what passed here, or the file changed since.
+    pub fn into_candle(mut self) -> Result<(Content, File), WeightsError> {
         if let Some(tensor) = self.inventory.tensors.iter().find(|tensor| tensor.storage == MXFP4) {
             let (name, storage) = (tensor.name.clone(), MXFP4);
             return Err(bad_file(self.path(), GgufError::Unsupported { name, storage }));
         }
+        let path = self.path().to_path_buf();
+        if self.files.len() > 1 {
+            return Err(bad_file(&path, GgufError::ManyFiles { files: self.files.len() }));
+        }
         self.check_values()?;
-        let path = self.file.path().to_path_buf();
-        let mut file = self.file.into_file();
+        let mut file = self.files.swap_remove(0).into_file();
         let refused =
             |error: candle_core::Error| bad_file(&path, GgufError::Reader { problem: error.to_string() });
         file.rewind().map_err(|error| WeightsError::Io { path: path.clone(), error })?;
@@ -98,10 +133,19 @@ impl GgufModel {
         Ok((content, file))
     }
 
-    /// Where the file is.
+    /// Where the file is, of several the first.
     pub fn path(&self) -> &Path {
-        self.file.path()
+        self.files[0].path()
     }
+
+    /// Where all files are.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        paths(&self.files)
+    }
+}
+
+fn paths(files: &[SizedFile]) -> Vec<PathBuf> {
+    files.iter().map(|file| file.path().to_path_buf()).collect()
 }
 
 fn bad_file(path: &Path, problem: GgufError) -> WeightsError {

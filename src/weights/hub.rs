@@ -2,12 +2,12 @@
 //!
 //! Enters: an id (`org/name`), a revision and a [`HubConfig`]. Leaves: the folder of a snapshot in the hub cache that holds
 //! `config.json` and safetensors, where other tools find it too. A complete snapshot is used as it is, without asking
-//! whether the hub has a newer one. Paths from a server are not trusted: commits, tags and file names are checked
-//! before they become part of one. The files are not read.
+//! whether the hub has a newer one, but for an `hf_quant_config.json` that was never asked for. Paths from a server are
+//! not trusted: commits, tags and file names are checked before they become part of one. The files are not read.
 
 mod http;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::{fmt, fs, io};
 
@@ -18,6 +18,8 @@ use super::safetensors::{INDEX, SINGLE, ShardIndex};
 use hbmark_core::input;
 
 const CONFIG: &str = "config.json";
+/// Where ModelOpt says how weights are stored.
+const QUANTIZATION: &str = "hf_quant_config.json";
 const TOKENIZER: &str = "tokenizer.json";
 /// The branch that an id without a revision means.
 pub const DEFAULT_REVISION: &str = "main";
@@ -140,7 +142,7 @@ impl HubConfig {
         self.resolve_parts(id, revision, progress, Parts::All)
     }
 
-    /// Returns the snapshot folder of a model, fetching no more than its config where that is not in the cache.
+    /// Returns the snapshot folder of a model, fetching no more than its configs where they are not in the cache.
     pub fn resolve_config(&self, id: &str, revision: Option<&str>) -> Result<PathBuf, WeightsError> {
         self.resolve_parts(id, revision, false, Parts::Config)
     }
@@ -156,7 +158,15 @@ impl HubConfig {
         check_id(id)?;
         check_revision(revision)?;
         let missing = match self.cached(id, revision, parts) {
-            Ok(snapshot) => return Ok(snapshot),
+            Ok(snapshot) if self.offline || knows_quantization(&snapshot) => return Ok(snapshot),
+            Ok(snapshot) => {
+                let commit = snapshot.file_name().and_then(OsStr::to_str).unwrap_or(revision);
+                return match self.fetch(id, commit, false)?.quantization(&snapshot) {
+                    // The headers of weights say how they are stored, a config alone does not.
+                    Err(error) if first_missing(&snapshot, Parts::All).is_some() => Err(error.into()),
+                    _ => Ok(snapshot),
+                };
+            }
             Err(missing) => missing,
         };
         if self.offline {
@@ -194,16 +204,11 @@ impl HubConfig {
         progress: bool,
         parts: Parts,
     ) -> Result<PathBuf, WeightsError> {
-        fs::create_dir_all(&self.cache)
-            .map_err(|error| HubError::Cache { path: self.cache.clone(), error })?;
-        // Links in the cache are made relative, which needs an absolute path to begin with.
-        let cache =
-            self.cache.canonicalize().map_err(|error| HubError::Cache { path: self.cache.clone(), error })?;
-        let entry = cache.join(entry_name(id));
-        let hub = Hub::new(self.endpoint.as_deref(), self.token.as_deref());
-        let mut fetch = Fetch { id, revision, hub, progress, entry, commit: None };
+        let mut fetch = self.fetch(id, revision, progress)?;
         if parts == Parts::Config {
-            return Ok(fetch.file(CONFIG)?);
+            let snapshot = fetch.file(CONFIG)?;
+            fetch.quantization(&snapshot)?;
+            return Ok(snapshot);
         }
 
         let listed = fetch.hub.files(id, revision);
@@ -219,6 +224,7 @@ impl HubConfig {
             .into());
         }
         let snapshot = fetch.file(CONFIG)?;
+        fetch.quantization(&snapshot)?;
         if has(TOKENIZER) {
             fetch.file(TOKENIZER)?;
         }
@@ -231,6 +237,15 @@ impl HubConfig {
             }
         }
         Ok(snapshot)
+    }
+
+    fn fetch<'a>(&self, id: &'a str, revision: &'a str, progress: bool) -> Result<Fetch<'a>, HubError> {
+        let refused = |error| HubError::Cache { path: self.cache.clone(), error };
+        fs::create_dir_all(&self.cache).map_err(refused)?;
+        // Links in the cache are made relative, which needs an absolute path to begin with.
+        let entry = self.cache.canonicalize().map_err(refused)?.join(entry_name(id));
+        let hub = Hub::new(self.endpoint.as_deref(), self.token.as_deref());
+        Ok(Fetch { id, revision, hub, progress, entry, commit: None })
     }
 }
 
@@ -256,6 +271,17 @@ fn first_missing(snapshot: &Path, parts: Parts) -> Option<String> {
     index.shards().into_iter().find(|shard| lacks(shard)).map(str::to_owned)
 }
 
+/// The mark that a snapshot's commit has no `hf_quant_config.json`, where the hub's Python client makes it, too.
+fn absent_quantization(snapshot: &Path) -> Option<PathBuf> {
+    let (entry, commit) = (snapshot.parent()?.parent()?, snapshot.file_name()?);
+    Some(entry.join(".no_exist").join(commit).join(QUANTIZATION))
+}
+
+/// Whether a snapshot has `hf_quant_config.json`, or the hub was asked and does not.
+fn knows_quantization(snapshot: &Path) -> bool {
+    snapshot.join(QUANTIZATION).is_file() || absent_quantization(snapshot).is_some_and(|mark| mark.is_file())
+}
+
 /// One model being fetched, at one commit.
 struct Fetch<'a> {
     id: &'a str,
@@ -268,6 +294,19 @@ struct Fetch<'a> {
 }
 
 impl Fetch<'_> {
+    /// Fetches `hf_quant_config.json` where there is one, and marks where there is none.
+    fn quantization(&mut self, snapshot: &Path) -> Result<(), HubError> {
+        match self.file(QUANTIZATION) {
+            Err(HubError::NotFound { .. }) => {}
+            other => return other.map(drop),
+        }
+        if let Some(mark) = absent_quantization(snapshot) {
+            // In a cache that cannot be written to, the hub is asked again.
+            let _ = fs::create_dir_all(mark.parent().unwrap_or(&mark)).and_then(|()| fs::write(&mark, ""));
+        }
+        Ok(())
+    }
+
     /// Fetches a file unless the snapshot has it, and returns the snapshot's folder.
     fn file(&mut self, name: &str) -> Result<PathBuf, HubError> {
         let failed = |error: &HttpError| failed(self.id, self.revision, name, error);

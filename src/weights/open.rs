@@ -36,10 +36,7 @@ pub struct OpenModel {
 #[derive(Debug, Clone)]
 enum Source {
     /// Random weights from a seed, for a shape without a checkpoint; `hub_id` where it was asked for by that.
-    Synthetic {
-        seed: u64,
-        hub_id: Option<String>,
-    },
+    Synthetic { seed: u64, hub_id: Option<String> },
     /// A folder with config.json and safetensors; `stored` is what its files say of most of its bytes, and `on_disk` every tensor of the
     /// headers, where they were read for a shape.
     Folder {
@@ -51,7 +48,10 @@ enum Source {
         unread: Option<String>,
     },
     Gguf {
+        /// Of several files the first.
         path: PathBuf,
+        /// All files.
+        files: Vec<PathBuf>,
         inventory: Inventory,
     },
 }
@@ -258,19 +258,24 @@ fn open_config(path: &Path, hub_id: Option<String>) -> Result<OpenModel, OpenErr
 
 fn open_gguf(path: &Path) -> Result<OpenModel, OpenError> {
     let file = GgufModel::open(path)?;
-    Ok(gguf_model(path, file.architecture.clone(), file.inventory.clone()))
+    Ok(gguf_model(path, file.architecture.clone(), file.inventory.clone(), file.paths()))
 }
 
 /// A GGUF file of which only dimensions and storage are asked.
 fn open_shape_gguf(path: &Path) -> Result<OpenModel, OpenError> {
-    let (architecture, inventory) = GgufModel::open_shape(path)?;
-    Ok(gguf_model(path, architecture, inventory))
+    let (architecture, inventory, files) = GgufModel::open_shape(path)?;
+    Ok(gguf_model(path, architecture, inventory, files))
 }
 
-fn gguf_model(path: &Path, architecture: Architecture, inventory: Inventory) -> OpenModel {
+fn gguf_model(
+    path: &Path,
+    architecture: Architecture,
+    inventory: Inventory,
+    files: Vec<PathBuf>,
+) -> OpenModel {
     let name =
         path.file_stem().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
-    OpenModel { name, architecture, source: Source::Gguf { path: path.to_path_buf(), inventory } }
+    OpenModel { name, architecture, source: Source::Gguf { path: path.to_path_buf(), files, inventory } }
 }
 
 impl OpenModel {
@@ -313,7 +318,7 @@ impl OpenModel {
         let model = model_hash(&self.architecture, &self.inventory(dtype));
         let mut files = match &self.source {
             Source::Synthetic { .. } => return model,
-            Source::Gguf { path, .. } => vec![path.clone()],
+            Source::Gguf { files, .. } => files.clone(),
             Source::Folder { path, .. } => {
                 let files = std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
                 files.filter(|path| path.extension().is_some_and(|e| e == "safetensors")).collect()
@@ -336,6 +341,11 @@ impl OpenModel {
     /// Whether the weights are in a GGUF file, whose block formats are its own.
     pub fn is_gguf(&self) -> bool {
         matches!(self.source, Source::Gguf { .. })
+    }
+
+    /// How many GGUF files the weights are in.
+    pub fn gguf_files(&self) -> usize {
+        if let Source::Gguf { files, .. } = &self.source { files.len() } else { 0 }
     }
 
     /// The dtype that is sensible where none is asked for: a GGUF file's own; f32 on a CPU, whose bf16 products candle runs some forty
@@ -470,12 +480,12 @@ impl OpenModel {
     /// The tokenizer beside the weights, checked against the vocabulary.
     ///
     /// # Errors
-    /// When there is none, or it has tokens that the model does not.
+    /// When there is none, or it has other than special tokens that the model does not.
     pub fn tokenizer(&self) -> Result<Tokenizer, OpenError> {
         let Source::Folder { path, .. } = &self.source else {
             return Err(OpenError::NoTokenizer { name: self.name.clone() });
         };
-        let tokenizer = Tokenizer::open(path)?;
+        let mut tokenizer = Tokenizer::open(path)?;
         tokenizer.check_vocab(self.architecture.vocab_size)?;
         Ok(tokenizer)
     }

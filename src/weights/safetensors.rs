@@ -19,6 +19,7 @@ pub(crate) use hbmark_core::model::safetensors::StoredTensor;
 use hbmark_core::model::safetensors::{
     MAX_HEADER_BYTES, MAX_SHARDS, SafetensorsError, parse_header, parse_index, shortened,
 };
+use hbmark_core::model::stored::{is_beside, language_model};
 use hbmark_core::model::{Dtype, Inventory, Role, TensorInfo};
 use hbmark_core::units::Bytes;
 
@@ -42,26 +43,34 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens the weights of a folder and compares them with the inventory that its config implies.
+    /// Opens the weights of a folder and compares them with the inventory that its config implies. A model of several parts may put its name
+    /// before those of its language model; tensors are called without it from here on.
     ///
-    /// Rotary tables (`rotary_emb.inv_freq`), and a stored `lm_head.weight` that the config ties to the embedding, are
-    /// tolerated as [`Role::Unused`]; any other unknown tensor is refused by name.
+    /// Layers that predict further tokens, encoders of images and sound, rotary tables (`rotary_emb.inv_freq`), and a stored `lm_head.weight`
+    /// that the config ties to the embedding, are tolerated as [`Role::Unused`]; any other unknown tensor is refused by name.
     ///
     /// # Errors
     /// When the folder has no safetensors, when a header is inconsistent, when a shard's name or link leaves the folder,
     /// or when a tensor is missing, unknown or of another shape.
     pub fn open(folder: &Path, expected: &Inventory) -> Result<Self, WeightsError> {
         let (shards, stored) = read_headers(folder)?;
-        let mut by_name: BTreeMap<String, (usize, StoredTensor)> =
-            stored.into_iter().map(|(shard, tensor)| (tensor.name.clone(), (shard, tensor))).collect();
-
+        let mut by_name: BTreeMap<String, (usize, StoredTensor)> = BTreeMap::new();
+        for (shard, mut tensor) in stored {
+            tensor.name = language_model(&tensor.name);
+            if let Some((_, twice)) = by_name.insert(tensor.name.clone(), (shard, tensor)) {
+                let problem = SafetensorsError::TwiceInModel { name: twice.name };
+                return Err(bad_file(shards[shard].path(), problem));
+            }
+        }
         let mut wanted = Vec::with_capacity(expected.tensors.len());
         let mut quantised = Vec::with_capacity(expected.tensors.len());
         let mut on_disk = Inventory::default();
         let mut missing = Vec::new();
         for info in expected.tensors.iter().filter(|t| t.role != Role::Unused) {
             let Some((shard, tensor)) = by_name.remove(&info.name) else {
-                missing.push(info);
+                if !is_input_scale(&info.name) {
+                    missing.push(info);
+                }
                 continue;
             };
             let codes = is_quantised(info);
@@ -88,10 +97,13 @@ impl Checkpoint {
         }
         // What is left of the expected names is unused.
         let unused: HashSet<&str> = expected.tensors.iter().map(|t| t.name.as_str()).collect();
+        let layers =
+            expected.tensors.iter().filter_map(|tensor| tensor.layer).max().map_or(0, |last| last + 1);
         let (mut harmless, mut unknown) = (Vec::new(), Vec::new());
         for (shard, tensor) in by_name.into_values() {
             let read = || Source { shard: &shards[shard], stored: &tensor, scale: false, quantised: false };
-            let known = unused.contains(tensor.name.as_str()) || is_harmless(&tensor.name);
+            let name = tensor.name.as_str();
+            let known = unused.contains(name) || is_harmless(name) || is_beside(name, layers);
             let known = known || (is_bias_of_gptq(&tensor.name, &unused) && read().is_zero()?);
             if known { &mut harmless } else { &mut unknown }.push(tensor);
         }
@@ -217,11 +229,16 @@ fn is_bias_of_gptq(name: &str, expected: &HashSet<&str>) -> bool {
     name.strip_suffix(".bias").is_some_and(|module| expected.contains(format!("{module}.qweight").as_str()))
 }
 
-/// Tensors that some exporters write and no forward reads: rotary tables, and scales of a cache in 8 bits, where ours has 16.
+/// A fixed scale of the inputs of a layer: configs do not always say whether there is one, and no engine reads it.
+fn is_input_scale(name: &str) -> bool {
+    [".input_scale", ".input_global_scale", ".input_scale_ub"].iter().any(|ending| name.ends_with(ending))
+}
+
+/// Tensors that some exporters write and no forward reads: rotary tables, scales of inputs, and of a cache in 8 bits, where ours has 16.
 fn is_harmless(name: &str) -> bool {
     // By the time this is asked, an `lm_head.weight` is left over only when the config ties it.
     let unread = ["rotary_emb.inv_freq", ".k_scale", ".v_scale"];
-    unread.iter().any(|ending| name.ends_with(ending)) || name == "lm_head.weight"
+    unread.iter().any(|ending| name.ends_with(ending)) || is_input_scale(name) || name == "lm_head.weight"
 }
 
 /// The opened shards of a checkpoint, and each tensor with the position of the shard that holds it.

@@ -1,7 +1,7 @@
 //! The tokenizer of a model: `tokenizer.json`, checked against the model's vocabulary.
 //!
 //! Enters: a folder. Leaves: a [`Tokenizer`] that turns text into token ids and back. A token id is an index into the
-//! embedding table, so one beyond its rows is an error here and not a read out of bounds on a device.
+//! embedding table, so a text with one beyond its rows is an error here and not a read out of bounds on a device.
 //!
 //! A `tokenizer.json` carries regular expressions and replacements of its author's. They are looked over before the tokenizers crate sees
 //! them: what could grow without bounds is refused, and what could run without bounds is run beside a clock.
@@ -53,6 +53,11 @@ pub enum TokenizerError {
         path.display()
     )]
     BeyondVocabulary { path: PathBuf, token: String, id: u32, vocab_size: usize },
+    #[error(
+        "the text has {token:?}, which {} encodes as id {id}, but the model's vocabulary ends at {vocab_size}; leave it out of the text",
+        path.display()
+    )]
+    BeyondTable { path: PathBuf, token: String, id: u32, vocab_size: usize },
     #[error("{} cannot encode a text of {bytes} bytes: {problem}", path.display())]
     Encode { path: PathBuf, bytes: usize, problem: String },
     #[error("{} cannot decode {tokens} tokens: {problem}", path.display())]
@@ -73,6 +78,8 @@ pub struct Tokenizer {
     vetted: Vetted,
     /// Bytes of the longest token.
     longest: usize,
+    /// Rows of the model's embedding table, where there is a model.
+    rows: usize,
     /// Nanoseconds that may still be spent beside the clock.
     left: AtomicU64,
     /// A text took too long, and its thread may still be at it.
@@ -105,17 +112,22 @@ impl Tokenizer {
             .unwrap_or_else(|| Err(format!("reading it takes longer than {} s", OPENING.as_secs())))
             .map_err(invalid)?;
         let left = AtomicU64::new(nanoseconds(SPARE));
-        Ok(Self { path, inner: Arc::new(inner), vetted, longest, left, stuck: AtomicBool::new(false) })
+        let (inner, rows) = (Arc::new(inner), usize::MAX);
+        Ok(Self { path, inner, vetted, longest, rows, left, stuck: AtomicBool::new(false) })
     }
 
     /// Checks that every id indexes a row of an embedding table of `vocab_size` rows. The table may have more rows than
-    /// there are tokens: they are padding.
+    /// there are tokens: they are padding. Special tokens may lie beyond it, such as Gemma 3's for images beside a model of text alone; a text
+    /// that has one is not encoded from here on.
     ///
     /// # Errors
-    /// When an id is `vocab_size` or above; the largest is named.
-    pub fn check_vocab(&self, vocab_size: usize) -> Result<(), TokenizerError> {
-        let largest = self.inner.get_vocab(true).into_iter().max_by_key(|(_, id)| *id);
-        match largest {
+    /// When the id of another token is `vocab_size` or above; the largest is named.
+    pub fn check_vocab(&mut self, vocab_size: usize) -> Result<(), TokenizerError> {
+        self.rows = vocab_size;
+        let added = self.inner.get_added_tokens_decoder();
+        let is_special = |id: &u32| added.get(id).is_some_and(|token| token.special);
+        let vocabulary = self.inner.get_vocab(true).into_iter();
+        match vocabulary.filter(|(_, id)| !is_special(id)).max_by_key(|(_, id)| *id) {
             Some((token, id)) if id as usize >= vocab_size => {
                 let (path, token) = (self.path.clone(), shortened(&token));
                 Err(TokenizerError::BeyondVocabulary { path, token, id, vocab_size })
@@ -169,7 +181,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// When the text is above 16 MiB, or 64 MiB after all replacements, when it has no tokens here, or when a pattern of the tokenizer gives
-    /// up on it or takes longer than ten seconds.
+    /// up on it or takes longer than ten seconds, or when it has a token beyond the model's embedding table.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         let failed = |problem| {
             let path = self.path.clone();
@@ -186,10 +198,18 @@ impl Tokenizer {
                 MAX_GROWN / f64::from(1 << 20)
             )));
         }
-        self.guarded(text, whole(grown.ceil()), |inner, text: &str| {
-            inner.encode_fast(text, false).map(|encoding| encoding.get_ids().to_vec())
-        })
-        .map_err(failed)
+        let ids = self
+            .guarded(text, whole(grown.ceil()), |inner, text: &str| {
+                inner.encode_fast(text, false).map(|encoding| encoding.get_ids().to_vec())
+            })
+            .map_err(failed)?;
+        match ids.iter().find(|id| **id as usize >= self.rows) {
+            None => Ok(ids),
+            Some(&id) => {
+                let token = shortened(&self.inner.id_to_token(id).unwrap_or_default());
+                Err(TokenizerError::BeyondTable { path: self.path.clone(), token, id, vocab_size: self.rows })
+            }
+        }
     }
 
     /// The text of token ids, special tokens left out.
@@ -362,12 +382,29 @@ mod tests {
     #[test]
     fn an_id_beyond_the_embedding_table_is_named() {
         let folder = folder_with(WORDS);
-        let tokenizer = Tokenizer::open(folder.path()).unwrap();
+        let mut tokenizer = Tokenizer::open(folder.path()).unwrap();
         tokenizer.check_vocab(4).unwrap();
-        let error = tokenizer.check_vocab(3).unwrap_err().to_string();
-        let tail = "knows token \"<eos>\" with id 3, but the model's vocabulary ends at 3; \
+        let error = tokenizer.check_vocab(2).unwrap_err().to_string();
+        let tail = "knows token \"[unk]\" with id 2, but the model's vocabulary ends at 2; \
                     the tokenizer is of another model";
         assert!(error.ends_with(tail), "{error}");
+        // A token that is added and not special is the tokenizer's own word for something.
+        let plain = folder_with(&WORDS.replace(r#""special":true"#, r#""special":false"#));
+        let error = Tokenizer::open(plain.path()).unwrap().check_vocab(3).unwrap_err().to_string();
+        assert!(error.contains("knows token \"<eos>\" with id 3"), "{error}");
+    }
+
+    /// Gemma-3-1b has 262,144 rows, and its tokenizer `<image_soft_token>` with that id.
+    #[test]
+    fn a_special_token_beyond_the_table_is_an_error_in_a_text_alone() {
+        let folder = folder_with(WORDS);
+        let mut tokenizer = Tokenizer::open(folder.path()).unwrap();
+        assert_eq!(tokenizer.encode("wall<eos>").unwrap(), [1, 3]);
+        tokenizer.check_vocab(3).unwrap();
+        assert_eq!(tokenizer.encode("memory wall").unwrap(), [0, 1]);
+        let error = tokenizer.encode("wall<eos>").unwrap_err().to_string();
+        assert!(error.starts_with("the text has \"<eos>\", which "), "{error}");
+        assert!(error.contains("id 3, but the model's vocabulary ends at 3"), "{error}");
     }
 
     #[test]

@@ -171,6 +171,20 @@ fn what_is_no_grammar_or_no_vocabulary_is_refused_by_name() {
     refused(&format!("grammar:{}", binary.path().display()), "is not text");
     let error = GrammarCompiler::new(&tokenizer, 100, &[]).unwrap_err().to_string();
     assert!(error.contains("263 tokens and the model 100 logits"), "{error}");
+    let error = GrammarCompiler::new(&tokenizer, 262, &[]).unwrap_err().to_string();
+    assert!(error.contains("names an end-of-sequence token"), "the end has no logit: {error}");
+}
+
+#[test]
+fn a_special_token_without_a_logit_is_none_of_the_vocabulary() {
+    let mut document = document();
+    let mut image = document["added_tokens"][0].clone();
+    (image["id"], image["content"]) = (263.into(), "<image>".into());
+    document["added_tokens"].as_array_mut().unwrap().push(image);
+    let tokenizer = Tokenizer::open_path(file(&document.to_string()).path()).unwrap();
+    assert_eq!(tokenizer.token_id("<image>"), Some(263));
+    let masks = GrammarCompiler::new(&tokenizer, 263, &[]).unwrap();
+    masks.compile(&"regex:[a-z]{3}".parse().unwrap()).unwrap();
 }
 
 #[test]

@@ -13,8 +13,8 @@ use candle_core::Device;
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use half::{bf16, f16};
 
-use super::header::{FileTensor, GgufError, Header, file_shape, file_tensor};
-use super::{GgufModel, bad_file};
+use super::header::{FileTensor, GgufError, file_shape, file_tensor};
+use super::{GgufModel, Header, bad_file};
 use crate::weights::loading::{SizedFile, WeightsError};
 use crate::weights::stored_matrix::{BLOCK, Packing, StoredData, StoredMatrix, SuperBlock};
 use hbmark_core::model::{Family, TensorInfo};
@@ -27,12 +27,14 @@ const BAND_BYTES: usize = 4 << 20;
 pub(super) const MXFP4: &str = "mxfp4";
 const MXFP4_BYTES: usize = 17;
 
-/// Where the tensors of a file are, by the file's names.
-#[derive(Debug)]
+/// Where the tensors of a model are, by the names of its files.
+#[derive(Debug, Default)]
 pub(super) struct TensorLocations(HashMap<String, TensorLocation>);
 
 #[derive(Debug, Clone)]
 struct TensorLocation {
+    /// Which of the files.
+    file: usize,
     storage: &'static str,
     shape: Vec<usize>,
     /// Offset in the file.
@@ -41,14 +43,16 @@ struct TensorLocation {
 }
 
 impl TensorLocations {
-    pub(super) fn new(header: &Header) -> Self {
+    /// Adds the tensors of a file.
+    pub(super) fn add(&mut self, file: usize, header: &Header) {
         let place = |tensor: &super::header::TensorEntry| TensorLocation {
+            file,
             storage: tensor.storage,
             shape: tensor.shape.clone(),
             offset: header.data_start + tensor.offset,
             bytes: tensor.bytes,
         };
-        Self(header.tensors.iter().map(|tensor| (tensor.name.clone(), place(tensor))).collect())
+        self.0.extend(header.tensors.iter().map(|tensor| (tensor.name.clone(), place(tensor))));
     }
 }
 
@@ -83,7 +87,7 @@ impl GgufModel {
         let (rows, columns) = (info.shape[0], info.shape[1]);
         let order = self.row_order(&info.name);
         let mut matrix = StoredMatrix::blank(rows, columns, packing(place.storage));
-        place.bands(&self.file, &info.name, rows, |first, bytes| {
+        place.bands(&self.files, &info.name, rows, |first, bytes| {
             let band = self.band(info, place.storage, bytes, columns)?;
             for row in 0..band.rows {
                 matrix.copy_row(order.checkpoint_row(first + row), &band, row);
@@ -98,7 +102,7 @@ impl GgufModel {
         let place = self.place(info)?;
         let order = self.row_order(&info.name);
         let mut vector = vec![0.0; info.shape[0]];
-        place.bands(&self.file, &info.name, 1, |_, bytes| {
+        place.bands(&self.files, &info.name, 1, |_, bytes| {
             let values = self.dequantised(&info.name, place.storage, bytes, &[vector.len()])?;
             for (row, value) in values.into_iter().enumerate() {
                 vector[order.checkpoint_row(row)] = value;
@@ -112,7 +116,7 @@ impl GgufModel {
     pub(super) fn check_values(&self) -> Result<(), WeightsError> {
         self.places.0.iter().try_for_each(|(name, place)| {
             let rows = place.shape.split_last().map_or(1, |(_, above)| above.iter().product());
-            place.bands(&self.file, name, rows, |_, _| Ok(()))
+            place.bands(&self.files, name, rows, |_, _| Ok(()))
         })
     }
 
@@ -143,7 +147,7 @@ impl GgufModel {
         // Rows are whole blocks, and so are experts.
         let bytes = place.bytes / parts;
         let offset = place.offset + part * bytes;
-        Ok(TensorLocation { storage: place.storage, shape: info.shape.clone(), offset, bytes })
+        Ok(TensorLocation { shape: info.shape.clone(), offset, bytes, ..*place })
     }
 
     /// Files of the llama family, its mixtures among them, have Q and K, weights and biases, in the order that ggml rotates; the others do not.
@@ -206,7 +210,7 @@ impl TensorLocation {
     /// Reads the tensor in bands of whole rows; `take` gets the first row of each and its bytes.
     fn bands(
         &self,
-        file: &SizedFile,
+        files: &[SizedFile],
         name: &str,
         rows: usize,
         mut take: impl FnMut(usize, &[u8]) -> Result<(), WeightsError>,
@@ -215,6 +219,7 @@ impl TensorLocation {
         // The header's shape times its block size is the tensor's bytes, so rows divide them.
         let row = usize::try_from(self.bytes).map_err(|_| out_of_memory())? / rows;
         let band_rows = (BAND_BYTES / row).clamp(1, rows);
+        let file = &files[self.file];
         let mut buffer = Vec::new();
         buffer.try_reserve_exact(band_rows * row).map_err(|_| out_of_memory())?;
         buffer.resize(band_rows * row, 0);

@@ -447,3 +447,68 @@ fn a_stated_vocabulary_is_at_least_one_and_no_larger_than_the_table() {
     open(&with(4, 64_u32.to_le_bytes().to_vec())).unwrap();
     open(&with(4, 60_u32.to_le_bytes().to_vec())).unwrap();
 }
+
+/// A fixture over two files, as `llama-gguf-split` writes them: all metadata in the first.
+fn split(folder: &Path) -> (PathBuf, PathBuf) {
+    let whole = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/llama-q8_0.gguf");
+    let mut file = File::open(&whole).unwrap();
+    let content = Content::read(&mut file).unwrap();
+    let names: Vec<&String> = content.tensor_infos.keys().collect();
+    let tensors: Vec<_> =
+        names.iter().map(|name| content.tensor(&mut file, name, &Device::Cpu).unwrap()).collect();
+    let half = names.len() / 2;
+    for (at, part) in [0..half, half..names.len()].into_iter().enumerate() {
+        let at = u16::try_from(at).unwrap();
+        let keys = [
+            ("split.no", gguf_file::Value::U16(at)),
+            ("split.count", gguf_file::Value::U16(2)),
+            ("split.tensors.count", gguf_file::Value::I32(i32::try_from(names.len()).unwrap())),
+        ];
+        let mut metadata: Vec<_> = keys.iter().map(|(key, value)| (*key, value)).collect();
+        if at == 0 {
+            metadata.extend(content.metadata.iter().map(|(key, value)| (key.as_str(), value)));
+        }
+        let tensors: Vec<_> = part.map(|each| (names[each].as_str(), &tensors[each])).collect();
+        let mut file = File::create(folder.join(format!("tiny-0000{}-of-00002.gguf", at + 1))).unwrap();
+        gguf_file::write(&mut file, &metadata, &tensors).unwrap();
+    }
+    (whole, folder.join("tiny-00001-of-00002.gguf"))
+}
+
+#[test]
+fn a_model_over_several_files_is_the_one_they_are_parts_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, first) = split(folder.path());
+    let second = folder.path().join("tiny-00002-of-00002.gguf");
+    let (one, two) = (GgufModel::open(&whole).unwrap(), GgufModel::open(&first).unwrap());
+    assert_eq!((&one.architecture, &one.inventory), (&two.architecture, &two.inventory));
+    assert_eq!(two.paths(), [first.clone(), second.clone()]);
+    for info in &one.architecture.inventory(Dtype::Gguf).tensors {
+        if info.shape.len() == 2 {
+            assert_eq!(one.matrix(info).unwrap(), two.matrix(info).unwrap(), "{}", info.name);
+        } else {
+            assert_eq!(one.vector(info).unwrap(), two.vector(info).unwrap(), "{}", info.name);
+        }
+    }
+    let (_, shape, files) = GgufModel::open_shape(&first).unwrap();
+    assert_eq!((shape.total_bytes(), files.len()), (one.inventory.total_bytes(), 2));
+
+    let error = two.into_candle().unwrap_err().to_string();
+    assert!(error.contains("candle's own reader takes one"), "{error}");
+    let error = GgufModel::open_shape(&second).unwrap_err().to_string();
+    assert!(error.contains("give the first of them"), "{error}");
+    fs::remove_file(&second).unwrap();
+    let error = GgufModel::open_shape(&first).unwrap_err().to_string();
+    assert!(error.contains("tiny-00002-of-00002.gguf"), "{error}");
+}
+
+#[test]
+fn the_shape_of_a_file_that_lacks_a_matrix_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let mut less = llama();
+    less.tensors.retain(|(name, ..)| name != "blk.0.ffn_up.weight");
+    fs::write(&path, less.bytes()).unwrap();
+    let error = GgufModel::open_shape(&path).unwrap_err().to_string();
+    assert!(error.ends_with("tensor blk.0.ffn_up.weight is missing"), "{error}");
+}

@@ -112,7 +112,8 @@ fn answer(
         );
         return reply(&mut stream, 302, &headers, "");
     }
-    let name = path.strip_prefix("/org/tiny/resolve/main/").or_else(|| path.strip_prefix("/elsewhere/"));
+    let at = |revision: &str| path.strip_prefix(&format!("/org/tiny/resolve/{revision}/"));
+    let name = at("main").or_else(|| at(COMMIT)).or_else(|| path.strip_prefix("/elsewhere/"));
     let Some((name, body)) = name.and_then(|name| files.get_key_value(name)) else {
         return reply(&mut stream, 404, "", "");
     };
@@ -176,6 +177,46 @@ fn shards_and_tokenizer_come_with_their_index() {
     let offline = HubConfig { offline: true, ..config };
     let error = offline.resolve("org/tiny", None, false).unwrap_err().to_string();
     assert!(error.contains("(no two.safetensors), and HF_HUB_OFFLINE forbids the network"), "{error}");
+}
+
+#[test]
+fn how_modelopt_stores_weights_comes_with_the_config() {
+    let quantised =
+        [("config.json", "{}"), ("hf_quant_config.json", "{ }"), ("model.safetensors", "weights")];
+    for files in [&quantised[..], &SINGLE_FILES] {
+        let hub = Hub::serve(files, Mischief::None);
+        let cache = tempfile::tempdir().unwrap();
+        let config = config(cache.path(), Some(hub.endpoint.clone()));
+        let snapshot = config.resolve_config("org/tiny", None).unwrap();
+        let is_there = || snapshot.join("hf_quant_config.json").is_file();
+        assert_eq!(is_there(), files == quantised);
+        let before = hub.paths().len();
+        assert_eq!(config.resolve_config("org/tiny", None).unwrap().canonicalize().unwrap(), snapshot);
+        assert_eq!(hub.paths().len(), before, "what the hub does not have is not asked for again");
+
+        // A snapshot that was fetched without it is not complete, with weights or not.
+        let whole = config.resolve("org/tiny", None, false).unwrap();
+        let _ = fs::remove_file(snapshot.join("hf_quant_config.json"));
+        let _ = fs::remove_dir_all(cache.path().join("models--org--tiny/.no_exist"));
+        config.resolve("org/tiny", None, false).unwrap();
+        assert_eq!((is_there(), &whole), (files == quantised, &snapshot));
+        assert!(knows_quantization(&snapshot));
+    }
+}
+
+#[test]
+fn a_hub_that_does_not_answer_is_an_error_where_the_config_alone_says_the_storage() {
+    let hub = Hub::serve(&SINGLE_FILES, Mischief::None);
+    let cache = tempfile::tempdir().unwrap();
+    let online = config(cache.path(), Some(hub.endpoint));
+    let snapshot = online.resolve("org/tiny", None, false).unwrap();
+    fs::remove_dir_all(cache.path().join("models--org--tiny/.no_exist")).unwrap();
+    let nobody = HubConfig { endpoint: Some("http://127.0.0.1:1".to_owned()), ..online.clone() };
+    nobody.resolve_config("org/tiny", None).expect("the weights are there");
+    fs::remove_file(snapshot.join("model.safetensors")).unwrap();
+    let error = nobody.resolve_config("org/tiny", None).unwrap_err().to_string();
+    assert!(error.starts_with("cannot fetch hf_quant_config.json of org/tiny: "), "{error}");
+    HubConfig { offline: true, ..nobody }.resolve_config("org/tiny", None).expect("nobody is asked");
 }
 
 #[test]
@@ -267,9 +308,9 @@ fn the_token_goes_to_the_hub_and_to_no_host_that_it_redirects_to() {
             away.iter().all(|request| request.token == keeps && request.host.starts_with(elsewhere)),
             "{seen:?}"
         );
-        // What a file is, and its bytes, of two files.
+        // What a file is, and its bytes, of two files; between them one that there is not.
         let ranges: Vec<&str> = away.iter().filter_map(|request| request.range.as_deref()).collect();
-        assert_eq!(ranges, ["bytes=0-0", "bytes=0-", "bytes=0-0", "bytes=0-"]);
+        assert_eq!(ranges, ["bytes=0-0", "bytes=0-", "bytes=0-0", "bytes=0-0", "bytes=0-"]);
     }
 }
 

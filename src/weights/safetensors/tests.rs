@@ -151,19 +151,74 @@ fn harmless_extras_are_unused_and_unknown_ones_are_refused_by_name() {
         ("model.norm.weight", StDtype::BF16, [2].as_slice(), bf16_bytes(&[1.0, 2.0])),
         ("lm_head.weight", StDtype::BF16, [4, 2].as_slice(), bf16_bytes(&EMBEDDING)),
         ("model.layers.0.self_attn.rotary_emb.inv_freq", StDtype::F32, [1].as_slice(), vec![0; 4]),
+        ("visual.patch_embed.weight", StDtype::BF16, [1].as_slice(), vec![0; 2]),
     ];
     write_file(&folder.path().join(SINGLE), &tensors);
     let checkpoint = Checkpoint::open(folder.path(), &expected()).unwrap();
-    assert_eq!(checkpoint.on_disk.bytes_of(Role::Unused), Bytes(20));
+    assert_eq!(checkpoint.on_disk.bytes_of(Role::Unused), Bytes(22));
     let weights = checkpoint.load(Dtype::Bf16, &Device::Cpu, &mut |_| {}).unwrap();
     assert_eq!((weights.tensors.len(), weights.loaded.total_bytes()), (2, Bytes(20)));
 
-    tensors.push(("visual.patch_embed.weight", StDtype::BF16, &[1], bf16_bytes(&[1.0])));
+    tensors.push(("model.patch_embed.weight", StDtype::BF16, &[1], bf16_bytes(&[1.0])));
     write_file(&folder.path().join(SINGLE), &tensors);
     assert_eq!(
         refused(&folder),
-        "DIR holds tensors this architecture does not have: visual.patch_embed.weight; is the config of another model?"
+        "DIR holds tensors this architecture does not have: model.patch_embed.weight; is the config of another model?"
     );
+}
+
+/// Gemma 3 from 4b on, as it is published and as `transformers` 5 writes it.
+#[test]
+fn a_language_model_among_other_parts_is_read_without_their_names() {
+    for (embedding, norm, projector) in [
+        (
+            "language_model.model.embed_tokens.weight",
+            "language_model.model.norm.weight",
+            "multi_modal_projector.w",
+        ),
+        (
+            "model.language_model.embed_tokens.weight",
+            "model.language_model.norm.weight",
+            "model.multi_modal_projector.w",
+        ),
+    ] {
+        let folder = folder();
+        let mut tensors = vec![
+            (embedding, StDtype::BF16, [4, 2].as_slice(), bf16_bytes(&EMBEDDING)),
+            (norm, StDtype::BF16, [2].as_slice(), bf16_bytes(&[1.0, 2.0])),
+            (projector, StDtype::BF16, [1].as_slice(), bf16_bytes(&[1.0])),
+            ("vision_tower.vision_model.w", StDtype::BF16, [1].as_slice(), bf16_bytes(&[1.0])),
+        ];
+        write_file(&folder.path().join(SINGLE), &tensors);
+        let checkpoint = Checkpoint::open(folder.path(), &expected()).unwrap();
+        assert_eq!(checkpoint.on_disk.bytes_of(Role::Unused), Bytes(4));
+        let weights = checkpoint.load(Dtype::F32, &Device::Cpu, &mut |_| {}).unwrap();
+        let found = weights.tensors["model.embed_tokens.weight"].to_vec2::<f32>().unwrap();
+        assert_eq!(found.concat(), EMBEDDING);
+        tensors.push(("model.norm.weight", StDtype::BF16, &[2], bf16_bytes(&[1.0, 2.0])));
+        write_file(&folder.path().join(SINGLE), &tensors);
+        let error = refused(&folder);
+        assert!(error.contains("tensor model.norm.weight is there with and without"), "{error}");
+    }
+}
+
+/// DeepSeek-V3 has 61 layers and a 62nd that predicts a further token; others keep such layers apart.
+#[test]
+fn layers_that_predict_further_tokens_are_unused_and_a_module_within_the_layers_is_not() {
+    let folder = folder();
+    let one = |name| (name, StDtype::BF16, [1].as_slice(), bf16_bytes(&[1.0]));
+    let mut tensors =
+        vec![one("model.layers.0.mlp.w"), one("model.layers.1.eh_proj.weight"), one("mtp.layers.0.mlp.w")];
+    write_file(&folder.path().join(SINGLE), &tensors);
+    let layer = TensorInfo { layer: Some(0), ..expect("model.layers.0.mlp.w", &[1], Role::Matrix) };
+    let expected = Inventory { tensors: vec![layer] };
+    let checkpoint = Checkpoint::open(folder.path(), &expected).unwrap();
+    assert_eq!(checkpoint.on_disk.bytes_of(Role::Unused), Bytes(4));
+    assert_eq!(checkpoint.load(Dtype::F32, &Device::Cpu, &mut |_| {}).unwrap().tensors.len(), 1);
+    tensors.push(one("model.layers.0.eh_proj.weight"));
+    write_file(&folder.path().join(SINGLE), &tensors);
+    let error = Checkpoint::open(folder.path(), &expected).unwrap_err().to_string();
+    assert!(error.contains("does not have: model.layers.0.eh_proj.weight"), "{error}");
 }
 
 #[test]

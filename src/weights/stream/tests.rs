@@ -83,6 +83,26 @@ fn a_folder_streams_what_it_loads() {
     }
 }
 
+/// Gemma 3 from 4b on: the fixture of its text model among other parts.
+#[test]
+fn the_language_model_of_several_parts_is_the_model_of_text_alone() {
+    let text = folder("gemma3");
+    let nested = tempfile::tempdir().unwrap();
+    let read = |name: &str| std::fs::read(text.join(name)).unwrap();
+    let config: serde_json::Value = serde_json::from_slice(&read("config.json")).unwrap();
+    let config = serde_json::json!({
+        "model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": config, "vision_config": {},
+    });
+    std::fs::write(nested.path().join("config.json"), config.to_string()).unwrap();
+    let weights = read("model.safetensors");
+    let tensors = safetensors::SafeTensors::deserialize(&weights).unwrap().tensors().into_iter();
+    let renamed = tensors.map(|(name, tensor)| (format!("language_model.{name}"), tensor));
+    safetensors::serialize_to_file(renamed, None, &nested.path().join("model.safetensors")).unwrap();
+    let nested = open(nested.path().to_str().unwrap(), None, 0).unwrap();
+    let dtype = Dtype::F32;
+    assert!(streamed(&nested, dtype).0 == streamed(&fixture("gemma3"), dtype).0);
+}
+
 #[test]
 fn a_seed_streams_what_it_generates() {
     let architecture = small();
@@ -325,6 +345,21 @@ fn changed(name: &str, change: impl Fn(&mut Tensors)) -> String {
         model.stream(dtype, &mut |_, _| Ok(()))
     });
     streamed.map_or_else(|error| error.to_string(), |_| "streamed".to_owned())
+}
+
+#[test]
+fn a_fixed_scale_of_inputs_may_be_there_or_not() {
+    let layer = "model.layers.1.self_attn.o_proj";
+    let more = changed("llama-nvfp4", |tensors| {
+        let scale = (safetensors::Dtype::F32, vec![1], 1.0_f32.to_le_bytes().to_vec());
+        tensors.insert(format!("{layer}.input_global_scale"), scale);
+    });
+    assert_eq!(more, "streamed");
+    for name in ["qwen3-moe-nvfp4", "llama-fp8-tensor"] {
+        let less =
+            changed(name, |tensors| assert!(tensors.remove(&format!("{layer}.input_scale")).is_some()));
+        assert_eq!(less, "streamed", "{name}");
+    }
 }
 
 #[test]

@@ -177,7 +177,8 @@ fn what_is_not_known_well_enough_is_refused_by_name_or_key() {
         ("minimax_m3", "MiniMaxM3ForCausalLM"),
         ("kimi_k3", "KimiK3ForCausalLM"),
         ("step3p7", "Step3p7FlashForCausalLM"),
-        ("mistral3", "Mistral3ForConditionalGeneration"),
+        ("olmo3", "Olmo3ForCausalLM"),
+        ("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
     ] {
         let message = refusal(&json!({"model_type": model_type, "architectures": [class]}));
         assert!(
@@ -248,6 +249,12 @@ fn keys_of_a_nested_model_are_named_where_they_stand() {
     assert!(refusal(&outer).contains("`text_config` is 7"));
 }
 
+/// Rotates so many elements of the heads of the first kind of layers, which have 64.
+fn rotated(a: &mut Architecture, dims: usize) {
+    let Mixer::Attention(attention) = &mut a.stack.as_mut().unwrap().kinds[0].mixer else { return };
+    attention.rope.as_mut().unwrap().dims = dims;
+}
+
 #[test]
 fn a_stack_of_a_hostile_result_is_refused() {
     for change in [
@@ -259,6 +266,8 @@ fn a_stack_of_a_hostile_result_is_refused() {
             let Mixer::Attention(attention) = &mut a.stack.as_mut().unwrap().kinds[0].mixer else { return };
             attention.key_dim = usize::MAX;
         },
+        |a: &mut Architecture| rotated(a, 66),
+        |a: &mut Architecture| rotated(a, 63),
     ] {
         let mut a = shape("gpt-oss-20b");
         a.check().unwrap();

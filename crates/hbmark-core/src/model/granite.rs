@@ -1,4 +1,4 @@
-//! Granite 3 and 4 without mixtures or state: Llama's layers, and multipliers of embeddings, scores, what layers add, and logits.
+//! Granite 3 and 4.1 without mixtures or state: Llama's layers, and multipliers of embeddings, scores, what layers add, and logits.
 
 use super::config::{Conventions, FamilySpec, Fields, decoder};
 use super::{Architecture, Attention, Biases, Family, Layer, Mixer, ModelError, Multipliers, Stack};

@@ -498,6 +498,12 @@ impl Stack {
                     "at least 1, and far less",
                 );
             }
+            if let Mixer::Attention(Attention { rope: Some(rope), key_dim, .. }) = kind.mixer
+                && (rope.dims > key_dim || !rope.dims.is_multiple_of(2))
+            {
+                let found = format!("{} of {key_dim}", rope.dims);
+                return out("the part of a head that is rotated", found, "an even number of its elements");
+            }
             let own = kind.feed_forward.mixture().map(|mixture| Experts::of(mixture, Vec::new()));
             let known = experts.map(|experts| Experts { dense_layers: Vec::new(), ..experts.clone() });
             if own.is_some_and(|own| {

@@ -1,6 +1,6 @@
 //! Names of modules as quantisation configs write them: exact, a part, a glob or a regular expression.
 //!
-//! Enters: patterns of an untrusted file. Leaves: a [`Patterns`] that says whether a module is among them.
+//! Enters: patterns of an untrusted file. Leaves: [`Patterns`] that say whether a module is among them.
 
 use std::collections::HashSet;
 
@@ -20,7 +20,8 @@ const EXPRESSION_BYTES: usize = 16 << 20;
 /// `model.layers.3.self_attn.q_proj` and `model.layers.3.mlp.gate`, and `mlp.gate` is not in `model.layers.3.mlp.gate_proj`.
 #[derive(Debug, Clone)]
 pub(super) struct Patterns {
-    parts: HashSet<String>,
+    /// Names, and consecutive parts of names.
+    pub parts: HashSet<String>,
     expressions: RegexSet,
 }
 
@@ -64,27 +65,21 @@ impl Patterns {
         Ok(Self { parts, expressions })
     }
 
-    pub fn contains(&self, module: &str) -> bool {
-        if self.expressions.is_match(module) {
-            return true;
-        }
-        if self.parts.is_empty() {
-            return false;
-        }
-        let dots: Vec<usize> = module.match_indices('.').map(|(at, _)| at).collect();
-        let starts = std::iter::once(0).chain(dots.iter().map(|at| at + 1));
-        starts.into_iter().any(|start| {
-            dots.iter()
-                .copied()
-                .chain([module.len()])
-                .filter(|end| *end > start)
-                .any(|end| self.parts.contains(&module[start..end]))
-        })
+    /// Whether one of the globs and regular expressions is of a module.
+    pub fn matches(&self, module: &str) -> bool {
+        self.expressions.is_match(module)
     }
 }
 
+/// Every run of consecutive parts of a name.
+pub(super) fn runs_of_parts(module: &str) -> impl Iterator<Item = &str> {
+    let ends = move || module.match_indices('.').map(|(at, _)| at).chain([module.len()]);
+    let starts = std::iter::once(0).chain(module.match_indices('.').map(|(at, _)| at + 1));
+    starts.flat_map(move |start| ends().filter(move |end| *end > start).map(move |end| &module[start..end]))
+}
+
 /// The name of a module within the language model of a model of several parts.
-pub(super) fn language_model(name: &str) -> String {
+pub fn language_model(name: &str) -> String {
     let inner =
         [("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", "")];
     let found = inner.iter().find_map(|(prefix, own)| Some((own, name.strip_prefix(prefix)?)));
@@ -96,7 +91,8 @@ mod tests {
     use super::*;
 
     fn contains(pattern: &str, module: &str) -> bool {
-        Patterns::new(&[pattern.to_owned()]).unwrap().contains(module)
+        let patterns = Patterns::new(&[pattern.to_owned()]).unwrap();
+        patterns.matches(module) || runs_of_parts(module).any(|run| patterns.parts.contains(run))
     }
 
     #[test]

@@ -2,10 +2,12 @@
 //!
 //! Enters: the rules of a `quantization_config`. Leaves: the [`Format`] of a module, or that it is a plain float.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::format::{Format, Layout, Scales};
-use super::patterns::Patterns;
+use super::patterns::{Patterns, runs_of_parts};
 use super::{Dtype, OutOfBounds};
 
 /// How the modules that a list of patterns names are stored; the first rule that names a module decides.
@@ -100,7 +102,7 @@ impl Quantization {
     /// When a pattern is not an expression, or a size in a format is out of bounds.
     pub fn storage(&self) -> Result<ModuleStorage, OutOfBounds> {
         let out = |what, found: String, wanted| OutOfBounds { what, found, wanted };
-        let mut rules = Vec::with_capacity(self.rules.len());
+        let (mut rules, mut named) = (Vec::with_capacity(self.rules.len()), HashMap::new());
         if self.rules.len() > MAX_RULES {
             return Err(out(
                 "the number of quantisation rules",
@@ -109,7 +111,7 @@ impl Quantization {
             ));
         }
         for rule in &self.rules {
-            let modules = match rule.modules.as_slice() {
+            let mut modules = match rule.modules.as_slice() {
                 [] => None,
                 patterns => Some(Patterns::new(patterns).map_err(|why| {
                     out("a list of modules", why, "names, globs, or regular expressions without look-around")
@@ -122,9 +124,12 @@ impl Quantization {
                     "4 or 8 bits, and scales of at most 2^20 columns",
                 ));
             }
+            for part in modules.iter_mut().flat_map(|patterns| patterns.parts.drain()) {
+                named.entry(part).or_insert(rules.len());
+            }
             rules.push((modules, rule.format));
         }
-        Ok(ModuleStorage { rules, layout: self.layout() })
+        Ok(ModuleStorage { named, rules, layout: self.layout() })
     }
 }
 
@@ -160,6 +165,9 @@ impl std::fmt::Display for Quantization {
 /// The rules of a [`Quantization`], ready to be asked.
 #[derive(Debug, Clone)]
 pub struct ModuleStorage {
+    /// The first rule that has a name, or consecutive parts of one: looked up once for all rules.
+    named: HashMap<String, usize>,
+    /// Globs and expressions of each rule, or none where it is for every module.
     rules: Vec<(Option<Patterns>, Option<Format>)>,
     layout: Layout,
 }
@@ -167,10 +175,10 @@ pub struct ModuleStorage {
 impl ModuleStorage {
     /// The format of a module by its name without `.weight`; `None` where it is a plain float.
     pub fn format(&self, module: &str) -> Option<Format> {
-        let named = |rule: &&(Option<Patterns>, Option<Format>)| {
-            rule.0.as_ref().is_none_or(|patterns| patterns.contains(module))
-        };
-        self.rules.iter().find(named)?.1
+        let named = runs_of_parts(module).filter_map(|run| self.named.get(run).copied()).min();
+        let before = &self.rules[..named.unwrap_or(self.rules.len())];
+        let matched = before.iter().position(|rule| rule.0.as_ref().is_none_or(|own| own.matches(module)));
+        self.rules[matched.or(named)?].1
     }
 
     /// Who named the tensors.
@@ -186,5 +194,36 @@ impl ModuleStorage {
             .map(|format| format.parts(self.layout, 1, 1).len())
             .max()
             .unwrap_or(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_rule_that_names_a_module_decides_by_name_or_by_expression() {
+        let rule = |modules: &[&str], format| FormatRule {
+            modules: modules.iter().map(|module| (*module).to_owned()).collect(),
+            format,
+        };
+        let rules = vec![
+            rule(&["re:.*up_proj"], Some(Format::Mxfp8)),
+            rule(&["mlp", "layers.1"], None),
+            rule(&["layers.1.mlp", "*down_proj"], Some(Format::Mxfp8)),
+            rule(&[], Some(Format::Mxfp4)),
+            rule(&["self_attn"], None),
+        ];
+        let storage = Quantization { rules, ..Quantization::default() }.storage().unwrap();
+        for (module, wanted) in [
+            ("layers.1.mlp.up_proj", Some(Format::Mxfp8)),
+            ("layers.1.mlp.gate_proj", None),
+            ("layers.0.mlp.down_proj", None),
+            ("layers.0.experts.down_proj", Some(Format::Mxfp8)),
+            ("layers.1.self_attn.q_proj", None),
+            ("layers.0.self_attn.q_proj", Some(Format::Mxfp4)),
+        ] {
+            assert_eq!(storage.format(module), wanted, "{module}");
+        }
     }
 }

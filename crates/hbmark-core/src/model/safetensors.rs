@@ -19,6 +19,8 @@ pub const MAX_TENSORS: usize = 400_000;
 const MAX_DIMENSIONS: usize = 8;
 /// Names in use are under 150 bytes; ggml ends them at 64.
 const MAX_NAME_BYTES: usize = 1_024;
+/// Names in use have up to twelve. Rules of a quantisation are asked for each run of parts between dots, which grow with their square.
+const MAX_NAME_DOTS: usize = 32;
 /// Characters of untrusted text that an error repeats.
 const TEXT_SHOWN: usize = 200;
 
@@ -59,6 +61,8 @@ pub enum SafetensorsError {
     NotInIndex { name: String, shard: String },
     #[error("tensor {name} is also in {other}")]
     TwiceInShards { name: String, other: String },
+    #[error("tensor {name} is there with and without the name of the language model before it")]
+    TwiceInModel { name: String },
 }
 
 /// Stored dtypes of the format: name, bits of an element.
@@ -173,9 +177,15 @@ impl<'de, V: KeyedValue<'de>> Deserialize<'de> for UniqueMap<V> {
                     if entries.len() == MAX_TENSORS {
                         return Err(de::Error::custom(format_args!("more than {MAX_TENSORS} entries")));
                     }
-                    if key.len() > MAX_NAME_BYTES || key.contains(char::is_control) {
-                        let (bytes, shown) = (key.len(), shortened(&key));
-                        return Err(de::Error::custom(format_args!("a name of {bytes} bytes, {shown:?}")));
+                    let (bytes, dots, shown) = (key.len(), key.matches('.').count(), || shortened(&key));
+                    if bytes > MAX_NAME_BYTES || key.contains(char::is_control) {
+                        return Err(de::Error::custom(format_args!(
+                            "a name of {bytes} bytes, {:?}",
+                            shown()
+                        )));
+                    }
+                    if dots > MAX_NAME_DOTS {
+                        return Err(de::Error::custom(format_args!("a name of {dots} dots, {:?}", shown())));
                     }
                     if !seen.insert(key.clone()) {
                         return Err(de::Error::custom(format_args!("{key:?} appears twice")));
@@ -281,6 +291,17 @@ impl<'de> Deserialize<'de> for Dimensions {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_of_many_parts_is_refused() {
+        let named = |dots: usize| {
+            let name = "a.".repeat(dots);
+            parse_index(format!(r#"{{"weight_map":{{"{name}":"x"}}}}"#).as_bytes())
+        };
+        assert_eq!(named(MAX_NAME_DOTS).unwrap().len(), 1);
+        let error = named(MAX_NAME_DOTS + 1).unwrap_err().to_string();
+        assert!(error.contains("a name of 33 dots"), "{error}");
+    }
 
     #[test]
     fn the_index_of_the_largest_published_checkpoints_is_read() {

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::patterns::language_model;
+pub use super::patterns::language_model;
 use super::safetensors::StoredTensor;
 use super::{Architecture, Dtype, Inventory, OutOfBounds, Role, TensorInfo};
 use crate::units::Bytes;
@@ -72,7 +72,7 @@ const ENDINGS: [(&str, Held); 31] = [
 ];
 
 /// Parts of a model beside its decoder, by the beginning of their names.
-const BESIDE: [&str; 14] = [
+const BESIDE: [&str; 15] = [
     "mtp.",
     "visual.",
     "vision",
@@ -85,9 +85,23 @@ const BESIDE: [&str; 14] = [
     "model.audio",
     "model.embed_vision",
     "model.embed_audio",
+    "model.multi_modal_projector",
     "multi_modal_projector",
     "mm_projector",
 ];
+
+/// Whether a tensor is of no decode step of a decoder with so many layers, by its name within the language model: it is of a layer that
+/// predicts further tokens, of an encoder of images or sound, or a rotary table.
+pub fn is_beside(name: &str, layers: usize) -> bool {
+    let is_further = |prefix| layer(name, prefix).is_some_and(|layer| layer >= layers);
+    ["model.layers.", "backbone.layers."].into_iter().any(is_further)
+        || name.ends_with("rotary_emb.inv_freq")
+        || BESIDE.iter().any(|start| name.starts_with(start))
+}
+
+fn layer(name: &str, prefix: &str) -> Option<usize> {
+    name.strip_prefix(prefix)?.split('.').next()?.parse().ok()
+}
 
 impl Architecture {
     /// The tensors of a folder, each with the role it has in this architecture and the bytes it has there.
@@ -169,7 +183,8 @@ impl<'a> Reader<'a> {
             role,
             layer,
         };
-        if self.beside(&name) {
+        let tied = self.architecture.tied_head && name == "lm_head.weight";
+        if tied || is_beside(&name, self.architecture.layers) {
             return Ok(listed(Role::Unused, None, tensor.shape.clone()));
         }
         let unknown = || StoredError::Unknown {
@@ -205,7 +220,7 @@ impl<'a> Reader<'a> {
         if let Some(found) = self.modules.get(module) {
             return Some(*found);
         }
-        let layer = self.layer(module)?;
+        let layer = layer(module, &self.layers)?;
         if layer >= self.architecture.layers {
             return None;
         }
@@ -226,20 +241,6 @@ impl<'a> Reader<'a> {
         // Scales of a quantised cache stand beside the projections.
         let attention = same(&["self_attn", "attn", "mixer"]);
         (joined || attention).then_some((Role::Matrix, Some(layer)))
-    }
-
-    fn layer(&self, name: &str) -> Option<usize> {
-        name.strip_prefix(self.layers.as_str())?.split('.').next()?.parse().ok()
-    }
-
-    /// Whether a tensor belongs to no decode step.
-    fn beside(&self, name: &str) -> bool {
-        let further = self.layer(name).is_some_and(|layer| layer >= self.architecture.layers);
-        let tied = self.architecture.tied_head && name == "lm_head.weight";
-        further
-            || tied
-            || name.ends_with("rotary_emb.inv_freq")
-            || BESIDE.iter().any(|start| name.starts_with(start))
     }
 
     /// A symmetric GPTQ file has zeros that are all alike, and one in order has groups that follow from the position.

@@ -199,7 +199,9 @@ fn groups(section: &Fields) -> Result<(Vec<FormatRule>, Option<Dtype>), ModelErr
         let Some(group) = groups.section(name)? else { continue };
         let Some(weights) = group.section("weights")? else { continue };
         let inputs = group.section("input_activations")?;
-        let fixed = inputs.as_ref().is_some_and(|inputs| inputs.get("dynamic") == Some(&Value::Bool(false)));
+        // "local": scales of groups are computed, that of the tensor is stored, as in the preset for nvfp4.
+        let fixed = inputs.as_ref().and_then(|inputs| inputs.get("dynamic"));
+        let fixed = fixed.is_some_and(|dynamic| [json!(false), json!("local")].contains(dynamic));
         let format = scheme(&weights, fixed)?;
         activations = fastest(activations, rounded(inputs.as_ref(), format)?);
         let mut targets = modules(&group, "targets")?;

@@ -167,6 +167,27 @@ fn absent_keys_have_the_values_that_their_family_gives_them() {
     assert_eq!(parse(&document).unwrap().family, Family::Gemma2);
 }
 
+/// Mistral-Small-3.1-24B, its vision part left out.
+#[test]
+fn the_text_of_a_mistral_3_is_a_mistral_or_refused() {
+    let mut document = json!({
+        "model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"], "torch_dtype": "bfloat16",
+        "text_config": {
+            "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 32_768,
+            "max_position_embeddings": 131_072, "model_type": "mistral", "num_attention_heads": 32,
+            "num_hidden_layers": 40, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e9,
+            "sliding_window": null, "vocab_size": 131_072,
+        },
+    });
+    let small = parse(&document).unwrap();
+    assert_eq!((small.family, small.native_dtype), (Family::Mistral, Some(Dtype::Bf16)));
+    // As its card says.
+    assert_eq!(small.inventory(Dtype::Bf16).parameters(), 23_572_403_200);
+    document["text_config"]["model_type"] = json!("ministral3");
+    let error = parse(&document).unwrap_err().to_string();
+    assert!(error.contains("`text_config.model_type` = \"ministral3\" is not supported"), "{error}");
+}
+
 #[test]
 fn layers_without_positions_are_listed_by_0_and_1() {
     let list = |entry: Value| with("smollm3-3b", &[("no_rope_layers", json!(vec![entry; 36]))]);
@@ -548,6 +569,20 @@ fn what_activations_are_rounded_to_is_read_where_weights_do_not_say_it() {
     }
 }
 
+/// The preset of compressed-tensors for nvfp4 stores `input_global_scale` beside every layer.
+#[test]
+fn inputs_that_are_scaled_in_part_have_a_stored_scale() {
+    for (dynamic, input_scale) in [(json!("local"), true), (json!(false), true), (json!(true), false)] {
+        let four = json!({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16});
+        let mut inputs = four.clone();
+        inputs["dynamic"] = dynamic;
+        let own = json!({"quant_method": "compressed-tensors", "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": four, "input_activations": inputs}}});
+        let read = with("llama-3.1-8b", &[("quantization_config", own)]).unwrap().quantization.unwrap();
+        assert_eq!(read.main_format(), Some(Format::Nvfp4 { input_scale }));
+    }
+}
+
 #[test]
 fn one_model_mixes_formats_module_by_module() {
     let mixed = json!({
@@ -607,7 +642,7 @@ fn a_message_names_file_key_found_and_wanted() {
     config.json: `hidden_size` is missing; want an integer from 1 to 131072
     config.json: `rope_scaling.type` = "dynamic" is not supported; supported: default, linear, llama3, yarn, and longrope of phi3
     config.json: `torch_dtype` = "int3" is not supported; supported: float32, bfloat16, float16, float8_e4m3fn
-    config.json: architecture deepseek_v4 (DeepseekV4ForCausalLM) is not supported; supported: llama (LlamaForCausalLM), mistral (MistralForCausalLM), qwen2 (Qwen2ForCausalLM), qwen3 (Qwen3ForCausalLM), qwen3_moe (Qwen3MoeForCausalLM), qwen2_moe (Qwen2MoeForCausalLM), mixtral (MixtralForCausalLM), deepseek_v2 (DeepseekV2ForCausalLM), deepseek_v3 (DeepseekV3ForCausalLM), deepseek_v32 (DeepseekV32ForCausalLM), kimi_k2 (DeepseekV3ForCausalLM), kimi_k25 (KimiK25ForConditionalGeneration), glm_moe_dsa (GlmMoeDsaForCausalLM), gpt_oss (GptOssForCausalLM), qwen3_5 (Qwen3_5ForConditionalGeneration), qwen3_5_moe (Qwen3_5MoeForConditionalGeneration), qwen3_5_text (Qwen3_5ForCausalLM), qwen3_5_moe_text (Qwen3_5MoeForCausalLM), qwen3_next (Qwen3NextForCausalLM), gemma2 (Gemma2ForCausalLM), gemma3 (Gemma3ForConditionalGeneration), gemma3_text (Gemma3ForCausalLM), gemma4 (Gemma4ForConditionalGeneration), gemma4_text (Gemma4ForCausalLM), glm4_moe (Glm4MoeForCausalLM), minimax_m2 (MiniMaxM2ForCausalLM), nemotron_h (NemotronHForCausalLM), llama4 (Llama4ForConditionalGeneration), llama4_text (Llama4ForCausalLM), phi3 (Phi3ForCausalLM), mimo_v2_flash (MiMoV2FlashForCausalLM), smollm3 (SmolLM3ForCausalLM), granite (GraniteForCausalLM), olmo2 (Olmo2ForCausalLM), glm4 (Glm4ForCausalLM)
+    config.json: architecture deepseek_v4 (DeepseekV4ForCausalLM) is not supported; supported: llama (LlamaForCausalLM), mistral (MistralForCausalLM), mistral3 (Mistral3ForConditionalGeneration), qwen2 (Qwen2ForCausalLM), qwen3 (Qwen3ForCausalLM), qwen3_moe (Qwen3MoeForCausalLM), qwen2_moe (Qwen2MoeForCausalLM), mixtral (MixtralForCausalLM), deepseek_v2 (DeepseekV2ForCausalLM), deepseek_v3 (DeepseekV3ForCausalLM), deepseek_v32 (DeepseekV32ForCausalLM), kimi_k2 (DeepseekV3ForCausalLM), kimi_k25 (KimiK25ForConditionalGeneration), glm_moe_dsa (GlmMoeDsaForCausalLM), gpt_oss (GptOssForCausalLM), qwen3_5 (Qwen3_5ForConditionalGeneration), qwen3_5_moe (Qwen3_5MoeForConditionalGeneration), qwen3_5_text (Qwen3_5ForCausalLM), qwen3_5_moe_text (Qwen3_5MoeForCausalLM), qwen3_next (Qwen3NextForCausalLM), gemma2 (Gemma2ForCausalLM), gemma3 (Gemma3ForConditionalGeneration), gemma3_text (Gemma3ForCausalLM), gemma4 (Gemma4ForConditionalGeneration), gemma4_text (Gemma4ForCausalLM), glm4_moe (Glm4MoeForCausalLM), minimax_m2 (MiniMaxM2ForCausalLM), nemotron_h (NemotronHForCausalLM), llama4 (Llama4ForConditionalGeneration), llama4_text (Llama4ForCausalLM), phi3 (Phi3ForCausalLM), mimo_v2_flash (MiMoV2FlashForCausalLM), smollm3 (SmolLM3ForCausalLM), granite (GraniteForCausalLM), olmo2 (Olmo2ForCausalLM), glm4 (Glm4ForCausalLM)
     "#);
 }
 

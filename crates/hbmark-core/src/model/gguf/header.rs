@@ -95,6 +95,20 @@ pub enum GgufError {
     UnknownArchitecture { found: String },
     #[error("{what} is {found}, which is not supported in GGUF files")]
     UnsupportedModel { what: String, found: String },
+    #[error("tensor {name} is missing")]
+    MissingTensor { name: String },
+    #[error(
+        "the model is split over {files} files; give the first of them, whose name is NAME-00001-of-{files:05}.gguf, or merge them with `llama-gguf-split --merge`"
+    )]
+    NotFirstFile { files: usize },
+    #[error(
+        "{key} is {found}, not {wanted}; the files of the split model are not of one conversion, fetch them again"
+    )]
+    OtherSplit { key: &'static str, found: usize, wanted: usize },
+    #[error(
+        "the model is split over {files} files, and candle's own reader takes one; choose --engine native, or merge them with `llama-gguf-split --merge`"
+    )]
+    ManyFiles { files: usize },
     #[error("candle refuses this file, whose header passed every check here: {problem}")]
     Reader { problem: String },
 }

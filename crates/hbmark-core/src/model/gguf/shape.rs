@@ -3,8 +3,11 @@
 //! Enters: a checked [`Header`]. Leaves: an [`Architecture`] whose layers follow from the shapes of their tensors, and an [`Inventory`] with the
 //! bytes of the file's own blocks.
 
+use std::collections::HashMap;
+
 use super::dimensions::{count, dense, eos_tokens, float, has, missing, rope_scaling, text, vocab_size};
 use super::header::{GgufError, Header, TensorEntry};
+use super::names::expected_tensors;
 use crate::model::{
     Activation, Architecture, Attention, Biases, Dense, Dtype, Experts, Family, FeedForward, Inventory,
     LatentAttention, Layer, Mixer, Mixture, Multipliers, Norms, QkNorm, Reach, Role, Rope, RopeScaling,
@@ -39,7 +42,14 @@ pub fn architecture(header: &Header) -> Result<Architecture, GgufError> {
 pub fn shape(header: &Header) -> Result<(Architecture, Inventory), GgufError> {
     let (name, family) = family(header)?;
     let architecture = read(header, name, family)?;
-    let listed = header.tensors.iter().map(|tensor| listed(tensor, header, &architecture));
+    let by_name = by_name(header);
+    if family.is_none() {
+        let lacks = |name: &String| !by_name.contains_key(name.as_str());
+        if let Some(name) = expected_tensors(&architecture).into_iter().map(|(name, ..)| name).find(lacks) {
+            return Err(GgufError::MissingTensor { name });
+        }
+    }
+    let listed = header.tensors.iter().map(|tensor| listed(tensor, &by_name, &architecture));
     Ok((architecture.clone(), Inventory { tensors: listed.collect::<Result<_, _>>()? }))
 }
 
@@ -69,7 +79,7 @@ fn family(header: &Header) -> Result<(&str, Option<Family>), GgufError> {
 fn read(header: &Header, name: &str, family: Option<Family>) -> Result<Architecture, GgufError> {
     let architecture = match family {
         None => dense(header)?,
-        Some(family) => Reader { header, name, family }.architecture()?,
+        Some(family) => Reader { header, name, family, by_name: by_name(header) }.architecture()?,
     };
     architecture.check().map_err(|refused| GgufError::UnsupportedModel {
         what: refused.what.to_owned(),
@@ -78,10 +88,18 @@ fn read(header: &Header, name: &str, family: Option<Family>) -> Result<Architect
     Ok(architecture)
 }
 
+/// The tensors of a file, which may be some hundred thousand.
+type ByName<'a> = HashMap<&'a str, &'a TensorEntry>;
+
+fn by_name(header: &Header) -> ByName<'_> {
+    header.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect()
+}
+
 struct Reader<'a> {
     header: &'a Header,
     name: &'a str,
     family: Family,
+    by_name: ByName<'a>,
 }
 
 impl Reader<'_> {
@@ -98,21 +116,23 @@ impl Reader<'_> {
     }
 
     fn tensor(&self, layer: usize, names: &[&str]) -> Option<&TensorEntry> {
-        let entry = |module: &&str| {
-            let whole = format!("blk.{layer}.{module}.weight");
-            self.header.tensors.iter().find(|tensor| tensor.name == whole)
-        };
-        names.iter().find_map(entry)
+        let entry = |module: &&str| self.by_name.get(format!("blk.{layer}.{module}.weight").as_str());
+        names.iter().find_map(entry).copied()
     }
 
     fn needed(&self, layer: usize, names: &[&str]) -> Result<&TensorEntry, GgufError> {
-        self.tensor(layer, names).ok_or_else(|| missing(&format!("blk.{layer}.{}.weight", names[0])))
+        let lacks = || GgufError::MissingTensor { name: format!("blk.{layer}.{}.weight", names[0]) };
+        self.tensor(layer, names).ok_or_else(lacks)
     }
 
     fn architecture(&self) -> Result<Architecture, GgufError> {
         let hidden_size = self.need("embedding_length", MAX_WIDTH)?;
         let heads = self.need("attention.head_count", MAX_HEADS)?;
         let head_dim = self.count("attention.key_length", MAX_HEAD_DIM)?.unwrap_or(hidden_size / heads);
+        if head_dim == 0 || !head_dim.is_multiple_of(2) {
+            let found = format!("{head_dim} with {heads} heads");
+            return Err(GgufError::UnsupportedModel { what: self.key("attention.key_length"), found });
+        }
         let further = count(self.header, &self.key("nextn_predict_layers"), 0, 16)?.unwrap_or(0);
         let layers = self.need("block_count", MAX_LAYERS)?.saturating_sub(further);
         let norm_key = self.key("attention.layer_norm_rms_epsilon");
@@ -216,7 +236,7 @@ impl Reader<'_> {
         let value_dim = self.count("attention.value_length", MAX_HEAD_DIM)?.unwrap_or(key_dim);
         let keys = self.needed(layer, &["attn_k"])?;
         let rows = keys.shape.first().copied().unwrap_or(0);
-        if rows == 0 || !rows.is_multiple_of(key_dim.max(1)) {
+        if rows == 0 || !rows.is_multiple_of(key_dim) {
             let found = format!("{rows} rows for heads of {key_dim}");
             return Err(GgufError::UnsupportedModel { what: keys.name.clone(), found });
         }
@@ -260,7 +280,8 @@ impl Reader<'_> {
     fn mixture(&self, layers: usize) -> Result<Option<Mixture>, GgufError> {
         let Some(count) = self.count("expert_count", MAX_EXPERTS)? else { return Ok(None) };
         let first = (0..layers).find_map(|layer| self.tensor(layer, &["ffn_down_exps"]));
-        let down = first.ok_or_else(|| missing("blk.0.ffn_down_exps.weight"))?;
+        let lacks = || GgufError::MissingTensor { name: "blk.0.ffn_down_exps.weight".to_owned() };
+        let down = first.ok_or_else(lacks)?;
         let [experts, _, width] = down.shape[..] else {
             return Err(GgufError::UnsupportedModel {
                 what: down.name.clone(),
@@ -318,7 +339,7 @@ impl Reader<'_> {
 /// A tensor of the file with the role its name says.
 fn listed(
     tensor: &TensorEntry,
-    header: &Header,
+    by_name: &ByName<'_>,
     architecture: &Architecture,
 ) -> Result<TensorInfo, GgufError> {
     let unknown = || GgufError::UnsupportedModel {
@@ -329,7 +350,8 @@ fn listed(
         None => (outer_role(&tensor.name).ok_or_else(unknown)?, None),
         Some((layer, rest)) => {
             let layer: usize = layer.parse().map_err(|_| unknown())?;
-            let absorbed = rest == "attn_kv_b.weight" && has(header, &format!("blk.{layer}.attn_k_b.weight"));
+            let absorbed = rest == "attn_kv_b.weight"
+                && by_name.contains_key(format!("blk.{layer}.attn_k_b.weight").as_str());
             match layer_role(rest).ok_or_else(unknown)? {
                 // Layers that predict further tokens, and what the absorbed form stands for.
                 _ if layer >= architecture.layers || absorbed => (Role::Unused, None),

@@ -244,7 +244,10 @@ fn files_that_are_not_understood_are_refused_by_name() {
     for (key, value, wanted) in [
         ("expert_used_count", 33, "expert_used_count"),
         ("expert_count", 31, "32 experts"),
-        ("attention.key_length", 63, "rows for heads of 63"),
+        ("attention.key_length", 96, "rows for heads of 96"),
+        ("rope.dimension_count", 66, "rotated is 66 of 64"),
+        ("rope.dimension_count", 63, "rotated is 63 of 64"),
+        ("attention.key_length", 63, "attention.key_length is 63 with 64 heads"),
         ("block_count", 1 << 40, "block_count"),
         ("embedding_length", 0, "embedding_length"),
         ("attention.sliding_window", 1 << 40, "sliding_window"),
@@ -253,6 +256,10 @@ fn files_that_are_not_understood_are_refused_by_name() {
         file.0.metadata.insert(format!("gpt-oss.{key}"), Value::Unsigned(value));
         assert!(refused(&file).contains(wanted), "{key}: {}", refused(&file));
     }
+    let mut narrow = qwen3_30b(q4_k_m);
+    narrow.0.metadata.remove("qwen3moe.attention.key_length");
+    narrow.0.metadata.insert("qwen3moe.embedding_length".to_owned(), Value::Unsigned(16));
+    assert!(refused(&narrow).contains("key_length is 0 with 32 heads"), "{}", refused(&narrow));
     let mut windowed = qwen3_30b(q4_k_m);
     windowed.0.metadata.insert("qwen3moe.attention.sliding_window".to_owned(), Value::Unsigned(4096));
     assert!(refused(&windowed).contains("qwen3moe.attention.sliding_window"));
