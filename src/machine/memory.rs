@@ -52,7 +52,8 @@ pub fn nodes_and_policy(root: &Root) -> [Option<String>; 2] {
     let status = root.read("proc/self/status").unwrap_or_default();
     // `address policy key=value ...` of each mapping.
     let first = root.line("proc/self/numa_maps").unwrap_or_default();
-    [field(&status, "Mems_allowed_list"), first.split_whitespace().nth(1)].map(|found| found.map(str::to_owned))
+    [field(&status, "Mems_allowed_list"), first.split_whitespace().nth(1)]
+        .map(|found| found.map(str::to_owned))
 }
 
 /// Current and peak resident memory of this process.
