@@ -234,6 +234,11 @@ pub trait Session {
     fn experts_met(&mut self) -> Option<f64> {
         None
     }
+    /// Threads that were left out of a job because another program had their processor, on average over the jobs since the last call; `None` where
+    /// none is ever left out.
+    fn threads_away(&mut self) -> Option<f64> {
+        None
+    }
     /// From the next step on a script picks the experts of a mixture, or its routers do again; what did so before. Nothing to do where there are none.
     fn script_experts(&mut self, _script: Option<ScriptedRouting>) -> Option<ScriptedRouting> {
         None

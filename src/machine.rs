@@ -11,6 +11,7 @@ pub mod environment;
 pub(crate) mod memory;
 pub(crate) mod nvml;
 pub(crate) mod placement;
+pub(crate) mod processors;
 pub(crate) mod system_files;
 pub(crate) mod telemetry;
 mod xid;

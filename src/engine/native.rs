@@ -366,6 +366,10 @@ impl<O: Operations> Session for NativeSession<O> {
         self.operations.take_experts_met().mean()
     }
 
+    fn threads_away(&mut self) -> Option<f64> {
+        self.operations.take_threads_away()
+    }
+
     fn script_experts(&mut self, script: Option<ScriptedRouting>) -> Option<ScriptedRouting> {
         self.forward.script_routing(script);
         std::mem::replace(&mut self.scripted, script)

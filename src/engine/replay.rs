@@ -134,6 +134,7 @@ impl<S: CapturableSession> Session for Replayed<S> {
         profiler() -> Option<&mut dyn StepProfiler>;
         bytes_moved() -> Option<Bytes>;
         experts_met() -> Option<f64>;
+        threads_away() -> Option<f64>;
         script_experts(script: Option<ScriptedRouting>) -> Option<ScriptedRouting>;
     }
 }

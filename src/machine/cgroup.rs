@@ -48,16 +48,34 @@ impl Cgroup {
 
     /// The tightest CPU quota in cores.
     pub(crate) fn cpu_quota_cores(&self, root: &Root) -> Option<f64> {
+        self.cpu_quotas(root).map(|(_, cores)| cores).min_by(f64::total_cmp)
+    }
+
+    /// Groups with a CPU quota, and what it is in cores.
+    fn cpu_quotas<'a>(&'a self, root: &'a Root) -> impl Iterator<Item = (&'a String, f64)> {
         let unified = self.unified.iter().filter_map(|group| {
             let line = root.line(&format!("{group}/cpu.max"))?;
             let (quota, period) = line.split_once(' ')?;
-            cores(quota.parse().ok()?, period.trim().parse().ok()?)
+            Some((group, cores(quota.parse().ok()?, period.trim().parse().ok()?)?))
         });
         let version1 = self.cpu.iter().filter_map(|group| {
             let line = |name: &str| root.line(&format!("{group}/cpu.{name}"))?.parse().ok();
-            cores(line("cfs_quota_us")?, line("cfs_period_us")?)
+            Some((group, cores(line("cfs_quota_us")?, line("cfs_period_us")?)?))
         });
-        unified.chain(version1).min_by(f64::total_cmp)
+        unified.chain(version1)
+    }
+
+    /// Microseconds for which CPU quotas held cores of these groups back so far; `None` where there is no quota.
+    pub(crate) fn held_back_us(&self, root: &Root) -> Option<u64> {
+        let held = self.cpu_quotas(root).filter_map(|(group, _)| {
+            let stat = root.read(&format!("{group}/cpu.stat"))?;
+            stat.lines().find_map(|line| match line.split_once(' ')? {
+                ("throttled_usec", microseconds) => microseconds.trim().parse::<u64>().ok(),
+                ("throttled_time", nanoseconds) => Some(nanoseconds.trim().parse::<u64>().ok()? / 1000),
+                _ => None,
+            })
+        });
+        held.reduce(u64::saturating_add)
     }
 
     /// The tightest memory limit.
@@ -130,6 +148,31 @@ mod tests {
         let groups = Cgroup::of_this_process(&root);
         assert_eq!(groups.cpu_quota_cores(&root), Some(2.5));
         assert_eq!(groups.memory_limit(&root), None);
+    }
+
+    #[test]
+    fn what_a_quota_held_back_is_read_of_both_versions_and_of_groups_with_a_quota_alone() {
+        let (_keep, root) = fake_root(&[
+            ("proc/self/cgroup", "0::/outer/inner\n"),
+            ("sys/fs/cgroup/outer/cpu.max", "50000 100000\n"),
+            (
+                "sys/fs/cgroup/outer/cpu.stat",
+                "usage_usec 9\nnr_periods 8\nnr_throttled 4\nthrottled_usec 2500\n",
+            ),
+            ("sys/fs/cgroup/outer/inner/cpu.max", "max 100000\n"),
+            ("sys/fs/cgroup/outer/inner/cpu.stat", "throttled_usec 7\n"),
+        ]);
+        assert_eq!(Cgroup::of_this_process(&root).held_back_us(&root), Some(2500));
+        let (_keep, root) = fake_root(&[
+            ("proc/self/cgroup", "1:cpu,cpuacct:/box\n"),
+            ("sys/fs/cgroup/cpu/box/cpu.cfs_quota_us", "50000\n"),
+            ("sys/fs/cgroup/cpu/box/cpu.cfs_period_us", "100000\n"),
+            ("sys/fs/cgroup/cpu/box/cpu.stat", "nr_periods 8\nnr_throttled 4\nthrottled_time 3500000\n"),
+        ]);
+        assert_eq!(Cgroup::of_this_process(&root).held_back_us(&root), Some(3500));
+        let (_keep, root) =
+            fake_root(&[("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/cpu.stat", "throttled_usec 7\n")]);
+        assert_eq!(Cgroup::of_this_process(&root).held_back_us(&root), None);
     }
 
     #[test]

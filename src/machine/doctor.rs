@@ -51,7 +51,8 @@ impl Probes {
         let mut host = HostTelemetry::new();
         host.before_block();
         thread::sleep(LOAD_WINDOW + LOAD_WINDOW / 4);
-        let load = host.after_block();
+        host.after_block();
+        let load = host.load(true).unwrap_or_default();
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let hub_cache = hub_cache(variable("HF_HOME"), variable("HOME"));
         Self {
@@ -196,16 +197,16 @@ impl Findings {
     }
 
     fn neighbours(&mut self, environment: &Environment, probes: &Probes) {
-        let limits = Limits::default();
+        let limits = Limits::of(environment);
         // The load average covers a minute; the probe shows what is running now.
         match (probes.foreign_cores, environment.cpu.load_1m) {
             (Some(cores), _) if cores > limits.foreign_cores => {
                 let detail = format!("{cores:.1} cores busy with other processes");
                 self.warn("other load", detail, "stop them: blocks measured beside them are rejected");
             }
-            (_, Some(load)) if load > 0.3 => {
+            (_, Some(load)) if load > limits.foreign_cores.max(0.3) => {
                 let detail = format!("load average {load:.2} over the last minute");
-                self.warn("other load", detail, "wait for it to fall below 0.3, or find what runs");
+                self.warn("other load", detail, "wait for it to fall, or find what runs");
             }
             (None, None) => {
                 self.note("other load", "cannot be read", "make sure that nothing else runs");
@@ -507,8 +508,8 @@ mod tests {
         assert_eq!(planted(|e, _| e.cpu.governor = None), is(Note, "governor"));
         assert_eq!(planted(|e, _| e.cpu.quota_cores = Some(1.5)), is(Warn, "cpu quota"));
         assert_eq!(planted(|e, _| e.cpu.numa_nodes = Some(2)), is(Note, "numa"));
-        assert_eq!(planted(|e, _| e.cpu.load_1m = Some(0.9)), is(Warn, "other load"));
-        assert_eq!(planted(|_, p| p.foreign_cores = Some(0.7)), is(Warn, "other load"));
+        assert_eq!(planted(|e, _| e.cpu.load_1m = Some(7.9)), is(Warn, "other load"));
+        assert_eq!(planted(|_, p| p.foreign_cores = Some(7.7)), is(Warn, "other load"));
         assert_eq!(planted(|e, _| e.cpu.hypervisor = Some("KVM".to_owned())), is(Note, "hypervisor"));
         assert_eq!(planted(|_, p| p.steal_cores = Some(0.5)), is(Warn, "steal"));
         assert_eq!(planted(|e, _| e.container = Some("docker".to_owned())), is(Note, "container"));
@@ -520,6 +521,20 @@ mod tests {
         assert_eq!(planted(|_, p| p.hub_cache = None), is(Note, "hub cache"));
         let offline_without_cache = planted(|_, p| (p.hub_offline, p.hub_cache_exists) = (true, false));
         assert_eq!(offline_without_cache, is(Warn, "hub cache"));
+    }
+
+    #[test]
+    fn a_gpu_bears_the_load_of_cores_that_it_does_not_need_and_a_cpu_does_not() {
+        let (mut environment, mut probes) = good();
+        (environment.cpu.load_1m, probes.foreign_cores) = (Some(3.0), Some(3.0));
+        assert_eq!(worst(&examine(&environment, &probes)), Severity::Ok);
+        environment.gpu = None;
+        let found = examine(&environment, &probes);
+        let load = found.iter().find(|finding| finding.what == "other load").unwrap();
+        assert_eq!(
+            (load.severity, load.detail.as_str()),
+            (Severity::Warn, "3.0 cores busy with other processes")
+        );
     }
 
     #[test]
@@ -600,5 +615,12 @@ mod tests {
     fn this_machine_can_be_examined() {
         let findings = examine(&crate::machine::environment::collect(None), &Probes::collect());
         assert!(findings.iter().any(|finding| finding.what == "cores"));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_load_of_other_processes_is_looked_at() {
+        let probes = Probes::collect();
+        assert!(probes.foreign_cores.is_some() && probes.steal_cores.is_some(), "{probes:?}");
     }
 }

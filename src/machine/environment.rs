@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::cgroup::Cgroup;
+use super::processors;
 use super::system_files::Root;
 use hbmark_core::result::{BuildEnvironment, CpuEnvironment, Environment};
 use hbmark_core::units::{Bytes, whole_count};
@@ -60,9 +61,13 @@ pub fn boot_id() -> Option<String> {
     Root::system().line("proc/sys/kernel/random/boot_id")
 }
 
-/// The cores of this machine, whoever may use them.
+/// The cores that this process may run on, whatever quota it has of them.
 pub fn cores() -> usize {
-    logical_cores(&Root::system().read("proc/cpuinfo").unwrap_or_default())
+    let root = Root::system();
+    match processors::allowed(&root).len() {
+        0 => logical_cores(&root.read("proc/cpuinfo").unwrap_or_default()),
+        allowed => allowed,
+    }
 }
 
 fn logical_cores(cpuinfo: &str) -> usize {
@@ -75,20 +80,20 @@ fn logical_cores(cpuinfo: &str) -> usize {
 fn cpu_from_root(root: &Root) -> CpuEnvironment {
     let cpuinfo = root.read("proc/cpuinfo").unwrap_or_default();
     let meminfo = root.read("proc/meminfo").unwrap_or_default();
-    let status = root.read("proc/self/status").unwrap_or_default();
     let cgroup = Cgroup::of_this_process(root);
 
     let logical_cores = logical_cores(&cpuinfo);
-    let allowed = field(&status, "Cpus_allowed_list").and_then(count_list).unwrap_or(logical_cores);
+    let allowed = processors::allowed(root);
+    let usable = if allowed.is_empty() { logical_cores } else { allowed.len() };
     let quota_cores = cgroup.cpu_quota_cores(root);
     CpuEnvironment {
         model: cpu_model(&cpuinfo),
         logical_cores,
-        usable_cores: usable_cores(allowed, quota_cores),
+        usable_cores: usable_cores(usable, quota_cores),
         quota_cores,
         features: cpu_features(&cpuinfo),
         governor: governor(root),
-        frequency_mhz: frequency_mhz(root),
+        frequency_mhz: frequency_mhz(root, &allowed),
         last_cache_bytes: last_cache_of(root),
         memory_bytes: kibibytes(&meminfo, "MemTotal"),
         memory_available_bytes: kibibytes(&meminfo, "MemAvailable"),
@@ -117,19 +122,29 @@ pub fn this_binary() -> BuildEnvironment {
     }
 }
 
-/// Mean clock of all cores in MHz: cpufreq where there is one, else what /proc/cpuinfo says.
-pub(crate) fn frequency_mhz(root: &Root) -> Option<f64> {
-    let scaling: Vec<f64> = root
-        .numbered("sys/devices/system/cpu", "cpu")
+/// Mean clock of these processors in MHz, of all where none are given: cpufreq where there is one, else what /proc/cpuinfo says.
+pub(crate) fn frequency_mhz(root: &Root, processors: &[usize]) -> Option<f64> {
+    let folders = match processors {
+        [] => root.numbered("sys/devices/system/cpu", "cpu"),
+        some => some.iter().map(|processor| processors::folder(*processor)).collect(),
+    };
+    let scaling: Vec<f64> = folders
         .iter()
         .filter_map(|cpu| root.line(&format!("{cpu}/cpufreq/scaling_cur_freq"))?.parse::<f64>().ok())
         .map(|kilohertz| kilohertz / 1e3)
         .collect();
     mean(&scaling).or_else(|| {
         let cpuinfo = root.read("proc/cpuinfo")?;
-        let clocks =
-            cpuinfo.lines().filter(|line| key(line) == "cpu MHz").filter_map(|line| value(line).parse().ok());
-        mean(&clocks.collect::<Vec<f64>>())
+        let mut processor = None;
+        let clock = |line| {
+            if key(line) == "processor" {
+                processor = value(line).parse().ok();
+            }
+            let wanted =
+                processors.is_empty() || processor.is_some_and(|number| processors.contains(&number));
+            (wanted && key(line) == "cpu MHz").then(|| value(line).parse().ok())?
+        };
+        mean(&cpuinfo.lines().filter_map(clock).collect::<Vec<f64>>())
     })
 }
 
@@ -166,17 +181,6 @@ pub(crate) fn field<'a>(text: &'a str, wanted: &str) -> Option<&'a str> {
 pub(crate) fn kibibytes(text: &str, wanted: &str) -> Option<Bytes> {
     let count: u64 = field(text, wanted)?.strip_suffix("kB")?.trim().parse().ok()?;
     count.checked_mul(1024).map(Bytes)
-}
-
-/// How many numbers a kernel list such as `0-3,8` names.
-fn count_list(text: &str) -> Option<usize> {
-    let mut count = 0_usize;
-    for range in text.trim().split(',') {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let (first, last): (usize, usize) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-        count = count.checked_add(last.checked_sub(first)?.checked_add(1)?)?;
-    }
-    Some(count)
 }
 
 /// The word in brackets: `always [madvise] never` is `madvise`.
@@ -392,11 +396,14 @@ mod tests {
     }
 
     #[test]
-    fn kernel_lists_are_counted() {
-        assert_eq!(count_list("0-3,8\n"), Some(5));
-        assert_eq!(count_list("7"), Some(1));
-        assert_eq!(count_list("3-0"), None);
-        assert_eq!(count_list(""), None);
+    fn the_clock_is_that_of_the_processors_in_use() {
+        let (_keep, root) = machine();
+        assert_eq!(frequency_mhz(&root, &[1]), Some(2800.0));
+        assert_eq!(frequency_mhz(&root, &[]), Some(2700.0));
+        let scaling = |n| format!("{}/cpufreq/scaling_cur_freq", processors::folder(n));
+        let (_keep, root) = fake_root(&[(&scaling(0), "800000\n"), (&scaling(1), "3100000\n")]);
+        assert_eq!(frequency_mhz(&root, &[1]), Some(3100.0));
+        assert_eq!(frequency_mhz(&root, &[]), Some(1950.0));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! Planning uses it to skip cells that cannot fit; it is not a promise.
 
 use super::cgroup::Cgroup;
-use super::environment::kibibytes;
+use super::environment::{field, kibibytes};
 use super::system_files::Root;
 use hbmark_core::units::Bytes;
 
@@ -44,6 +44,16 @@ pub fn host_available(root: &Root) -> Option<Bytes> {
     let kernel = root.read("proc/meminfo").and_then(|text| kibibytes(&text, "MemAvailable"));
     let groups = Cgroup::of_this_process(root).memory_remaining(root);
     [kernel, groups].into_iter().flatten().min()
+}
+
+/// The memory nodes that this process may use, and its policy among them, as `numactl` sets it: that of its first mapping, which has no
+/// other.
+pub fn nodes_and_policy(root: &Root) -> [Option<String>; 2] {
+    let status = root.read("proc/self/status").unwrap_or_default();
+    // `address policy key=value ...` of each mapping.
+    let first = root.line("proc/self/numa_maps").unwrap_or_default();
+    [field(&status, "Mems_allowed_list"), first.split_whitespace().nth(1)]
+        .map(|found| found.map(str::to_owned))
 }
 
 /// Current and peak resident memory of this process.
@@ -93,6 +103,17 @@ mod tests {
         assert_eq!(resident.peak_without(Bytes(256)), Some(Bytes(44)));
         assert_eq!(resident.peak_without(Bytes(400)), Some(Bytes(0)));
         assert_eq!(Resident::default().peak_without(Bytes(1)), None);
+    }
+
+    #[test]
+    fn memory_nodes_and_their_policy_are_read() {
+        let (_keep, root) = fake_root(&[
+            ("proc/self/status", "Mems_allowed:\t3\nMems_allowed_list:\t0,8\n"),
+            ("proc/self/numa_maps", "55f590b85000 bind:8 file=/usr/bin/cat mapped=2 N0=2\n"),
+        ]);
+        assert_eq!(nodes_and_policy(&root), [Some("0,8".to_owned()), Some("bind:8".to_owned())]);
+        let (_keep, root) = fake_root(&[]);
+        assert_eq!(nodes_and_policy(&root), [None, None]);
     }
 
     #[test]

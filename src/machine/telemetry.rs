@@ -4,15 +4,17 @@
 //! [`BlockTelemetry`] and, from it alone, a [`TelemetryVerdict`]. It does not get the times measured in the block, so no block can be
 //! rejected for being slow.
 //!
-//! The kernel counts CPU time in ticks, mostly of 10 ms. Load is therefore measured over windows of at least [`LOAD_WINDOW`]: short
-//! blocks are judged together when enough of them have passed; at the end of a visit a shorter window must do. A tick may
-//! fall on either side of a window's edge on each core that this process keeps busy, so one tick per such core is counted as our own:
-//! foreign load is understated by at most that, and never overstated.
+//! Load is that of the processors that this process may use. The kernel counts CPU time in ticks, mostly of 10 ms, so load is measured over
+//! windows of at least [`LOAD_WINDOW`]: short blocks are judged together when enough of them have passed; at the end of a visit a shorter
+//! window must do. A tick may fall on either side of a window's edge on each core that this process keeps busy, so one tick per such core is
+//! counted as our own: foreign load is understated by at most that, and never overstated. The more such cores, the longer is a window.
 
 use std::time::{Duration, Instant};
 
+use super::cgroup::Cgroup;
 use super::environment::frequency_mhz;
 use super::nvml::{Gpu, GpuSample, Throttle, ThrottleBits};
+use super::processors;
 use super::system_files::Root;
 use hbmark_core::result::{BlockTelemetry, Cause, Limits, load_rejects};
 
@@ -22,7 +24,7 @@ pub const LOAD_WINDOW: Duration = Duration::from_millis(200);
 /// And where no more blocks follow: one foreign tick alone is not above the limit.
 const LAST_WINDOW: Duration = Duration::from_millis(50);
 
-/// A pause between blocks after which a new window begins.
+/// A pause between blocks that no longer counts as time beside them.
 const LONG_PAUSE: Duration = Duration::from_millis(500);
 
 /// Observes the machine around the blocks.
@@ -50,9 +52,13 @@ pub struct CpuLoad {
 #[derive(Debug, Clone, Default, PartialEq)]
 struct HostReading {
     at: Duration,
-    /// Ticks of all cores together that were neither idle, waiting nor stolen.
+    /// Ticks of the watched processors together that were neither idle, waiting nor stolen.
     busy: Option<u64>,
     steal: Option<u64>,
+    /// Microseconds for which a CPU quota held cores back.
+    held_back_us: Option<u64>,
+    /// How often the watched processors slowed down for their heat.
+    heat: Option<u64>,
     /// Ticks of all threads of this process.
     own: Option<u64>,
     minor_faults: Option<u64>,
@@ -67,10 +73,16 @@ struct EnergyCounter {
     range: Option<u64>,
 }
 
-/// The CPU side: other processes, steal, faults, clock, package energy.
+/// The CPU side: other processes, steal, quota, heat, faults, clock, package energy.
 #[derive(Debug)]
 pub struct HostTelemetry {
     root: Root,
+    /// Those that this process may use; none where they are not known, and all are watched.
+    processors: Vec<usize>,
+    /// The groups that have a CPU quota, if any has.
+    quota: Option<Cgroup>,
+    /// Counters of slowdowns for heat.
+    heat: Vec<String>,
     epoch: Instant,
     ticks_per_second: f64,
     block: Option<HostReading>,
@@ -80,10 +92,60 @@ pub struct HostTelemetry {
 /// Blocks whose load was not reported yet.
 #[derive(Debug)]
 struct Window {
+    /// What was counted up to the last long pause.
+    before: Counted,
     from: HostReading,
     /// At the end of the last block.
     to: HostReading,
     blocks: usize,
+}
+
+impl Window {
+    fn counted(&self, ticks_per_second: f64) -> Counted {
+        let (before, now) = (self.before, Counted::between(&self.from, &self.to, ticks_per_second));
+        let sum = |a: Option<f64>, b: Option<f64>| Some(a? + b?);
+        Counted {
+            wall: before.wall + now.wall,
+            own: before.own + now.own,
+            foreign: sum(before.foreign, now.foreign),
+            steal: sum(before.steal, now.steal),
+        }
+    }
+}
+
+/// Ticks over blocks.
+#[derive(Debug, Clone, Copy)]
+struct Counted {
+    wall: Duration,
+    own: f64,
+    /// Less what may be our own at the edges.
+    foreign: Option<f64>,
+    steal: Option<f64>,
+}
+
+impl Counted {
+    const NOTHING: Self = Self { wall: Duration::ZERO, own: 0.0, foreign: Some(0.0), steal: Some(0.0) };
+
+    fn between(from: &HostReading, to: &HostReading, ticks_per_second: f64) -> Self {
+        let wall = to.at.saturating_sub(from.at);
+        if wall.is_zero() {
+            return Self::NOTHING;
+        }
+        let ticks = |before, after| advance(before, after).map(|ticks| ticks as f64);
+        let own = ticks(from.own, to.own);
+        let foreign = ticks(from.busy, to.busy).zip(own).map(|(busy, own)| {
+            let edge_ticks = (own / (wall.as_secs_f64() * ticks_per_second)).ceil();
+            busy - own - edge_ticks
+        });
+        Self { wall, own: own.unwrap_or(0.0), foreign, steal: ticks(from.steal, to.steal) }
+    }
+
+    /// The time over which a tick at the edge of each of our own cores hides no more load than a block bears.
+    fn enough(&self, ticks_per_second: f64) -> Duration {
+        let own_cores = self.own / (self.wall.as_secs_f64() * ticks_per_second);
+        let seconds = own_cores / ticks_per_second / Limits::default().foreign_cores;
+        Duration::try_from_secs_f64(seconds).map_or(LOAD_WINDOW, |long| long.max(LOAD_WINDOW))
+    }
 }
 
 impl HostTelemetry {
@@ -94,7 +156,16 @@ impl HostTelemetry {
 
     /// Watches a machine planted in a folder.
     pub fn at(root: Root) -> Self {
+        let processors = processors::allowed(&root);
+        let groups = Cgroup::of_this_process(&root);
+        let counters = |processor: &usize| {
+            let folder = processors::folder(*processor);
+            ["core", "package"].map(|of| format!("{folder}/thermal_throttle/{of}_throttle_count"))
+        };
         Self {
+            quota: groups.cpu_quota_cores(&root).map(|_| groups),
+            heat: processors.iter().flat_map(counters).filter(|path| root.exists(path)).collect(),
+            processors,
             root,
             epoch: Instant::now(),
             ticks_per_second: rustix::param::clock_ticks_per_second() as f64,
@@ -104,21 +175,31 @@ impl HostTelemetry {
     }
 
     fn begin(&mut self, now: HostReading) {
-        // A window over a long pause does not describe the blocks after the pause.
-        let left = |window: &Window| now.at.saturating_sub(window.to.at) > LONG_PAUSE;
-        if self.window.as_ref().is_none_or(left) {
-            self.window = Some(Window { from: now.clone(), to: now.clone(), blocks: 0 });
+        let (from, to) = (now.clone(), now.clone());
+        match &mut self.window {
+            // What happened in a long pause does not describe the blocks on both sides of it.
+            Some(window) if now.at.saturating_sub(window.to.at) > LONG_PAUSE => {
+                let before = window.counted(self.ticks_per_second);
+                *window = Window { before, from, to, blocks: window.blocks };
+            }
+            Some(_) => {}
+            none => *none = Some(Window { before: Counted::NOTHING, from, to, blocks: 0 }),
         }
         self.block = Some(now);
     }
 
     fn end(&mut self, now: HostReading) -> BlockTelemetry {
         let Some(before) = self.block.take() else { return BlockTelemetry::default() };
+        let heat = advance(before.heat, now.heat).filter(|slowdowns| *slowdowns > 0);
+        let held_back = advance(before.held_back_us, now.held_back_us);
+        let microseconds = now.at.saturating_sub(before.at).as_micros();
         let telemetry = BlockTelemetry {
+            throttle_reasons: heat.map(|_| "cpu_thermal".to_owned()).into_iter().collect(),
+            held_back_cores: held_back.map(|held| held as f64 / microseconds.max(1) as f64),
             energy_joules: joules(&before.energy, &now.energy),
             major_faults: advance(before.major_faults, now.major_faults),
             minor_faults: advance(before.minor_faults, now.minor_faults),
-            cpu_frequency_mhz: frequency_mhz(&self.root),
+            cpu_frequency_mhz: frequency_mhz(&self.root, &self.processors),
             ..BlockTelemetry::default()
         };
         if let Some(window) = &mut self.window {
@@ -137,28 +218,29 @@ impl Default for HostTelemetry {
 
 impl Telemetry for HostTelemetry {
     fn before_block(&mut self) {
-        let now = HostReading::take(&self.root, self.epoch.elapsed());
+        let now = self.reading(self.epoch.elapsed());
         self.begin(now);
     }
     fn after_block(&mut self) -> BlockTelemetry {
-        let now = HostReading::take(&self.root, self.epoch.elapsed());
+        let now = self.reading(self.epoch.elapsed());
         self.end(now)
     }
     fn load(&mut self, last: bool) -> Option<CpuLoad> {
-        let enough = if last { LAST_WINDOW } else { LOAD_WINDOW };
-        let long =
-            |window: &Window| window.blocks > 0 && window.to.at.saturating_sub(window.from.at) >= enough;
-        if !last && !self.window.as_ref().is_some_and(long) {
-            return None;
+        let window = self.window.as_ref()?;
+        let (blocks, counted) = (window.blocks, window.counted(self.ticks_per_second));
+        let enough = if last { LAST_WINDOW } else { counted.enough(self.ticks_per_second) };
+        let long = blocks > 0 && counted.wall >= enough;
+        if long || last {
+            self.window = None;
         }
-        let window = self.window.take().filter(long)?;
-        Some(CpuLoad::between(&window, self.ticks_per_second))
+        long.then(|| CpuLoad::over(&counted, blocks, self.ticks_per_second))
     }
 }
 
-impl HostReading {
-    fn take(root: &Root, at: Duration) -> Self {
-        let cpu = root.line("proc/stat").and_then(|line| cpu_ticks(&line));
+impl HostTelemetry {
+    fn reading(&self, at: Duration) -> HostReading {
+        let root = &self.root;
+        let cpu = root.read("proc/stat").and_then(|text| cpu_ticks(&text, &self.processors));
         let own = root.read("proc/self/stat").and_then(|text| own_counters(&text));
         // Beside the packages there may be `psys`, the whole platform, which counts them again.
         let is_package = |zone: &String| {
@@ -169,10 +251,12 @@ impl HostReading {
             let count = root.number(&format!("{package}/energy_uj"))?;
             Some(EnergyCounter { count, range: root.number(&format!("{package}/max_energy_range_uj")) })
         });
-        Self {
+        HostReading {
             at,
             busy: cpu.map(|(busy, _)| busy),
             steal: cpu.map(|(_, steal)| steal),
+            held_back_us: self.quota.as_ref().and_then(|groups| groups.held_back_us(root)),
+            heat: self.heat.iter().filter_map(|path| root.number(path)).reduce(u64::saturating_add),
             own: own.map(|own| own.ticks),
             minor_faults: own.map(|own| own.minor_faults),
             major_faults: own.map(|own| own.major_faults),
@@ -183,21 +267,12 @@ impl HostReading {
 }
 
 impl CpuLoad {
-    fn between(window: &Window, ticks_per_second: f64) -> Self {
-        let Window { from, to, blocks } = window;
-        let wall_ticks = to.at.saturating_sub(from.at).as_secs_f64() * ticks_per_second;
-        let own = advance(from.own, to.own).map(|ticks| ticks as f64);
-        let busy = advance(from.busy, to.busy).map(|ticks| ticks as f64);
-        let foreign = busy.zip(own).map(|(busy, own)| {
-            let edge_ticks = (own / wall_ticks).ceil();
-            (busy - own - edge_ticks).max(0.0) / wall_ticks
-        });
-        let steal = advance(from.steal, to.steal).map(|ticks| ticks as f64 / wall_ticks);
-        Self {
-            blocks: *blocks,
-            foreign_cores: foreign.filter(|cores| cores.is_finite()),
-            steal_cores: steal.filter(|cores| cores.is_finite()),
-        }
+    fn over(counted: &Counted, blocks: usize, ticks_per_second: f64) -> Self {
+        let wall_ticks = counted.wall.as_secs_f64() * ticks_per_second;
+        let cores = |ticks: Option<f64>| {
+            ticks.map(|ticks| ticks.max(0.0) / wall_ticks).filter(|cores| cores.is_finite())
+        };
+        Self { blocks, foreign_cores: cores(counted.foreign), steal_cores: cores(counted.steal) }
     }
 
     /// The cause for which its blocks are thrown away; of two the load, and the blocks' telemetry has both.
@@ -211,12 +286,26 @@ fn advance(before: Option<u64>, after: Option<u64>) -> Option<u64> {
     after?.checked_sub(before?)
 }
 
-/// Busy and stolen ticks of the first line of /proc/stat: `cpu user nice system idle iowait irq softirq steal ...`.
-fn cpu_ticks(line: &str) -> Option<(u64, u64)> {
-    let mut fields = line.split_whitespace();
-    if fields.next()? != "cpu" {
-        return None;
+/// Busy and stolen ticks of these processors in /proc/stat, of all where none is known.
+fn cpu_ticks(stat: &str, processors: &[usize]) -> Option<(u64, u64)> {
+    let lines = || stat.lines().map_while(|line| line.strip_prefix("cpu"));
+    let is_ours = |line: &&str| {
+        let number = line.split_whitespace().next().and_then(|number| number.parse().ok());
+        number.is_some_and(|number: usize| processors.contains(&number))
+    };
+    // The first line is rounded to ticks once, and that of each processor by itself.
+    if processors.is_empty() || lines().skip(1).all(|line| is_ours(&line)) {
+        return ticks_of(lines().next().filter(|line| line.starts_with(' '))?);
     }
+    lines().skip(1).filter(is_ours).map(ticks_of).reduce(|sum, line| {
+        let ((busy, steal), (more_busy, more_steal)) = (sum?, line?);
+        Some((busy.checked_add(more_busy)?, steal.checked_add(more_steal)?))
+    })?
+}
+
+/// Of a line without its name: `user nice system idle iowait irq softirq steal ...`.
+fn ticks_of(line: &str) -> Option<(u64, u64)> {
+    let fields = line.trim_start_matches(|c: char| c.is_ascii_digit()).split_whitespace();
     let ticks: Vec<u64> = fields.map_while(|field| field.parse().ok()).collect();
     // Guest time is already inside user and nice.
     let &[user, nice, system, _idle, _iowait, irq, softirq, steal, ..] = ticks.as_slice() else {
@@ -385,17 +474,14 @@ pub struct TelemetryVerdict {
 }
 
 /// Judges a block by its telemetry only; [`CpuLoad::reject`] judges several blocks together.
-pub fn verdict(block: &BlockTelemetry) -> TelemetryVerdict {
+pub fn verdict(block: &BlockTelemetry, limits: &Limits) -> TelemetryVerdict {
     let slowed = block.slowed_by();
     let others = block.throttle_reasons.iter().filter(|name| !slowed.contains(name));
     let mut conditions: Vec<Cause> = others.cloned().map(condition).collect();
     if let Some(processes) = block.gpu_other_processes.filter(|others| *others > 0) {
         conditions.push(Cause::GpuShared { processes });
     }
-    TelemetryVerdict {
-        reject: (!slowed.is_empty()).then_some(Cause::Throttled { reasons: slowed }),
-        conditions,
-    }
+    TelemetryVerdict { reject: block.rejects(limits), conditions }
 }
 
 fn condition(reason: String) -> Cause {
@@ -419,7 +505,7 @@ mod tests {
     }
 
     fn verdict(block: &BlockTelemetry) -> (Option<Cause>, Vec<Cause>) {
-        let judgement = super::verdict(block);
+        let judgement = super::verdict(block, &Limits::default());
         (judgement.reject, judgement.conditions)
     }
 
@@ -574,15 +660,65 @@ mod tests {
     }
 
     #[test]
-    fn a_window_does_not_reach_over_a_long_pause() {
+    fn a_window_leaves_long_pauses_out_and_keeps_the_blocks_on_both_sides() {
         let first = (reading(0, 0, 0, 0), reading(50, 5, 5, 0));
         let second = (reading(5_000, 900, 5, 0), reading(5_050, 905, 10, 0));
         let mut host = scripted_host();
         assert_eq!(told(&mut host, &[first, second]), [None, None]);
         assert_eq!(
             host.load(true).unwrap(),
-            CpuLoad { blocks: 1, foreign_cores: Some(0.0), steal_cores: Some(0.0) }
+            CpuLoad { blocks: 2, foreign_cores: Some(0.0), steal_cores: Some(0.0) }
         );
+        // A canary of a second between blocks of a tenth, beside which one core is another's.
+        let block = |i: u64| {
+            let ticks = i * 10;
+            (
+                reading(i * 1_100, 100 * i + 2 * ticks, ticks, 0),
+                reading(i * 1_100 + 100, 100 * i + 2 * ticks + 20, ticks + 10, 0),
+            )
+        };
+        let mut host = scripted_host();
+        let told = told(&mut host, &[block(0), block(1), block(2)]);
+        // Of 40 busy ticks 20 are ours, and one at the edges of each block.
+        assert_eq!(
+            told,
+            [
+                None,
+                Some(CpuLoad { blocks: 2, foreign_cores: Some(18.0 / 20.0), steal_cores: Some(0.0) }),
+                None
+            ]
+        );
+    }
+
+    #[test]
+    fn many_cores_of_our_own_hide_no_foreign_load() {
+        // 64 cores of our own with a tick of each at the edges, and half a core of another's, in blocks of 200 ms.
+        let at = |block: u64| {
+            let own = block * 64 * 20;
+            reading(block * 200, own + if block > 0 { 64 } else { 0 } + block * 10, own, 0)
+        };
+        let mut host = scripted_host();
+        let blocks: Vec<_> = (0..16).map(|block| (at(block), at(block + 1))).collect();
+        let mut told = told(&mut host, &blocks);
+        let last = told.pop().unwrap().expect("3.2 s are enough for 64 cores");
+        assert!(told.iter().all(Option::is_none), "{told:?}");
+        assert_eq!((last.blocks, last.foreign_cores), (16, Some(0.5)));
+    }
+
+    #[test]
+    fn a_quota_that_holds_cores_back_and_heat_reject() {
+        let after = |held_back_us, heat| {
+            let mut host = scripted_host();
+            let before = reading(0, 0, 0, 0);
+            host.begin(HostReading { held_back_us: Some(7), heat: Some(3), ..before });
+            host.end(HostReading { held_back_us, heat, ..reading(100, 10, 10, 0) })
+        };
+        assert_eq!(verdict(&after(Some(7), Some(3))), (None, vec![]));
+        assert_eq!(verdict(&after(Some(5_007), Some(3))), (None, vec![]), "a twentieth of a core");
+        assert_eq!(verdict(&after(Some(50_007), Some(3))).0, Some(Cause::CpuQuota { cores: 0.5 }));
+        let hot = Cause::Throttled { reasons: vec!["cpu_thermal".into()] };
+        assert_eq!(verdict(&after(None, Some(4))).0, Some(hot));
+        assert_eq!(verdict(&after(None, None)), (None, vec![]));
     }
 
     #[test]
@@ -610,7 +746,7 @@ mod tests {
             ("sys/class/powercap/intel-rapl:1/name", "psys\n"),
             ("sys/class/powercap/intel-rapl:1/energy_uj", "99\n"),
         ]);
-        let reading = HostReading::take(&root, Duration::ZERO);
+        let reading = HostTelemetry::at(root).reading(Duration::ZERO);
         assert_eq!((reading.busy, reading.steal, reading.own), (Some(163), Some(40), Some(42)));
         assert_eq!((reading.minor_faults, reading.major_faults), (Some(11), Some(22)));
         assert_eq!(
@@ -618,6 +754,30 @@ mod tests {
             [EnergyCounter { count: 77, range: Some(100) }],
             "a core is inside its package, and that inside the platform"
         );
+    }
+
+    #[test]
+    fn only_the_processors_that_this_process_may_use_are_read() {
+        let (_keep, root) = fake_root(&[
+            (
+                "proc/stat",
+                "cpu  160 0 0 0 0 0 0 9 0 0\ncpu0 100 0 0 0 0 0 0 5 0 0\ncpu1 20 0 0 0 0 0 0 1 0 0\ncpu10 40 0 0 0 0 0 0 3 0 0\nintr 1\n",
+            ),
+            ("proc/self/status", "Cpus_allowed_list:\t1,10\n"),
+            ("proc/self/cgroup", "0::/\n"),
+            ("sys/fs/cgroup/cpu.max", "50000 100000\n"),
+            ("sys/fs/cgroup/cpu.stat", "throttled_usec 77\n"),
+            ("sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count", "100\n"),
+            ("sys/devices/system/cpu/cpu1/thermal_throttle/core_throttle_count", "2\n"),
+            ("sys/devices/system/cpu/cpu1/thermal_throttle/package_throttle_count", "3\n"),
+        ]);
+        let reading = HostTelemetry::at(root.clone()).reading(Duration::ZERO);
+        assert_eq!((reading.busy, reading.steal), (Some(60), Some(4)));
+        assert_eq!((reading.held_back_us, reading.heat), (Some(77), Some(5)));
+        let stat = root.read("proc/stat").unwrap();
+        assert_eq!(cpu_ticks(&stat, &[0, 1, 10]), Some((160, 9)), "all of them");
+        assert_eq!(cpu_ticks(&stat, &[]), Some((160, 9)));
+        assert_eq!(cpu_ticks(&stat, &[2]), None);
     }
 
     #[test]

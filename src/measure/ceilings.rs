@@ -42,8 +42,9 @@ pub fn measure(
     let mut telemetry = telemetry_of(device, 1);
     telemetry.before_block();
     let measured = probe(device, preset, threads)?;
-    let slowed = verdict(&telemetry.after_block()).reject;
-    let load = telemetry.load(true).and_then(|load| load.reject(&limits_of(device)));
+    let limits = limits_of(device);
+    let slowed = verdict(&telemetry.after_block(), &limits).reject;
+    let load = telemetry.load(true).and_then(|load| load.reject(&limits));
     let disturbed = slowed.into_iter().chain(load).collect();
     Ok(measured.map(|ceilings| Ceilings { disturbed, ..ceilings }))
 }

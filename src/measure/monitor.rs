@@ -67,7 +67,8 @@ pub(super) fn telemetry_of(device: DeviceChoice, count: usize) -> Box<dyn Teleme
 
 /// The disturbance that blocks of a device bear.
 pub(super) fn limits_of(device: DeviceChoice) -> Limits {
-    device.gpu().map_or_else(Limits::default, |_| Limits::beside_gpu(environment::cores()))
+    let cores = environment::cores();
+    device.gpu().map_or_else(|| Limits::of_cores(cores), |_| Limits::beside_gpu(cores))
 }
 
 impl DeviceMonitor {
@@ -86,7 +87,7 @@ impl Monitor for DeviceMonitor {
         // The telemetry closes its window before the canary runs, which would count as load.
         let telemetry = self.telemetry.after_block();
         let load = self.window_load(false);
-        let judgement = verdict(&telemetry);
+        let judgement = verdict(&telemetry, &self.limits);
         let seconds = self.canary.run();
         let mut conditions = judgement.conditions;
         let canary_ratio = self.baseline.map(|baseline| match &mut self.recent {

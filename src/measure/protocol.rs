@@ -221,6 +221,15 @@ impl WindowLoad {
 }
 
 impl BlockContext {
+    /// The same of an engine whose jobs so many threads were away from, where the machine is watched.
+    pub fn without_threads(mut self, away: Option<f64>) -> Self {
+        if let Some(telemetry) = &mut self.telemetry {
+            telemetry.threads_away = away;
+            self.reject = self.reject.or_else(|| telemetry.short_of_threads());
+        }
+        self
+    }
+
     /// Writes it into its block, and rejects the block where there is a cause.
     pub fn apply_to(self, block: &mut Block, canary_tolerance: f64) {
         block.canary_ratio = self.canary_ratio;
@@ -575,7 +584,7 @@ fn rounds<V: Visitor>(
             let (least, most) = left.fold((0.0, 0.0), |sum, left| (sum.0 + left.0, sum.1 + left.1));
             observe(Event::Left { done, least, most });
         }
-        sampled.reference.extend(visit_reference(visitor, states, protocol)?);
+        sampled.reference.extend(visit_reference(visitor, states, protocol, keep_resident)?);
     }
     for (index, _) in states.iter().enumerate() {
         visitor.release(index)?;
@@ -623,6 +632,7 @@ fn visit_reference<V: Visitor>(
     visitor: &mut V,
     states: &mut [State],
     protocol: &Protocol,
+    keep_resident: bool,
 ) -> Result<Option<f64>, V::Halt> {
     if protocol.is_smoke() {
         return Ok(None);
@@ -636,7 +646,8 @@ fn visit_reference<V: Visitor>(
     }
     let cell = state.measured.cell.clone();
     let predicted_ns = visitor.predicted_ns(&cell);
-    let reference = Reference { index, cell, steps, predicted_ns, keep: !state.finished };
+    let keep = keep_resident && !state.finished;
+    let reference = Reference { index, cell, steps, predicted_ns, keep };
     match visitor.measure_reference(&reference)? {
         Ok(mean) => Ok(mean),
         Err(reason) if state.retried => {

@@ -158,6 +158,10 @@ impl CellInputs {
             input.release(session);
             visited.end = Some(end_of(&error));
         }
+        // Where the visit ended early; the next one has a window of its own.
+        if let Some(load) = monitor.after_visit() {
+            load.apply_to(&mut visited.blocks);
+        }
         visited.peak_memory = visited.peak_memory.max(peak_memory(session, monitor));
         if !visit.keep {
             self.release(session, visit.index);
@@ -245,9 +249,11 @@ fn sample(
         let shared = if taken < visit.wanted {
             let step = expected.unwrap_or(0.0).max(warm.step_seconds);
             on_event(VisitEvent::Busy(Some(step * steps as f64)));
+            session.threads_away();
             monitor.before_block();
             let block = take_block(session, input, steps, &mut visited.tokens)?;
-            let mut context = monitor.after_block(block.wall_ns / 1e9);
+            let context = monitor.after_block(block.wall_ns / 1e9);
+            let mut context = context.without_threads(session.threads_away());
             visited.moved = session.bytes_moved();
             let memory_bytes = memory_in_use(session, monitor, &mut visited.peak_memory);
             let mut block = Block { visit: visit.round, memory_bytes, ..block };

@@ -41,6 +41,8 @@ pub struct LocalDevice {
     model: Rc<OpenModel>,
     live: BTreeMap<usize, LoadedEngine>,
     wrap: Option<SessionWrapper>,
+    /// An engine was opened before: the device is open, and the file of the weights in memory.
+    is_warm: bool,
 }
 
 impl std::fmt::Debug for LocalDevice {
@@ -110,7 +112,7 @@ impl Handler for LocalDevice {
 
 impl LocalDevice {
     pub fn new(config: &RunConfig, model: Rc<OpenModel>) -> Self {
-        Self { config: config.clone(), model, live: BTreeMap::new(), wrap: None }
+        Self { config: config.clone(), model, live: BTreeMap::new(), wrap: None, is_warm: false }
     }
 
     fn begin(&mut self, observer: &mut dyn Observer) -> Result<DeviceResponse, RunError> {
@@ -134,6 +136,7 @@ impl LocalDevice {
         reopen: Option<&[TimedFormat]>,
         observer: &mut dyn Observer,
     ) -> Result<(LoadedEngine, Opened), OpenFailure> {
+        let first = !std::mem::replace(&mut self.is_warm, true);
         let (config, model) = (&self.config, &*self.model);
         let asked = config.device_options.kv_dtype;
         let can = |engine: &str, dtype| {
@@ -179,7 +182,7 @@ impl LocalDevice {
         }
         let cold = match reopen {
             Some(_) => Vec::new(),
-            None => cold(session.as_mut(), engine, dtype, begin.elapsed().into()),
+            None => cold(session.as_mut(), engine, dtype, begin.elapsed().into(), first),
         };
         let quality = if reopen.is_some() {
             Quality {
@@ -192,14 +195,15 @@ impl LocalDevice {
             gate(config, model, engine, dtype, session.as_mut(), observer)?
         };
         let ranks = EngineKind::ranks(engine);
-        let devices = config.device.group(ranks);
-        let available = devices.filter_map(|device| memory::available(memory_of(device))).min();
         let monitor: Box<dyn Monitor> = match config.preset {
             ProtocolPreset::Smoke => Box::new(NoopMonitor),
             ProtocolPreset::Full | ProtocolPreset::Quick => {
                 monitor::of_devices(config.device, ranks, config.threads).map_err(RunError::from)?
             }
         };
+        // What the canary has mapped is no room for a cell.
+        let devices = config.device.group(ranks);
+        let available = devices.filter_map(|device| memory::available(memory_of(device))).min();
         let live = LoadedEngine::new(session, monitor, config.protocol());
         let opened = live.opened(config, (engine, dtype), quality, cold, available);
         Ok((live, opened))
@@ -327,12 +331,18 @@ impl LoadedEngine {
                 let input = inputs.of(session, protocol, *index, cell);
                 // One cell's KV at a time: the sampler visits them one after another.
                 let taken = input.fill(session).map_err(BlockError::from).and_then(|()| {
+                    session.threads_away();
                     monitor.before_block();
                     take_block(session, input, *steps, tokens)
                 });
                 match taken {
                     Ok(mut block) => {
-                        monitor.after_block(block.wall_ns / 1e9).apply_to(&mut block, *canary_tolerance);
+                        let context = monitor.after_block(block.wall_ns / 1e9);
+                        let mut context = context.without_threads(session.threads_away());
+                        // Nobody knows which sample is the last: each is judged by itself.
+                        let load = context.load.take().or_else(|| monitor.after_visit());
+                        context.apply_to(&mut block, *canary_tolerance);
+                        load.map(|load| load.apply_to(std::slice::from_mut(&mut block)));
                         let sample =
                             SampledBlock { block, tokens: tokens.clone(), moved: session.bytes_moved() };
                         DeviceResponse::Sampled(Box::new(sample))
@@ -388,11 +398,12 @@ fn too_large(device: DeviceChoice, need: Bytes) -> Option<Cause> {
     })
 }
 
-/// The cold rows: each happens once per process, so each is its own row and never mixed with warm steps.
-fn cold(session: &mut dyn Session, engine: &str, dtype: Dtype, load: Nanos) -> Vec<ColdRow> {
+/// The cold rows: each happens once per process, so each is its own row and never mixed with warm steps. Those of an engine that is not the
+/// process's first say so.
+fn cold(session: &mut dyn Session, engine: &str, dtype: Dtype, load: Nanos, first: bool) -> Vec<ColdRow> {
     let sequence = SequenceId(u64::MAX / 4);
     let row = |what: &str, time: Nanos| ColdRow {
-        what: what.into(),
+        what: format!("{what}{}", if first { "" } else { ", after another engine" }),
         engine: engine.into(),
         dtype,
         time_ns: time.0,
@@ -442,4 +453,66 @@ fn gate(
         None => None,
     };
     quality::gate(session, dtype, config.seed, reference)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::scripted::StepOutcome;
+    use crate::machine::telemetry::CpuLoad;
+    use crate::measure::protocol::{BlockContext, WindowLoad};
+    use crate::run::device_worker::tests::{config, session};
+    use crate::worker::NoopObserver;
+    use hbmark_core::result::{Cell, Phase};
+    use hbmark_traffic::clock::VirtualClock;
+
+    #[test]
+    fn cold_rows_of_an_engine_that_is_not_the_first_of_its_process_say_so() {
+        let model = crate::weights::open("tests/fixtures/models/qwen3-tied", None, 42).unwrap();
+        let config = RunConfig { preset: ProtocolPreset::Smoke, ..config("native", &[1], &[8]) };
+        let mut device = LocalDevice::new(&config, Rc::new(model));
+        let mut rows = |series| {
+            let open =
+                DeviceRequest::Open { series, engine: "native".into(), dtype: Dtype::Bf16, reopen: None };
+            let Ok(DeviceResponse::Opened(opened)) = device.handle(&open, &mut NoopObserver) else {
+                panic!("series {series} is not open");
+            };
+            opened.cold.into_iter().map(|row| row.what).collect::<Vec<_>>()
+        };
+        let (first, second) = (rows(0), rows(1));
+        assert_eq!(first.len(), 3);
+        assert!(first.iter().all(|what| !what.ends_with("after another engine")), "{first:?}");
+        assert!(second.iter().all(|what| what.ends_with(", after another engine")), "{second:?}");
+    }
+
+    /// Knows the load of a block when no more follow.
+    struct Busy;
+
+    impl Monitor for Busy {
+        fn before_block(&mut self) {}
+        fn after_block(&mut self, _wall_seconds: f64) -> BlockContext {
+            BlockContext::default()
+        }
+        fn after_visit(&mut self) -> Option<WindowLoad> {
+            let load = CpuLoad { blocks: 1, foreign_cores: Some(1.0), steal_cores: None };
+            Some(WindowLoad { load, reject: Some(Cause::ForeignLoad { cores: 1.0 }) })
+        }
+    }
+
+    #[test]
+    fn a_sample_of_criterions_beside_other_load_does_not_count() {
+        let clock = VirtualClock::default();
+        let step = |_| StepOutcome::Takes { device: Nanos(1e7), host: Nanos(0.0) };
+        let session = session(&clock, Box::new(step));
+        let protocol = config("native", &[1], &[8]).protocol();
+        let mut live = LoadedEngine::new(Box::new(session), Box::new(Busy), protocol);
+        let cell =
+            Cell { phase: Phase::Decode, engine: "native".into(), dtype: Dtype::Bf16, batch: 1, context: 8 };
+        let request = DeviceRequest::Sample { series: 0, index: 0, cell, steps: 20, canary_tolerance: 0.1 };
+        let DeviceResponse::Sampled(sample) = live.handle(&request, &mut NoopObserver) else {
+            panic!("no sample");
+        };
+        assert_eq!(sample.block.rejected, Some(Cause::ForeignLoad { cores: 1.0 }));
+        assert_eq!(sample.block.telemetry.unwrap().foreign_cores, Some(1.0));
+    }
 }

@@ -163,6 +163,7 @@ impl Session for FaultInjectingSession {
         profiler() -> Option<&mut dyn StepProfiler>;
         bytes_moved() -> Option<Bytes>;
         experts_met() -> Option<f64>;
+        threads_away() -> Option<f64>;
         script_experts(script: Option<ScriptedRouting>) -> Option<ScriptedRouting>;
     }
 }

@@ -590,6 +590,10 @@ impl Operations for CpuOperations {
         Bytes(std::mem::take(&mut self.moved))
     }
 
+    fn take_threads_away(&mut self) -> Option<f64> {
+        self.team.take_absence()
+    }
+
     fn kernels(&self) -> Vec<String> {
         self.kernels.names()
     }

@@ -517,6 +517,10 @@ pub trait Operations: Steps + LoraOperations + LatentOperations + ExpertOperatio
     ) -> Result<(), EngineError>;
     /// Bytes read and written by the operations since the last call, counted where they ran, without waiting; activations are not.
     fn take_bytes_moved(&mut self) -> Bytes;
+    /// Threads of a CPU that were left out of a job, on average over the jobs since the last call.
+    fn take_threads_away(&mut self) -> Option<f64> {
+        None
+    }
     /// Instruction sets of a CPU's kernels by name.
     fn kernels(&self) -> Vec<String> {
         Vec::new()

@@ -452,6 +452,10 @@ impl<O: Operations> Session for ParallelSession<O> {
         self.ranks.iter_mut().map(NativeSession::experts_met).fold(None, Option::or)
     }
 
+    fn threads_away(&mut self) -> Option<f64> {
+        self.ranks.iter_mut().filter_map(NativeSession::threads_away).reduce(|sum, own| sum + own)
+    }
+
     fn script_experts(&mut self, script: Option<ScriptedRouting>) -> Option<ScriptedRouting> {
         let before: Vec<_> = self.ranks.iter_mut().map(|rank| rank.script_experts(script)).collect();
         before[0]

@@ -9,8 +9,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::engine::native::cpu::kernel_choice::FORCED;
 use crate::machine::atomic_file::write_atomic;
 use crate::machine::environment::boot_id;
+use crate::machine::memory::nodes_and_policy;
+use crate::machine::system_files::Root;
 use crate::measure::protocol::ProtocolPreset;
 use hbmark_core::input;
 use hbmark_core::result::{Ceilings, Environment};
@@ -22,6 +25,9 @@ const MAX_AGE_S: u64 = 600;
 const MAX_BYTES: u64 = 64 << 10;
 /// Memory for what it holds.
 const BUDGET: usize = 16 << 20;
+
+/// Variables that choose the native engine's kernels, and candle's threads.
+const VARIABLES: [&str; 2] = [FORCED, "RAYON_NUM_THREADS"];
 
 /// What ceilings depend on. Any difference, and they are measured again.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -39,24 +45,39 @@ pub struct Conditions {
     governor: Option<String>,
     huge_pages: Option<String>,
     memory_limit: Option<u64>,
+    memory_nodes: Option<String>,
+    memory_policy: Option<String>,
     gpu: Option<String>,
     driver: Option<String>,
     power_limit_watts: Option<f64>,
     mig: Option<bool>,
     mps: Option<bool>,
     threads: Option<usize>,
+    variables: [Option<String>; VARIABLES.len()],
     full: bool,
 }
 
 impl Conditions {
-    /// Those of a machine; `cores` are those that this process may use.
+    /// Those of a machine and of this process; `cores` are those that it may use.
     pub fn of(
         environment: &Environment,
         cores: Vec<usize>,
         threads: Option<usize>,
         preset: ProtocolPreset,
     ) -> Self {
+        let variable = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+        Self::with(&variable, environment, cores, threads, preset)
+    }
+
+    fn with(
+        variable: &dyn Fn(&str) -> Option<String>,
+        environment: &Environment,
+        cores: Vec<usize>,
+        threads: Option<usize>,
+        preset: ProtocolPreset,
+    ) -> Self {
         let Environment { hostname, cpu, gpu, build, kernel, .. } = environment;
+        let [memory_nodes, memory_policy] = nodes_and_policy(&Root::system());
         let gpu = gpu.as_ref();
         Self {
             version: build.version.clone(),
@@ -71,12 +92,15 @@ impl Conditions {
             governor: cpu.governor.clone(),
             huge_pages: cpu.transparent_huge_pages.clone(),
             memory_limit: cpu.memory_limit_bytes.map(|bytes| bytes.0),
+            memory_nodes,
+            memory_policy,
             gpu: gpu.and_then(|gpu| gpu.uuid.clone()),
             driver: gpu.and_then(|gpu| gpu.driver.clone()),
             power_limit_watts: gpu.and_then(|gpu| gpu.power_limit_watts),
             mig: gpu.and_then(|gpu| gpu.mig),
             mps: gpu.and_then(|gpu| gpu.mps),
             threads,
+            variables: VARIABLES.map(variable),
             full: preset == ProtocolPreset::Full,
         }
     }
@@ -174,6 +198,28 @@ mod tests {
             neighbour,
             Conditions { boot: another(), ..here.clone() },
             Conditions { memory: Some(1), ..here },
+        ] {
+            assert_eq!(read(folder.path(), &other, 1_000), None, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn ceilings_of_other_kernels_threads_or_memory_nodes_are_not_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let under = |given: &'static str| {
+            let variable = |name: &str| (name == given).then(|| "portable".to_owned());
+            let environment = samples::report().environment;
+            Conditions::with(&variable, &environment, vec![0, 1], None, ProtocolPreset::Full)
+        };
+        let usual = under("");
+        write(folder.path(), &usual, &samples::report().ceilings.unwrap(), 1_000);
+        assert!(read(folder.path(), &usual, 1_000).is_some());
+        let bound = || Some("bind:8".to_owned());
+        for other in [
+            under("HBMARK_CPU_KERNELS"),
+            under("RAYON_NUM_THREADS"),
+            Conditions { memory_policy: bound(), ..usual.clone() },
+            Conditions { memory_nodes: bound(), ..usual },
         ] {
             assert_eq!(read(folder.path(), &other, 1_000), None, "{other:?}");
         }

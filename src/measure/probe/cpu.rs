@@ -19,9 +19,10 @@ use hbmark_cpu_kernels::memory::{self, Prefetch, Stores, Walk};
 
 use super::{MIN_REPETITIONS, ProbeConfig, ProbeError};
 use crate::engine::native::cpu::huge_pages::Pages;
-use crate::engine::native::cpu::thread_team::{Team, Worker, owned, pin};
+use crate::engine::native::cpu::thread_team::{Team, Worker, binds, owned, pin};
 use crate::engine::native::cpu::{self as native, InstructionSet};
-use crate::machine::environment::last_cache;
+use crate::machine::environment::{cores as allowed_cores, last_cache};
+use crate::machine::system_files::Root;
 use crate::weights::Packing;
 use crate::weights::stored_matrix::SUPER_BLOCK;
 use hbmark_core::result::{Ceilings, Spread};
@@ -197,20 +198,21 @@ fn time(team: &mut Team, parts: &[Part<'_>], pass: Pass) -> PassTime {
     PassTime { inside: inside as f64 / 1e9, outside }
 }
 
-/// Runs `script` with a team of threads, one pinned to each of `cores`, each owning its part of `words`. `script` gets a
+/// Runs `script` with a team of threads, one for each of `cores` and pinned to it unless a CPU quota forbids, each owning its part of `words`. `script` gets a
 /// function that runs one pass and returns how long it took.
 pub(crate) fn with_team<R: Send>(
     cores: &[usize],
     words: &mut [f32],
     script: impl FnOnce(&mut dyn FnMut(Pass) -> PassTime) -> R + Send,
 ) -> Result<R, ProbeError> {
+    let pinned = binds(&Root::system(), allowed_cores());
     let run = || {
-        let mut team =
-            Team::new(cores.len()).map_err(|source| ProbeError::Start { threads: cores.len(), source })?;
+        let mut team = Team::unpinned(cores.len())
+            .map_err(|source| ProbeError::Start { threads: cores.len(), source })?;
         let unpinned = Mutex::new(None);
         team.run(&|worker: &Worker<'_>| {
             let core = cores[worker.index];
-            if let Err(source) = pin(core) {
+            if pinned && let Err(source) = pin(core) {
                 let mut unpinned = unpinned.lock().unwrap_or_else(PoisonError::into_inner);
                 unpinned.get_or_insert(ProbeError::Pin { core, source });
             }

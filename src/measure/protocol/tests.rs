@@ -240,6 +240,73 @@ fn blocks_that_are_judged_together_fall_together() {
 }
 
 #[test]
+fn a_visit_that_ends_early_leaves_no_load_to_the_next() {
+    let clock = VirtualClock::default();
+    let mut session = session(&clock, |info| {
+        if info.index < 330 { takes(10.0) } else { StepOutcome::Fails(EngineError::NoStepRun) }
+    });
+    let mut monitor = Together { each: 1_000, open: 0, busy: |_| false, told: 0 };
+    let protocol = Protocol { visits: 1, ..Protocol::full(7) };
+    let measured = measure(&mut session, &[decode(1, 16)], &protocol, &mut monitor).remove(0);
+    assert_eq!((measured.status, monitor.open), (Status::Failed, 0));
+    let told = measured.blocks.iter().all(|block| block.telemetry.is_some());
+    assert!(!measured.blocks.is_empty() && told, "its blocks have the load beside them");
+}
+
+#[test]
+fn a_block_that_threads_were_away_from_is_rejected_where_the_machine_is_watched() {
+    let rejected = |telemetry: Option<BlockTelemetry>, away| {
+        let mut block = Block::default();
+        let context = BlockContext { telemetry, ..BlockContext::default() };
+        context.without_threads(away).apply_to(&mut block, 0.1);
+        (block.rejected, block.telemetry.and_then(|telemetry| telemetry.threads_away))
+    };
+    let watched = || Some(BlockTelemetry::default());
+    assert_eq!(rejected(watched(), Some(1.0)), (Some(Cause::ThreadsAway { threads: 1.0 }), Some(1.0)));
+    assert_eq!(rejected(watched(), Some(0.1)), (None, Some(0.1)), "as much as foreign load may be");
+    assert_eq!(rejected(watched(), None), (None, None));
+    assert_eq!(rejected(None, Some(1.0)), (None, None), "nothing is judged in a smoke run");
+}
+
+/// Says of each reference whether its KV was to be kept.
+struct References<'a> {
+    visits: InProcess<'a>,
+    kept: Vec<bool>,
+}
+
+impl Visitor for References<'_> {
+    type Halt = std::convert::Infallible;
+    fn visit(&mut self, visit: &Visit) -> Result<Visited, Self::Halt> {
+        self.visits.visit(visit)
+    }
+    fn measure_reference(&mut self, reference: &Reference) -> Result<Result<Option<f64>, Cause>, Self::Halt> {
+        self.kept.push(reference.keep);
+        self.visits.measure_reference(reference)
+    }
+    fn release(&mut self, index: usize) -> Result<(), Self::Halt> {
+        self.visits.release(index)
+    }
+}
+
+#[test]
+fn the_reference_cell_stays_resident_only_where_all_cells_do() {
+    let kept = |keep_resident| {
+        let clock = VirtualClock::default();
+        let mut session = session(&clock, |_| takes(10.0));
+        let (protocol, mut monitor) = (Protocol::full(7), NoopMonitor);
+        let (session, monitor): (&mut dyn Session, &mut dyn Monitor) = (&mut session, &mut monitor);
+        let visits = InProcess { session, monitor, protocol: &protocol, inputs: CellInputs::default() };
+        let mut visitor = References { visits, kept: Vec::new() };
+        let cells = [decode(1, 16), decode(2, 16)];
+        assert!(schedule(&mut visitor, &cells, &protocol, keep_resident, &mut |_| {}).1.is_none());
+        visitor.kept
+    };
+    assert!(kept(true).contains(&true));
+    let freed = kept(false);
+    assert!(!freed.is_empty() && !freed.contains(&true), "{freed:?}");
+}
+
+#[test]
 fn a_slow_block_without_a_cause_is_never_dropped() {
     let clock = VirtualClock::default();
     let mut session =

@@ -61,6 +61,13 @@ pub struct BlockTelemetry {
     pub foreign_cores: Option<f64>,
     /// Cores stolen by the hypervisor.
     pub steal_cores: Option<f64>,
+    /// Cores that a CPU quota held back. Null where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_back_cores: Option<f64>,
+    /// Threads of the engine that were left out because another program had their processor, on average over the block's jobs. Null of engines
+    /// that leave none out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads_away: Option<f64>,
     pub major_faults: Option<u64>,
     pub minor_faults: Option<u64>,
     pub cpu_frequency_mhz: Option<f64>,
@@ -95,7 +102,14 @@ impl BlockTelemetry {
     /// The throttle reasons that mean that the device ran slower than its own clocks.
     pub fn slowed_by(&self) -> Vec<String> {
         let slows = |name: &&String| {
-            let reasons = ["hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal", "thermal_violation"];
+            let reasons = [
+                "hw_slowdown",
+                "hw_thermal",
+                "hw_power_brake",
+                "sw_thermal",
+                "thermal_violation",
+                "cpu_thermal",
+            ];
             reasons.contains(&name.as_str())
         };
         self.throttle_reasons.iter().filter(slows).cloned().collect()
@@ -107,7 +121,17 @@ impl BlockTelemetry {
         if !reasons.is_empty() {
             return Some(Cause::Throttled { reasons });
         }
-        load_rejects(self.foreign_cores, self.steal_cores, limits)
+        let held_back = self.held_back_cores.filter(|cores| *cores > limits.steal_cores);
+        held_back
+            .map(|cores| Cause::CpuQuota { cores })
+            .or_else(|| self.short_of_threads())
+            .or_else(|| load_rejects(self.foreign_cores, self.steal_cores, limits))
+    }
+
+    /// The cause for which a block does not count that too many threads were away from: as much as other programs may have of all processors.
+    pub fn short_of_threads(&self) -> Option<Cause> {
+        let away = self.threads_away.filter(|threads| *threads > Limits::default().foreign_cores);
+        away.map(|threads| Cause::ThreadsAway { threads })
     }
 }
 

@@ -26,7 +26,7 @@ use crate::units::{Bytes, BytesPerSecond, Nanos, counted};
 #[cfg_attr(test, schemars(transform = with_message))]
 pub enum Cause {
     /// The GPU slowed itself down, for these of NVML's clock event reasons (`hw_slowdown`, `hw_thermal`, `hw_power_brake`, `sw_thermal`,
-    /// `thermal_violation`).
+    /// `thermal_violation`), or the processor did for its heat (`cpu_thermal`).
     #[cfg_attr(test, schemars(extend("where" = "block")))]
     #[error("{}", reasons.iter().map(|reason| clock_event(reason)).collect::<Vec<_>>().join("; "))]
     Throttled { reasons: Vec<String> },
@@ -38,6 +38,14 @@ pub enum Cause {
     #[cfg_attr(test, schemars(extend("where" = "block")))]
     #[error("steal: the hypervisor took {cores:.1} cores")]
     CpuSteal { cores: f64 },
+    /// The control group's CPU quota held so many cores back.
+    #[cfg_attr(test, schemars(extend("where" = "block")))]
+    #[error("CPU quota: it held {cores:.1} cores back")]
+    CpuQuota { cores: f64 },
+    /// So many of the engine's threads, on average, were left out of its jobs because another program had their processor.
+    #[cfg_attr(test, schemars(extend("where" = "block")))]
+    #[error("{threads:.1} of the engine's threads were away: another program had their processor")]
+    ThreadsAway { threads: f64 },
     /// A read of fixed bytes beside the block, over its usual time.
     #[cfg_attr(test, schemars(extend("where" = "block")))]
     #[error("reference read (canary) {:+.1} % off its usual time", (ratio - 1.0) * 100.0)]
@@ -409,6 +417,7 @@ fn clock_event(reason: &str) -> String {
         "hw_power_brake" => "hardware power brake",
         "sw_thermal" => "software thermal slowdown",
         "thermal_violation" => "thermal slowdown between two looks at the clocks",
+        "cpu_thermal" => "thermal slowdown of the processor",
         "sw_power_cap" => "power capped",
         "gpu_idle" => "GPU idle",
         "application_clocks" => "clocks pinned by the application clock setting",

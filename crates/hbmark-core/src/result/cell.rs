@@ -327,7 +327,8 @@ pub struct CellResult {
     pub quality: Option<Quality>,
     pub memory_predicted_bytes: Option<Bytes>,
     /// The most in use while the cell was measured, without the canary's buffer: on a GPU what was taken from the device's memory
-    /// pool, on a CPU the resident set of the whole process.
+    /// pool, on a CPU the resident set of the whole process, with buffers that earlier cells made it grow and, where the KV of all cells fits at
+    /// once, that of the others.
     pub memory_peak_bytes: Option<Bytes>,
     pub energy_per_step_joules: Option<f64>,
     pub energy_per_token_joules: Option<f64>,

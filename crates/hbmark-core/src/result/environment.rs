@@ -211,7 +211,7 @@ pub struct BuildEnvironment {
 pub struct Limits {
     /// Cores busy with other processes.
     pub foreign_cores: f64,
-    /// Cores that the hypervisor gave to others while they were wanted here.
+    /// Cores that the hypervisor gave to others, or that a CPU quota held back, while they were wanted here.
     pub steal_cores: f64,
 }
 
@@ -225,21 +225,28 @@ impl Default for Limits {
 /// Cores that a block on a GPU needs: the thread that launches, and the driver's.
 const GPU_WORKER_CORES: usize = 2;
 
+/// The share of all cores that the hypervisor may take: no more than what a result is certain to.
+const STEAL_SHARE: f64 = 0.01;
+
 impl Limits {
+    /// Those of blocks on so many cores.
+    pub fn of_cores(cores: usize) -> Self {
+        let limits = Self::default();
+        Self { steal_cores: limits.steal_cores.max(STEAL_SHARE * cores as f64), ..limits }
+    }
+
     /// Those of blocks on a GPU of a machine of so many cores. The threads of others are not in the way while there are cores beside the
     /// worker's: they may keep half of those busy.
     pub fn beside_gpu(cores: usize) -> Self {
-        let limits = Self::default();
+        let limits = Self::of_cores(cores);
         let others = cores.saturating_sub(GPU_WORKER_CORES) as f64 / 2.0;
         Self { foreign_cores: limits.foreign_cores.max(others), ..limits }
     }
 
-    /// Those of blocks that were measured on a machine.
+    /// Those of blocks that were measured on a machine; a run on some of its cores bore no more than these.
     pub fn of(environment: &Environment) -> Self {
-        environment
-            .gpu
-            .as_ref()
-            .map_or_else(Self::default, |_| Self::beside_gpu(environment.cpu.logical_cores))
+        let cores = environment.cpu.logical_cores;
+        if environment.gpu.is_some() { Self::beside_gpu(cores) } else { Self::of_cores(cores) }
     }
 }
 

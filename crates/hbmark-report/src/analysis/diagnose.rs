@@ -520,7 +520,9 @@ fn power_capped(_: &Case<'_>, cell: &CellResult) -> Option<String> {
 }
 
 fn foreign_load(_: &Case<'_>, cell: &CellResult) -> Option<String> {
-    let is = |cause: &Cause| matches!(cause, Cause::ForeignLoad { .. } | Cause::CpuSteal { .. });
+    let is = |cause: &Cause| {
+        matches!(cause, Cause::ForeignLoad { .. } | Cause::CpuSteal { .. } | Cause::ThreadsAway { .. })
+    };
     let foreign = |block: &Block| {
         let beside = block.telemetry.as_ref().and_then(|t| t.gpu_other_processes).unwrap_or(0);
         caught(block, is).is_some() || beside > 0

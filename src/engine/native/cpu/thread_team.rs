@@ -23,6 +23,10 @@ use std::time::{Duration, Instant};
 #[cfg(target_os = "linux")]
 use rustix::thread::CpuSet;
 
+use crate::machine::environment::within_quota;
+#[cfg(target_os = "linux")]
+use crate::machine::processors::{allowed_to_thread, cores_first};
+use crate::machine::system_files::Root;
 use hbmark_cpu_kernels::tiles::release_matrices;
 use preemption::{Attendance, RunDelay};
 
@@ -248,6 +252,9 @@ pub struct Team {
     present: usize,
     /// Whether they are others than those of the last job.
     changed: bool,
+    /// Jobs that were run, and the members that each did without, since that was last asked.
+    jobs: u64,
+    absences: u64,
 }
 
 impl std::fmt::Debug for Team {
@@ -260,13 +267,12 @@ impl Team {
     /// Starts a team of so many members, the caller being the first.
     ///
     /// The others are pinned to processors of their own among those this process may use, leaving the first to the caller, who is
-    /// not pinned: threads that it starts later would inherit that.
+    /// not pinned: threads that it starts later would inherit that. Nor are any where [`binds`] says so.
     pub fn new(members: usize) -> std::io::Result<Self> {
         Self::on_processors(members, 0, 1)
     }
 
     /// As [`Self::new`], wherever the system runs them.
-    #[cfg(any(test, feature = "cuda"))]
     pub fn unpinned(members: usize) -> std::io::Result<Self> {
         Self::start(members, |_| None)
     }
@@ -276,7 +282,8 @@ impl Team {
         let members = members.max(1);
         let processors = allowed_processors().unwrap_or_default();
         let fits = first + (members - 1) * apart < processors.len();
-        Self::start(members, |index| fits.then(|| processors[first + index * apart]))
+        let bound = fits && binds(&Root::system(), processors.len());
+        Self::start(members, |index| bound.then(|| processors[first + index * apart]))
     }
 
     fn start(members: usize, processor: impl Fn(usize) -> Option<usize>) -> std::io::Result<Self> {
@@ -301,6 +308,8 @@ impl Team {
             looked: Instant::now(),
             present: members,
             changed: false,
+            jobs: 0,
+            absences: 0,
         };
         for index in 1..members {
             let shared = Arc::clone(&team.shared);
@@ -328,6 +337,12 @@ impl Team {
         self.shared.members
     }
 
+    /// Members that were left out of a job, on average over the jobs since the last call; none where there were no jobs, or the team may not shrink.
+    pub fn take_absence(&mut self) -> Option<f64> {
+        let (jobs, absences) = (std::mem::take(&mut self.jobs), std::mem::take(&mut self.absences));
+        (jobs > 0 && !self.attendance.is_empty()).then(|| absences as f64 / jobs as f64)
+    }
+
     /// Runs a job on all members, or on all that have their processors in a team that may shrink, and returns when all are done.
     ///
     /// A job that panics ends the process: the other members may wait at a barrier for the one that panicked.
@@ -344,6 +359,8 @@ impl Team {
         self.take_places();
         let shared = &*self.shared;
         let count = self.present;
+        self.jobs += 1;
+        self.absences += (shared.members - count) as u64;
         if count == 1 {
             // Nobody else has a place: whoever has just lost one goes to sleep.
             job(&Worker::new(shared, 0, count, shared.next_epoch()));
@@ -500,15 +517,32 @@ fn thread_number() -> u32 {
     return u32::MAX;
 }
 
-/// The processors this process may run on, in order; none where the system has no such list.
+/// Whether threads are bound to processors. A CPU quota that leaves some idle does not say which: every process under one would take the first.
+pub fn binds(root: &Root, processors: usize) -> bool {
+    within_quota(root, processors) >= processors
+}
+
+/// The processors this process may run on, one of each core before the second ones; none where the system has no such list.
 pub fn allowed_processors() -> std::io::Result<Vec<usize>> {
     #[cfg(target_os = "linux")]
     {
-        let set = rustix::thread::sched_getaffinity(None)?;
-        Ok((0..CpuSet::MAX_CPU).filter(|processor| set.is_set(*processor)).collect())
+        let root = Root::system();
+        let allowed = match rustix::thread::sched_getaffinity(None) {
+            Ok(set) => (0..CpuSet::MAX_CPU).filter(|processor| set.is_set(*processor)).collect(),
+            Err(error) => listed_processors(&root).ok_or(error)?,
+        };
+        Ok(cores_first(&root, allowed))
     }
     #[cfg(not(target_os = "linux"))]
     Ok(Vec::new())
+}
+
+/// The same by the list of the kernel, where more processors could be plugged in than the set has: those that a thread can be bound to.
+#[cfg(target_os = "linux")]
+fn listed_processors(root: &Root) -> Option<Vec<usize>> {
+    let mut listed = allowed_to_thread(root);
+    listed.retain(|processor| *processor < CpuSet::MAX_CPU);
+    (!listed.is_empty()).then_some(listed)
 }
 
 /// Binds this thread to a processor.
@@ -532,6 +566,7 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     use super::*;
+    use crate::machine::system_files::fake_root;
 
     #[test]
     fn every_unit_is_done_once_in_every_phase() {
@@ -645,6 +680,9 @@ mod tests {
                 assert!(done.iter().all(|count| count.load(Ordering::Relaxed) == 2 * rounds));
             }
             assert!(widest.load(Ordering::Relaxed) <= 4 - absent.count_ones() as usize, "{absent:b}");
+            // Another program may have had the processor of a further one.
+            assert!(team.take_absence().unwrap() >= f64::from(absent.count_ones()), "{absent:b}");
+            assert_eq!(team.take_absence(), None, "no job since");
         }
         // Two are away.
         let widest = AtomicUsize::new(0);
@@ -659,6 +697,28 @@ mod tests {
     fn a_processor_beyond_the_set_is_refused() {
         assert!(pin(usize::MAX).is_err());
         assert!(!allowed_processors().unwrap().is_empty());
+    }
+
+    #[test]
+    fn more_processors_than_the_set_has_are_read_from_the_list() {
+        let status = |list: &str| format!("Name:\thbmark\nCpus_allowed_list:\t{list}\n");
+        let listed = |list: &str| {
+            let (_keep, root) = fake_root(&[("proc/thread-self/status", status(list).as_str())]);
+            listed_processors(&root)
+        };
+        assert_eq!(listed("0-1,1022-1030"), Some(vec![0, 1, 1022, 1023]));
+        assert_eq!(listed("1500"), None, "a thread cannot be bound to any");
+        assert_eq!(listed_processors(&fake_root(&[]).1), None);
+    }
+
+    #[test]
+    fn threads_are_bound_by_affinity_and_not_by_a_quota() {
+        let quota = |max: &str| {
+            let (_keep, root) = fake_root(&[("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/cpu.max", max)]);
+            binds(&root, 8)
+        };
+        assert!(quota("max 100000\n") && quota("800000 100000\n"));
+        assert!(!quota("400000 100000\n"));
     }
 
     #[test]

@@ -15,6 +15,8 @@ fn samples() -> Vec<Cause> {
         Cause::Throttled { reasons: vec!["hw_slowdown".into(), "hw_thermal".into()] },
         Cause::ForeignLoad { cores: 0.9 },
         Cause::CpuSteal { cores: 0.5 },
+        Cause::CpuQuota { cores: 0.5 },
+        Cause::ThreadsAway { threads: 1.0 },
         Cause::Canary { ratio: 1.031 },
         Cause::PowerCapped,
         Cause::ClockEvent { reason: "unknown_0x4000".into() },
