@@ -342,7 +342,9 @@ impl LoadedEngine {
                         // Nobody knows which sample is the last: each is judged by itself.
                         let load = context.load.take().or_else(|| monitor.after_visit());
                         context.apply_to(&mut block, *canary_tolerance);
-                        load.map(|load| load.apply_to(std::slice::from_mut(&mut block)));
+                        if let Some(load) = load {
+                            load.apply_to(std::slice::from_mut(&mut block));
+                        }
                         let sample =
                             SampledBlock { block, tokens: tokens.clone(), moved: session.bytes_moved() };
                         DeviceResponse::Sampled(Box::new(sample))
@@ -458,7 +460,7 @@ fn gate(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::scripted::StepOutcome;
+    use crate::engine::scripted::{StepInfo, StepOutcome};
     use crate::machine::telemetry::CpuLoad;
     use crate::measure::protocol::{BlockContext, WindowLoad};
     use crate::run::device_worker::tests::{config, session};
@@ -502,7 +504,7 @@ mod tests {
     #[test]
     fn a_sample_of_criterions_beside_other_load_does_not_count() {
         let clock = VirtualClock::default();
-        let step = |_| StepOutcome::Takes { device: Nanos(1e7), host: Nanos(0.0) };
+        let step = |_: StepInfo| StepOutcome::Takes { device: Nanos(1e7), host: Nanos(0.0) };
         let session = session(&clock, Box::new(step));
         let protocol = config("native", &[1], &[8]).protocol();
         let mut live = LoadedEngine::new(Box::new(session), Box::new(Busy), protocol);

@@ -264,20 +264,21 @@ impl std::fmt::Debug for Team {
 }
 
 impl Team {
-    /// Starts a team of so many members, the caller being the first.
-    ///
-    /// The others are pinned to processors of their own among those this process may use, leaving the first to the caller, who is
-    /// not pinned: threads that it starts later would inherit that. Nor are any where [`binds`] says so.
+    /// A team on the first processors.
+    #[cfg(test)]
     pub fn new(members: usize) -> std::io::Result<Self> {
         Self::on_processors(members, 0, 1)
     }
 
-    /// As [`Self::new`], wherever the system runs them.
+    /// As [`Self::on_processors`], wherever the system runs them.
     pub fn unpinned(members: usize) -> std::io::Result<Self> {
         Self::start(members, |_| None)
     }
 
-    /// As [`Self::new`], on every `apart`-th processor from the `first` on of those that this process may use.
+    /// Starts a team of so many members, the caller being the first.
+    ///
+    /// The others are pinned to every `apart`-th processor from the `first` on of those that this process may use, leaving the first of them to
+    /// the caller, who is not pinned: threads that it starts later would inherit that. Nor are any where [`binds`] says no.
     pub fn on_processors(members: usize, first: usize, apart: usize) -> std::io::Result<Self> {
         let members = members.max(1);
         let processors = allowed_processors().unwrap_or_default();
