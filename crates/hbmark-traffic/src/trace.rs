@@ -115,10 +115,11 @@ impl Reader {
             Self::Columns(row, columns) => (row, columns),
         };
         let fields: Vec<&str> = line.split(',').collect();
-        let field = |column: usize| {
-            fields.get(column).copied().ok_or_else(|| format!("it has fewer than {} fields", column + 1))
-        };
-        row([field(columns[0])?, field(columns[1])?, field(columns[2])?])
+        let needed = columns.map(|column| column + 1).into_iter().fold(0, usize::max);
+        if fields.len() < needed {
+            return Err(format!("it has fewer than {needed} fields"));
+        }
+        row(columns.map(|column| fields[column]))
     }
 }
 
