@@ -154,16 +154,12 @@ impl PairedStatistics<'_> {
         };
         // The interval of three rounds holds what two modes of a process hide more often than it says.
         if is_within_margin(low, high, settings) && effect.rounds >= stats::least_pairs(settings.alpha) {
-            return match failed_more(effect, self.later.len()) {
-                Some((_, words)) => {
-                    let reason = format!("the sides take the same time where both give one, and {words}");
-                    (ComparisonVerdict::Inconclusive, reason)
-                }
-                None => {
-                    let reason = format!("the whole interval lies within ±{}", percent(settings.margin));
-                    (ComparisonVerdict::Equivalent, reason)
-                }
-            };
+            if let Some((_, words)) = failed_more(effect, self.later.len()) {
+                let reason = format!("the sides take the same time where both give one, and {words}");
+                return (ComparisonVerdict::Inconclusive, reason);
+            }
+            let reason = format!("the whole interval lies within ±{}", percent(settings.margin));
+            return (ComparisonVerdict::Equivalent, reason);
         }
         if !is_shown(low, high, p, settings) {
             return (ComparisonVerdict::Inconclusive, not_shown(effect, settings));

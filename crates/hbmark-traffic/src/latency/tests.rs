@@ -54,7 +54,7 @@ fn a_closed_loop_holds_its_load_until_the_last_measured_request_is_done() {
         let source = TrafficSource::Workload(Workload::named("chat").unwrap());
         let warmup = 2 * concurrency;
         let closed =
-            PointSpec { source, scheduler, requests, warmup, ..spec(Offered::Concurrency(concurrency)) };
+            PointSpec { source, requests, warmup, scheduler, ..spec(Offered::Concurrency(concurrency)) };
         let (_, result) = simulated(&closed);
         let held = (result.mean_running + result.mean_waiting) / concurrency as f64;
         assert!((held - 1.0).abs() < 0.01, "{held} of {concurrency}");
@@ -87,7 +87,7 @@ fn in_a_closed_loop_a_turn_follows_the_one_before_it_and_as_many_conversations_g
         max_model_len: 1 << 17,
         ..SchedulerConfig::UNLIMITED
     };
-    let closed = PointSpec { source, scheduler, requests: 60, ..spec(Offered::Concurrency(4)) };
+    let closed = PointSpec { source, requests: 60, scheduler, ..spec(Offered::Concurrency(4)) };
     let (plan, _) = closed.plan().unwrap();
     let (run, result) = simulated(&closed);
     let mut turns = 0;

@@ -4,7 +4,7 @@
 //! cell and, below them, of every point of load.
 
 use super::{run, serving};
-use crate::analysis::collection::{BlockCounts, Collection, Source, Sourced};
+use crate::analysis::collection::{Collection, Source, Sourced};
 use crate::analysis::words::counted;
 use crate::output::Kind;
 use crate::output::document::{
@@ -131,10 +131,11 @@ impl Collection {
         let cells: Vec<CellResult> = self.cells.iter().map(|cell| cell.row.clone()).collect();
         let mut cells = [origin(&mut self.of(&self.cells)), run::sheet(&cells)].concat();
         // Counted in the blocks of a cell, which are not here.
-        let counts: [(&str, fn(BlockCounts) -> usize); 2] =
-            [("blocks", |blocks| blocks.taken), ("blocks_rejected", |blocks| blocks.rejected)];
-        for (title, of) in counts {
-            let known = self.cells.iter().map(|cell| cell.block_counts.map(|blocks| of(blocks) as f64));
+        let counts = self.cells.iter().map(|cell| cell.block_counts);
+        let (taken, rejected): (Vec<_>, Vec<_>) =
+            counts.map(|blocks| (blocks.map(|b| b.taken as f64), blocks.map(|b| b.rejected as f64))).unzip();
+        for (title, known) in [("blocks", taken), ("blocks_rejected", rejected)] {
+            let known = known.into_iter();
             if let Some(column) = cells.iter_mut().find(|column| column.title == title) {
                 column.cells = measured(title, Unit::Count, known).cells;
             }

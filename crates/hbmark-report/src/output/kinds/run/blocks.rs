@@ -67,10 +67,15 @@ pub fn plot(palette: &Palette, taken: &[Taken<'_>]) -> Block {
     let conditions = taken.iter().filter(|t| t.block.rejected.is_none() && !t.block.conditions.is_empty());
     let (disturbed, other): (Vec<&Taken<'_>>, Vec<&Taken<'_>>) =
         conditions.partition(|t| t.block.conditions.iter().any(disturbs));
-    let notes = [(disturbed.len(), "counted with a disturbance"), (other.len(), "with a condition")];
-    let notes = notes.into_iter().filter(|(blocks, _)| *blocks > 0);
-    let notes: String = notes.map(|(blocks, what)| format!(", {blocks} {what}")).collect();
-    let title = format!("{}, {rejected} rejected{notes}", counted(taken.len(), "block"));
+    let note = |blocks: usize, what: &str| {
+        if blocks > 0 { format!(", {blocks} {what}") } else { String::new() }
+    };
+    let title = format!(
+        "{}, {rejected} rejected{}{}",
+        counted(taken.len(), "block"),
+        note(disturbed.len(), "counted with a disturbance"),
+        note(other.len(), "with a condition")
+    );
     let chart = Chart {
         lines: vec![Line::new("level", vec![(x.low(), 1.0), (x.high(), 1.0)])],
         marks: shown.iter().filter_map(|t| mark(t, palette)).collect(),
